@@ -1,0 +1,81 @@
+# `make demo` and `make test` each do all set-up on a fresh machine; nothing else has to be typed.
+#
+#   PYTHON  the interpreter the environment is made from (3.11 or newer)
+#   TORCH   the torch build that is installed first, before anything can choose another one
+#   VENV    where the environment is put
+#   ARGS    what is handed on to `gradwire demo` or to pytest
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+# Another TORCH is another stamp, so that changing it installs again.
+STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+export DEBIAN_FRONTEND := noninteractive
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format setup system clean
+
+help:
+	@echo 'make demo     train one model six ways on four shaped hosts and write a report'
+	@echo 'make test     run the tests'
+	@echo 'make check    lint, formatting, types'
+	@echo 'make format   rewrite the sources in the house format'
+	@echo 'make clean    remove the environment and what tools left behind'
+
+demo: system setup
+	@$(BIN)/gradwire demo $(ARGS)
+
+test: system setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+setup: $(STAMP)
+
+# torch comes first and alone: what pip is configured to look at (an index, a folder of wheels)
+# decides which build it is, and the second install then finds its requirement satisfied.
+$(STAMP): pyproject.toml | system
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# iproute2 shapes the hosts and g++ builds the kernels: fetched where that can be done without
+# asking (root, apt), and otherwise gradwire runs and says what it lacks. Only an interpreter that
+# can make an environment cannot be missing.
+system:
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; \
+	command -v "$(PYTHON)" >/dev/null || missing="python3 python3-venv"; \
+	test -x $(BIN)/python || "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
+	  || missing="python3 python3-venv"; \
+	command -v ip >/dev/null && command -v tc >/dev/null || missing="$$missing iproute2"; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
+	if test -n "$$missing"; then \
+	  if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	    echo "installing with apt-get:$$missing"; \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } \
+	      >/dev/null || echo "apt-get could not install:$$missing; going on without"; \
+	  else \
+	    echo "not installed:$$missing; with root rights: apt-get install$$missing"; \
+	  fi; \
+	fi; \
+	test -x $(BIN)/python || "$(PYTHON)" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "gradwire needs Python 3.11 or newer with its venv module, and '$(PYTHON)' is not that;" \
+	    "name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),test)" >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) build dist demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""Show the compressors and collectives there are, with what each promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from ..errors import invalid
+from ._output import emit
+
+app = typer.Typer()
+
+
+@app.command()
+def show(
+    kind: Annotated[
+        str | None, typer.Argument(help="compress or collective; both when left out.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the compressors and collectives there are, with what each promises."""
+    from ..load import KINDS
+
+    if kind is not None and kind not in KINDS:
+        raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "leave it out to see all")
+    rows = [row for one in KINDS if kind in (None, one) for row in _rows(one)]
+    emit("list", rows, as_json=json, title="gradwire list")
+
+
+def _rows(kind: str) -> list[dict[str, object]]:
+    from ..load import KINDS, load, names
+
+    rows: list[dict[str, object]] = []
+    for name in names(kind):
+        algorithm = load(kind, name)
+        docstring = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
+        rows.append(
+            {
+                "name": name,
+                "kind": KINDS[kind],
+                "description": _first_line(docstring, name),
+                "settings": _settings(algorithm),
+                "traits": _traits(algorithm),
+            }
+        )
+    return rows
+
+
+def _first_line(docstring: str, name: str) -> str:
+    """The docstring's first line without the algorithm's own name before it and the period."""
+    line = docstring.partition("\n")[0].rstrip(".")
+    head, colon, rest = line.partition(": ")
+    return rest if colon and len(head) <= 2 * len(name) + 8 else line
+
+
+def _settings(algorithm: type) -> list[str]:
+    if not dataclasses.is_dataclass(algorithm):
+        return []
+    return [
+        field.name
+        if field.default is dataclasses.MISSING
+        else f"{field.name}={getattr(field.default, 'value', field.default)}"
+        for field in dataclasses.fields(algorithm)
+        if field.init
+    ]
+
+
+def _traits(algorithm: type) -> list[str]:
+    declared = getattr(algorithm, "traits", None)
+    if declared is None:
+        return []
+    words: list[str] = []
+    for field in dataclasses.fields(declared):
+        value = getattr(declared, field.name)
+        if isinstance(value, Enum):
+            words.append(str(value.value))
+        elif value is True:
+            words.append(field.name.replace("_", " "))
+    return words

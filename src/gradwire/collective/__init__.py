@@ -1,0 +1,20 @@
+"""Collectives, one a file: generators that yield verbs and so combine payloads among ranks.
+
+No collective imports ``torch.distributed`` or a compressor: drivers carry out the verbs, and codecs
+come in as arguments. May import: errors, units, spec, payload, contract, load.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..load import make_registry
+
+if TYPE_CHECKING:
+    from .allgather_sparse import allgather_sparse as allgather_sparse
+    from .allreduce import allreduce as allreduce
+    from .casync_ps import casync_ps as casync_ps
+    from .casync_ring import casync_ring as casync_ring
+    from .ring import ring as ring
+
+make_registry(__name__)

@@ -1,0 +1,119 @@
+"""The verbs: all that an algorithm which communicates may ask for.
+
+An algorithm is a generator. It yields one verb, or a tuple of verbs that may run at the same time,
+and is resumed when all of them are done, with the verb's result (or the tuple of results). It never
+knows who carries them out: the local driver, the runtime or the simulator.
+
+Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes the
+generator. Which verbs come in which order must not depend on gradient values; their sizes may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds it."""
+
+    dst: int
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Fills ``buf`` with what rank ``src`` sends next to this rank."""
+
+    src: int
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Replaces ``buf`` by the element-wise sum over ranks; the same bits everywhere."""
+
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one length."""
+
+    out: Tensor
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank order.
+
+    ``out_sizes`` and ``in_sizes`` are element counts, one a rank.
+    """
+
+    out: Tensor
+    buf: Tensor
+    out_sizes: tuple[int, ...]
+    in_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """``out`` becomes this rank's equal share of the element-wise sum of all ``buf``."""
+
+    out: Tensor
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Replaces ``buf`` by that of rank ``src``."""
+
+    src: int
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Runs ``fn`` on the compute lane; its return value is the verb's result.
+
+    ``name`` is the CaSync primitive (encode, decode, merge); ``numel`` what the cost model counts.
+    """
+
+    name: str
+    fn: Callable[[], Any]
+    numel: int = 0
+
+
+Verb = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Compute
+Steps = Generator[Verb | tuple[Verb, ...], Any, T]
+"""A text: yields verbs, is sent their results, returns a ``T``."""
+
+
+def sent_bytes(verb: Verb, rank: int, world: int) -> int:
+    """Bytes that ``rank`` puts on the wire for a verb.
+
+    Point to point and gathers are exact. An all-reduce is counted as the ring that gloo and NCCL
+    use for large buffers, 2(W-1)/W of the buffer; a broadcast as W-1 copies from its root.
+    """
+    match verb:
+        case Send(_, buf):
+            return buf.numel() * buf.element_size()
+        case AllReduce(buf):
+            return 2 * (world - 1) * buf.numel() * buf.element_size() // world
+        case AllGather(_, buf):
+            return (world - 1) * buf.numel() * buf.element_size()
+        case AllToAll(_, buf, _, in_sizes):
+            return (sum(in_sizes) - in_sizes[rank]) * buf.element_size()
+        case ReduceScatter(_, buf):
+            return (world - 1) * buf.numel() * buf.element_size() // world
+        case Broadcast(src, buf):
+            return (world - 1) * buf.numel() * buf.element_size() if rank == src else 0
+        case _:
+            return 0

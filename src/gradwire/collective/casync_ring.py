@@ -1,0 +1,131 @@
+"""CaSync-Ring: a ring all-reduce that decodes, merges and encodes again at every hop.
+
+Source: HiPress (Wu et al.) section 3.3 (N encodes, N decodes that do not overlap), figure 1b.
+Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
+Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
+    but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
+State: one codec state a chunk.
+Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's re-encoding
+    loss belongs to the rank that re-encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Member, State
+from ..payload import Payload
+from ..spec import TensorSpec, chunk_bounds, working_dtype
+from ._types import Collective, Needs
+from ._verbs import Compute, Steps
+from .ring import hop
+
+
+@dataclass(frozen=True, kw_only=True)
+class casync_ring(Collective):
+    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged."""
+
+    needs: ClassVar[Needs] = Needs(exact_size=True)
+
+    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
+        codec = codec.for_world(world)
+        return tuple(codec.init(spec.chunk(a, b)) for a, b in chunk_bounds(spec.numel, world))
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        walk = _Walk(codec.for_world(me.world), me, list(state), grad_N, residual_N)
+        rank, world = me.rank, me.world
+        yield Compute("encode", lambda: walk.encode_first(rank), walk.numel(rank))
+        for step in range(world - 1):
+            out, into = (rank - step) % world, (rank - step - 1) % world
+            yield hop(me, walk.slot(out), walk.slot(into))
+            yield Compute("merge", lambda into=into: walk.merge(into), walk.numel(into))  # type: ignore[misc]
+        for step in range(world - 1):
+            out, into = (rank + 1 - step) % world, (rank - step) % world
+            yield hop(me, walk.slot(out), walk.slot(into))
+        yield Compute("decode", lambda: walk.decode(out_N), grad_N.numel())
+        return tuple(walk.states)
+
+    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        codec = codec.for_world(world)
+        slots = [
+            codec.format(spec.chunk(a, b)).slot_bytes for a, b in chunk_bounds(spec.numel, world)
+        ]
+        return [
+            2 * sum(slots) - slots[(r + 1) % world] - slots[(r + 2) % world] for r in range(world)
+        ]
+
+
+class _Walk:
+    """One message's buffers while its chunks walk round the ring."""
+
+    def __init__(
+        self,
+        codec: Compressor,
+        me: Member,
+        states: list[Any],
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> None:
+        self.codec, self.me, self.states = codec, me, states
+        self.grad_N, self.residual_N = grad_N, residual_N
+        self.bounds = chunk_bounds(grad_N.numel(), me.world)
+        specs = [TensorSpec("", b - a, grad_N.dtype) for a, b in self.bounds]
+        self.formats = [codec.format(spec) for spec in specs]
+        ends = [0]
+        for form in self.formats:
+            ends.append(ends[-1] + form.slot_bytes)
+        whole = me.scratch("walk", ends[-1], grad_N, torch.uint8)
+        self.slots = [whole[a:b] for a, b in pairwise(ends)]
+
+    def numel(self, chunk: int) -> int:
+        return self.bounds[chunk][1] - self.bounds[chunk][0]
+
+    def slot(self, chunk: int) -> Tensor:
+        return self.slots[chunk]
+
+    def payload(self, chunk: int) -> Payload:
+        form = self.formats[chunk]
+        return Payload(form, self.slots[chunk][: form.size_bytes])
+
+    def encode_first(self, chunk: int) -> None:
+        """Encodes the own gradient of the chunk this rank sends first."""
+        start, stop = self.bounds[chunk]
+        self._encode(chunk, self.grad_N[start:stop])
+
+    def merge(self, chunk: int) -> None:
+        """Adds the own gradient to the partial sum that arrived, and encodes the result."""
+        start, stop = self.bounds[chunk]
+        dtype = working_dtype(self.grad_N.dtype)
+        sum_C = self.me.scratch("sum", self.numel(0), self.grad_N, dtype)[: stop - start]
+        sum_C.copy_(self.grad_N[start:stop])
+        self.codec.merge(self.payload(chunk), sum_C)
+        # A lossless codec's wire is of the gradient's own dtype; others take the sum unrounded.
+        lossless = self.codec.traits.lossless
+        self._encode(chunk, sum_C.to(self.grad_N.dtype) if lossless else sum_C)
+
+    def _encode(self, chunk: int, value_C: Tensor) -> None:
+        start, stop = self.bounds[chunk]
+        residual = None if self.residual_N is None else self.residual_N[start:stop]
+        _, self.states[chunk] = self.codec.encode(
+            self.states[chunk], value_C, residual_N=residual, buffer=self.payload(chunk).buffer
+        )
+
+    def decode(self, out_N: Tensor) -> None:
+        for chunk, (start, stop) in enumerate(self.bounds):
+            self.codec.decode(self.payload(chunk), out_N[start:stop], scale=1 / self.me.world)
+
+
+EXAMPLES = (casync_ring(),)

@@ -1,0 +1,27 @@
+"""The edges of every compressor's encode: specs read off tensors, residuals kept finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import invalid
+from ..spec import TensorSpec, working_dtype
+
+
+def spec_of(grad_N: Tensor) -> TensorSpec:
+    """The nameless spec of a flat gradient; refuses tensors that are not one."""
+    if grad_N.dim() != 1:
+        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    return TensorSpec("", grad_N.numel(), grad_N.dtype)
+
+
+def as_working(grad_N: Tensor) -> Tensor:
+    """The gradient, contiguous and in its working dtype; itself where it is that already."""
+    return grad_N.to(working_dtype(grad_N.dtype)).contiguous()
+
+
+def settle(residual_N: Tensor, decoded_N: Tensor) -> None:
+    """Takes what was sent off the residual; what is not finite never stays in it."""
+    residual_N.sub_(decoded_N)
+    torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)

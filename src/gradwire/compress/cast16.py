@@ -1,0 +1,84 @@
+"""cast16: gradients rounded to bfloat16 or float16.
+
+Source: torch's fp16 and bf16 communication hooks.
+Differences: runs on every backend. Values are divided by the world size before the cast, so that a
+    sum over ranks cannot leave float16's range where the mean does not; bfloat16 has float32's
+    range.
+Wire: values_N in 16 bits -> 2 * N bytes.
+State: none. Contributed: the rounded gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Layout, State, Traits
+from ..errors import invalid
+from ..kernels import cast
+from ..payload import Field, Format, Payload
+from ..spec import TensorSpec
+from ._settle import as_working, settle, spec_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class cast16(Compressor):
+    """Rounds gradients to 16 bits.
+
+    ``dtype`` is torch.bfloat16 (range of float32, 8 bits of precision) or torch.float16 (11 bits,
+    up to 65504). ``prescale`` multiplies values before the cast; exchanges set it to 1/W.
+
+    >>> codec = cast16(dtype=torch.float16)
+    >>> payload, _ = codec.encode(None, torch.tensor([1.0, 1 / 3]))
+    >>> codec.decode(payload, torch.empty(2)), payload.size_bytes
+    (tensor([1.0000, 0.3333]), 4)
+    """
+
+    dtype: torch.dtype = torch.bfloat16
+    prescale: float = 1.0
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.DENSE, additive=True, exact_sum=False, contraction=True
+    )
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.bfloat16, torch.float16):
+            raise invalid(
+                "cast16 dtype", self.dtype, "torch.bfloat16 or torch.float16", "choose one of them"
+            )
+
+    def for_world(self, world: int) -> cast16:
+        return replace(self, prescale=1 / world)
+
+    def format(self, spec: TensorSpec) -> Format:
+        return Format((Field("values", self.dtype, spec.numel),))
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
+        values_N = payload["values"]
+        if residual_N is None:
+            cast.cast16_encode(as_working(grad_N), values_N, self.prescale)
+        else:
+            residual_N.add_(grad_N)
+            cast.cast16_encode(residual_N, values_N, self.prescale)
+            settle(residual_N, values_N.to(residual_N.dtype) / self.prescale)
+        return payload, state
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        cast.cast16_decode(payload["values"], out_N, scale / self.prescale)
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        cast.cast16_decode_add(payload["values"], sum_N, scale / self.prescale)
+
+
+EXAMPLES = (cast16(), cast16(dtype=torch.float16))

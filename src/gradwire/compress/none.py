@@ -1,0 +1,74 @@
+"""No compression: the gradient as it is.
+
+Source: what DDP sends. Differences: none.
+Wire: values_N in the gradient's dtype -> N * itemsize bytes.
+State: none. Contributed: the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..contract import Compressor, Layout, State, Traits
+from ..payload import Field, Format, Payload
+from ..spec import TensorSpec
+from ._settle import settle, spec_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class none(Compressor):
+    """Sends gradients uncompressed, in their own dtype.
+
+    ``prescale`` multiplies values on the wire; collectives that sum there set it to 1/W.
+
+    >>> import torch
+    >>> codec = none()
+    >>> payload, _ = codec.encode(None, torch.tensor([1.0, -2.0]))
+    >>> codec.decode(payload, torch.empty(2)), payload.size_bytes
+    (tensor([ 1., -2.]), 8)
+    """
+
+    prescale: float = 1.0
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.DENSE, lossless=True, additive=True, unbiased=True, contraction=True
+    )
+
+    def for_world(self, world: int) -> none:
+        return replace(self, prescale=1 / world)
+
+    def format(self, spec: TensorSpec) -> Format:
+        return Format((Field("values", spec.dtype, spec.numel),))
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
+        values_N = payload["values"]
+        if residual_N is not None:
+            residual_N.add_(grad_N)
+            values_N.copy_(residual_N).mul_(self.prescale)
+            settle(residual_N, values_N.to(residual_N.dtype) / self.prescale)
+        elif self.prescale == 1.0:
+            values_N.copy_(grad_N)
+        else:
+            values_N.copy_(grad_N).mul_(self.prescale)
+        return payload, state
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        out_N.copy_(payload["values"])
+        factor = scale / self.prescale
+        return out_N if factor == 1.0 else out_N.mul_(factor)
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        sum_N.add_(payload["values"], alpha=scale / self.prescale)
+
+
+EXAMPLES = (none(),)

@@ -1,0 +1,74 @@
+"""Every error gradwire raises on purpose.
+
+GradwireError
+├── InvalidSetting (ValueError)        a user's mistake; the message ends in what to do
+│   ├── UnknownName                    no file of that folder bears this name
+│   ├── IncompatiblePair               a compressor and a collective that exclude each other
+│   └── RanksDiffer                    ranks attached different models or settings
+├── Deadlock (RuntimeError)            the local driver found ranks waiting for each other
+├── RankFailed (RuntimeError)          a peer died, hung or raised; names ranks and step
+└── TestbedUnavailable (RuntimeError)  this machine cannot make shaped hosts; says why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class GradwireError(Exception):
+    """Base of all errors raised by gradwire."""
+
+
+class InvalidSetting(GradwireError, ValueError):
+    """Something the user gave cannot be used."""
+
+
+class UnknownName(InvalidSetting, AttributeError):
+    """A name that no file of the asked folder bears (an AttributeError too, so hasattr works)."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = get_close_matches(given, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "choose one of these"
+        super().__init__(f"no {kind} is called {given!r}; there are: {', '.join(names)}; {hint}")
+
+
+class IncompatiblePair(InvalidSetting):
+    """A compressor and a collective whose traits exclude each other."""
+
+
+class RanksDiffer(InvalidSetting):
+    """Ranks disagree on what all of them must share."""
+
+
+class Deadlock(GradwireError, RuntimeError):
+    """Ranks wait for each other and none can go on."""
+
+
+class RankFailed(GradwireError, RuntimeError):
+    """A rank of the group died, hung or raised.
+
+    ``ranks`` are the failed ranks (empty when they could not be told apart), ``step`` the number
+    of the step that could not be finished.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = (), step: int = -1) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.step = step
+
+
+class TestbedUnavailable(GradwireError, RuntimeError):
+    """Shaped hosts cannot be made on this machine."""
+
+    __test__ = False  # pytest must not collect it
+
+
+def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSetting:
+    """Builds the standard message: what was given, what is accepted, what to do.
+
+    >>> str(invalid("density", 4, "a number in (0, 1]", "for 4 % write density=0.04"))
+    'density must be a number in (0, 1], got 4; for 4 % write density=0.04'
+    """
+    return InvalidSetting(f"{what} must be {accepted}, got {given!r}; {remedy}")

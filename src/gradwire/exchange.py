@@ -1,0 +1,322 @@
+"""Exchange: the whole way of one gradient, from this rank's values to the mean over all ranks.
+
+``pair`` makes one from a compressor and a collective; ``with_error_feedback`` wraps any of them so
+that what did not arrive is kept for the next step; ``run_local`` runs one on all ranks in this
+process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .collective._local import drive
+from .collective._types import Collective
+from .collective._verbs import Compute, Steps
+from .collective.allgather_sparse import allgather_sparse
+from .collective.allreduce import allreduce
+from .collective.casync_ps import casync_ps
+from .contract import Compressor, Layout, Member, State
+from .errors import IncompatiblePair, invalid
+from .spec import TensorSpec, working_dtype
+
+Result = tuple[Tensor, Tensor, State]
+"""(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
+
+
+class Exchange(ABC):
+    """Averages one flat gradient over ranks.
+
+    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
+    the mean. Subclasses write ``run``; ``synchronise`` is the form that allocates nothing, and may
+    be overridden for speed, with the same results.
+    """
+
+    @abstractmethod
+    def init(self, spec: TensorSpec, world: int) -> State:
+        """State before the first step."""
+
+    @abstractmethod
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
+
+        With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
+        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+        """
+        return _by_definition(self, me, state, grad_N, out_N, residual_N)
+
+
+def _by_definition(
+    exchange: Any,
+    me: Member,
+    state: State,
+    grad_N: Tensor,
+    out_N: Tensor,
+    residual_N: Tensor | None,
+) -> Steps[State]:
+    """``synchronise`` in terms of ``run``."""
+    whole_N = grad_N if residual_N is None else grad_N + residual_N
+    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, whole_N)
+
+    def finish() -> None:
+        out_N.copy_(mean_N)
+        if residual_N is not None:
+            left_N = whole_N - contributed_N
+            residual_N.copy_(torch.nan_to_num(left_N, nan=0.0, posinf=0.0, neginf=0.0))
+
+    yield Compute("decode", finish, grad_N.numel())
+    return state
+
+
+def synchronise(
+    exchange: Any,
+    me: Member,
+    state: State,
+    grad_N: Tensor,
+    out_N: Tensor,
+    residual_N: Tensor | None = None,
+) -> Steps[State]:
+    """``exchange.synchronise`` where there is one, else the same by ``run``."""
+    own = getattr(exchange, "synchronise", None)
+    if own is None:
+        return _by_definition(exchange, me, state, grad_N, out_N, residual_N)
+    steps: Steps[State] = own(me, state, grad_N, out_N, residual_N)
+    return steps
+
+
+@dataclass(frozen=True)
+class Pair(Exchange):
+    """A compressor and a collective that suits it; made by ``pair``."""
+
+    codec: Compressor
+    collective: Collective
+
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.collective.init(self.codec, spec, world)
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        residual_N = torch.zeros(
+            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
+        )
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
+        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if me.world == 1:
+            # Alone there is nothing to send, so nothing is lost: plain training, bit for bit.
+            yield Compute("decode", lambda: _alone(grad_N, out_N, residual_N), grad_N.numel())
+            return state
+        state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
+        return state
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends for one gradient of this spec."""
+        return [0] if world == 1 else self.collective.wire_bytes(self.codec, spec, world)
+
+
+def _alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> None:
+    if residual_N is None or not bool(residual_N.any()):
+        out_N.copy_(grad_N)
+        return
+    out_N.copy_(residual_N.add_(grad_N))
+    residual_N.zero_()
+
+
+def pair(codec: Compressor, collective: Collective) -> Pair:
+    """An exchange from a compressor and a collective.
+
+    Raises ``IncompatiblePair`` if the compressor's traits are not what the collective needs.
+
+    >>> from gradwire.compress.onebit import onebit
+    >>> try:
+    ...     pair(onebit(), allreduce())
+    ... except IncompatiblePair as error:
+    ...     print(str(error).partition(": ")[2])
+    it sums payloads on the way, and these payloads cannot be summed; use casync_ps()
+    """
+    if not isinstance(codec, Compressor):
+        raise invalid("codec", codec, "a compressor", "write gw.compress.topk(density=0.01)")
+    if not isinstance(collective, Collective):
+        raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
+    refusal = collective.needs.refusal(codec.traits)
+    if refusal is not None:
+        raise IncompatiblePair(
+            f"{codec!r} cannot go with {collective!r}: {refusal}; use {suited(codec)!r}"
+        )
+    return Pair(codec, collective)
+
+
+def suited(codec: Compressor) -> Collective:
+    """The collective that a compressor's traits suit when the user names none."""
+    if codec.traits.layout is Layout.SPARSE:
+        return allgather_sparse()
+    if codec.traits.additive and codec.traits.exact_sum:
+        return allreduce()
+    return casync_ps()
+
+
+def exchange_for(codec: Compressor) -> Exchange:
+    """The exchange of a compressor given alone: its suited collective, error feedback if it needs
+    it.
+
+    >>> from gradwire.compress.topk import topk
+    >>> exchange_for(topk()).inner.collective
+    allgather_sparse()
+    """
+    made = pair(codec, suited(codec))
+    return with_error_feedback(made) if codec.traits.error_feedback else made
+
+
+class FeedbackState(NamedTuple):
+    """What was not sent yet (working dtype), and the inner exchange's state."""
+
+    residual_N: Tensor
+    inner: State
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Exchange):
+    """Adds to each gradient what earlier steps did not deliver; made by ``with_error_feedback``.
+
+    Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
+    Differences: wraps the exchange, not the compressor, so losses inside a collective are kept too.
+    State: residual_N in the working dtype. It is reused: ``synchronise`` updates it in place.
+    """
+
+    inner: Exchange
+
+    def init(self, spec: TensorSpec, world: int) -> FeedbackState:
+        residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
+        return FeedbackState(residual_N, self.inner.init(spec, world))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        before_N = state.residual_N.clone()
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
+        return mean_N, before_N.add_(grad_N).sub_(state.residual_N), state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if residual_N is not None:
+            # An outer wrapper keeps the account: hand it all that is pending here.
+            residual_N.add_(state.residual_N)
+            state.residual_N.zero_()
+        kept_N = state.residual_N if residual_N is None else residual_N
+        inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, kept_N)
+        return FeedbackState(state.residual_N, inner)
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends for one gradient: the inner exchange's."""
+        sent: list[int] = self.inner.wire_bytes(spec, world)  # type: ignore[attr-defined]
+        return sent
+
+
+def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
+    """Wraps an exchange so that what did not arrive in the mean is added to the next gradient.
+
+    The law: sum over ranks of (gradient + old residual) = W * mean + sum over ranks of new
+    residuals.
+    """
+    if not callable(getattr(exchange, "run", None)) or isinstance(exchange, Compressor):
+        raise invalid("exchange", exchange, "an exchange", "make one by gw.pair(codec, collective)")
+    return ErrorFeedback(exchange)
+
+
+def residuals(state: State) -> dict[str, Tensor]:
+    """All residual tensors in an exchange's state, by name.
+
+    A residual is a NamedTuple field whose name begins with ``residual``; the name given is its
+    path.
+
+    >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
+    ['residual']
+    """
+    found: dict[str, Tensor] = {}
+    if isinstance(state, tuple):
+        names = getattr(state, "_fields", tuple(str(i) for i in range(len(state))))
+        for name, value in zip(names, state, strict=True):
+            if isinstance(value, Tensor) and name.startswith("residual"):
+                found[name.removesuffix("_N")] = value
+            for inner, tensor in residuals(value).items() if isinstance(value, tuple) else ():
+                found[f"{name}.{inner}"] = tensor
+    return found
+
+
+def clone_state(state: State) -> State:
+    """A copy of a state that shares no tensor with it."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, tuple):
+        parts = [clone_state(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def run_local(
+    exchange: Exchange,
+    grads: Sequence[Tensor],
+    states: Sequence[State] | None = None,
+    seed: int = 0,
+) -> list[Result]:
+    """Runs one step of an exchange with one rank for each gradient, all in this process.
+
+    ``grads`` are 1-D, one a rank, of one length and dtype; ``states`` what an earlier call
+    returned. Neither is changed. ``seed`` picks the interleaving of ranks. Returns (mean,
+    contributed, state) a rank; raises ``Deadlock`` if ranks wait for each other.
+
+    >>> grads = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])]
+    >>> from gradwire.compress.none import none
+    >>> [mean.tolist() for mean, _, _ in run_local(exchange_for(none()), grads)]
+    [[2.0, 4.0], [2.0, 4.0]]
+    """
+    return drive(texts(exchange, grads, states), seed=seed).results
+
+
+def texts(
+    exchange: Exchange, grads: Sequence[Tensor], states: Sequence[State] | None = None
+) -> list[Steps[Result]]:
+    """One rank's ``run`` for each gradient, ready for a driver."""
+    if not grads:
+        raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
+    shapes = {(tuple(g.shape), g.dtype) for g in grads}
+    if len(shapes) > 1 or grads[0].dim() != 1:
+        raise invalid("grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()")
+    world = len(grads)
+    if states is not None and len(states) != world:
+        raise invalid("states", f"{len(states)} states", f"one a rank, {world}", "pass all")
+    spec = TensorSpec("gradient", grads[0].numel(), grads[0].dtype)
+    before = (
+        [exchange.init(spec, world) for _ in grads]
+        if states is None
+        else [clone_state(s) for s in states]
+    )
+    return [exchange.run(rank, world, before[rank], grad) for rank, grad in enumerate(grads)]

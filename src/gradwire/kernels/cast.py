@@ -1,0 +1,95 @@
+"""cast16: a gradient in fp16 or bf16, scaled before the conversion and after the way back.
+
+Legend: N elements. With c = grad + residual, out = round(c * prescale) to the nearest 16-bit value,
+ties to even, as ``Tensor.to`` does; what is too large for fp16 becomes inf. Decoded is
+out / prescale. Scales are applied in float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+
+from ..errors import invalid
+from ._build import load_library
+from ._operands import address, check_floating, check_vector, serves_cpp
+
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def cast16_encode(
+    grad_N: torch.Tensor,
+    out_N: torch.Tensor,
+    prescale: float = 1.0,
+    residual_N: torch.Tensor | None = None,
+) -> None:
+    """Fills ``out_N`` (fp16 or bf16) from ``grad_N`` (+ ``residual_N``) times ``prescale``.
+
+    ``residual_N`` (the gradient's dtype) then holds c - decoded; where that is not finite (inf,
+    NaN, overflow of fp16) it keeps its old value.
+    """
+    check_floating("grad_N", grad_N)
+    check_vector("out_N", out_N, grad_N.numel(), *_DTYPES)
+    if residual_N is not None:
+        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    if not (math.isfinite(prescale) and prescale > 0):
+        raise invalid("prescale", prescale, "a positive finite number", "1.0 leaves it unscaled")
+    library = load_library("cast") if serves_cpp(grad_N, residual_N) else None
+    if library is None:
+        _reference_encode(grad_N, out_N, prescale, residual_N)
+        return
+    library.gw_cast16_encode(
+        address(grad_N),
+        address(residual_N),
+        address(out_N),
+        ctypes.c_int64(grad_N.numel()),
+        int(out_N.dtype == torch.bfloat16),
+        ctypes.c_float(prescale),
+        ctypes.c_float(1.0 / prescale),
+        torch.get_num_threads(),
+    )
+
+
+def cast16_decode(in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0) -> None:
+    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16)."""
+    check_floating("out_N", out_N)
+    check_vector("in_N", in_N, out_N.numel(), *_DTYPES)
+    library = load_library("cast") if serves_cpp(out_N) else None
+    if library is None:
+        out_N.copy_(in_N.float() * scale)
+        return
+    library.gw_cast16_decode(*_decode_arguments(in_N, out_N, scale))
+
+
+def cast16_decode_add(in_N: torch.Tensor, sum_N: torch.Tensor, scale: float = 1.0) -> None:
+    """Adds scale * ``in_N`` (fp16 or bf16) to ``sum_N``."""
+    check_floating("sum_N", sum_N)
+    check_vector("in_N", in_N, sum_N.numel(), *_DTYPES)
+    library = load_library("cast") if serves_cpp(sum_N) else None
+    if library is None:
+        sum_N.add_(in_N.float() * scale)
+        return
+    library.gw_cast16_decode_add(*_decode_arguments(in_N, sum_N, scale))
+
+
+def _decode_arguments(in_N: torch.Tensor, out_N: torch.Tensor, scale: float) -> tuple[object, ...]:
+    return (
+        address(in_N),
+        address(out_N),
+        ctypes.c_int64(out_N.numel()),
+        int(in_N.dtype == torch.bfloat16),
+        ctypes.c_float(scale),
+        torch.get_num_threads(),
+    )
+
+
+def _reference_encode(
+    grad_N: torch.Tensor, out_N: torch.Tensor, prescale: float, residual_N: torch.Tensor | None
+) -> None:
+    c_N = grad_N if residual_N is None else grad_N + residual_N
+    out_N.copy_(c_N * prescale)
+    if residual_N is not None:
+        left_N = c_N - out_N.to(c_N.dtype) * (1.0 / prescale)
+        residual_N.copy_(torch.where(left_N.isfinite(), left_N, residual_N))

@@ -1,0 +1,340 @@
+// topk: exact selection of the k largest |c|. Definition: the torch reference in select.py.
+//
+// The rank of an element is its bit pattern without the sign (its key), which orders NaN above inf
+// above the finite. A sample estimates a threshold that a few more than k elements pass; one pass
+// over memory collects those; the k-th key is found exactly among them by a radix histogram. Where
+// the estimate fails (ties, hostile data) the same histogram runs over the whole vector.
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "blocks.h"
+#include "cut.h"
+
+namespace {
+
+using namespace gw;
+
+constexpr int64_t kBlock = 16384;  // elements of a block; its candidates fit a local buffer
+constexpr int kSampleShift = 16;  // the sample's histogram has one bin for 2^16 keys
+constexpr int kNumSampleBins = 1 << (31 - kSampleShift);
+constexpr int kMaxAttempts = 2;
+
+// Buffers that live as long as the calling thread, so that a training loop never allocates.
+struct Scratch {
+  std::vector<float> pool_values;
+  std::vector<int32_t> pool_indices;
+  std::vector<Part> parts;
+  std::vector<int64_t> num_above, num_equal;
+  std::vector<uint32_t> sample_bins;
+  Counts counts;
+};
+
+Scratch& scratch() {
+  thread_local Scratch buffers;
+  return buffers;
+}
+
+struct LocalBuffer {
+  float values[kBlock + 16];
+  int32_t indices[kBlock + 16];
+};
+
+LocalBuffer& local_buffer() {
+  thread_local std::unique_ptr<LocalBuffer> buffer(new LocalBuffer);
+  return *buffer;
+}
+
+// The elements that are ranked: a, or a + b before the residual was accumulated.
+struct Source {
+  const float* a;
+  const float* b;
+
+  float at(int64_t i) const { return b ? a[i] + b[i] : a[i]; }
+  void prefetch(int64_t i) const {
+    __builtin_prefetch(a + i);
+    if (b) __builtin_prefetch(b + i);
+  }
+};
+
+uint64_t mixed(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+struct Plan {
+  uint32_t threshold;
+  int64_t capacity;  // candidates there is room for
+};
+
+// Samples runs of `run` neighbours, one run at a random place of each stratum, and returns a
+// threshold that about k * (1 + margin) elements pass. Capacity 0: the sample is not worth it.
+Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
+  const int64_t run = attempt == 0 ? 16 : 4;
+  const int64_t num_runs = min64(n / 256, attempt == 0 ? 8192 : 65536);
+  const int64_t num_samples = run * num_runs;
+  const double expected = static_cast<double>(k) * static_cast<double>(num_samples) /
+                          static_cast<double>(n > 0 ? n : 1);
+  if (expected < 8.0) return {0, 0};
+  const double margin = 5.0 / __builtin_sqrt(expected);
+  const int64_t capacity =
+      static_cast<int64_t>(static_cast<double>(k) * (1.2 + 3.0 * margin)) + 1024;
+  if (capacity > n / 2) return {0, 0};
+
+  std::vector<uint32_t>& bins = scratch().sample_bins;
+  bins.assign(kNumSampleBins, 0);
+  const int64_t stratum = n / num_runs;
+  const auto run_start = [&](int64_t r) {
+    const uint64_t random = mixed(static_cast<uint64_t>(r * kMaxAttempts + attempt)) >> 32;
+    const uint64_t spot = (random * static_cast<uint64_t>(stratum - run + 1)) >> 32;
+    return r * stratum + static_cast<int64_t>(spot);
+  };
+  constexpr int64_t kAhead = 8;
+  int64_t starts[kAhead] = {};
+  for (int64_t r = 0; r < num_runs + kAhead; ++r) {  // each run is fetched kAhead runs early
+    const int64_t start = starts[r % kAhead];
+    if (r < num_runs) {
+      starts[r % kAhead] = run_start(r);
+      source.prefetch(starts[r % kAhead]);
+    }
+    if (r < kAhead) continue;
+    for (int64_t i = start; i < start + run; ++i) ++bins[key_of(source.at(i)) >> kSampleShift];
+  }
+  const double wanted = expected * (1.0 + margin);
+  int bin = kNumSampleBins - 1;
+  for (double seen = bins[bin]; seen < wanted && bin > 0; seen += bins[bin]) --bin;
+  // Zeros never are candidates: where they belong to the result, the lowest indices do. What is
+  // not finite always is one: the residual must lose it even where it is not selected.
+  const uint32_t threshold = bin ? static_cast<uint32_t>(bin) << kSampleShift : 1u;
+  return {threshold < kInfKey ? threshold : kInfKey, capacity};
+}
+
+// Collects a block's elements whose key reaches the threshold; with kAccumulate r = g + r first.
+template <bool kAccumulate>
+int64_t filter_block(const float* g, float* r, int64_t n, int64_t first, uint32_t threshold,
+                     LocalBuffer& out) {
+  int64_t count = 0;
+  int64_t i = 0;
+#ifdef GW_AVX512
+  const __m512i bound = _mm512_set1_epi32(static_cast<int>(threshold));
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(first)));
+  for (; i + 16 <= n; i += 16) {
+    __m512 c = _mm512_loadu_ps(g + i);
+    if (kAccumulate) {
+      c = _mm512_add_ps(c, _mm512_loadu_ps(r + i));
+      _mm512_storeu_ps(r + i, c);
+    }
+    const __m512i key = _mm512_and_si512(_mm512_castps_si512(c), no_sign);
+    const __mmask16 pass = _mm512_cmpge_epi32_mask(key, bound);
+    _mm512_storeu_ps(out.values + count, _mm512_maskz_compress_ps(pass, c));
+    _mm512_storeu_si512(out.indices + count, _mm512_maskz_compress_epi32(pass, index));
+    count += __builtin_popcount(pass);
+    index = _mm512_add_epi32(index, _mm512_set1_epi32(16));
+  }
+#endif
+  for (; i < n; ++i) {
+    const float c = kAccumulate ? g[i] + r[i] : g[i];
+    if (kAccumulate) r[i] = c;
+    out.values[count] = c;
+    out.indices[count] = static_cast<int32_t>(first + i);
+    count += key_of(c) >= threshold;
+  }
+  return count;
+}
+
+// Filters all blocks into the pool; returns how many passed. Above the capacity the pool is void.
+int64_t filter(const float* g, float* r, bool accumulate, int64_t n, const Plan& plan,
+               int threads) {
+  Scratch& s = scratch();
+  const int64_t num_blocks = ceil_div(n, kBlock);
+  if (static_cast<int64_t>(s.pool_values.size()) < plan.capacity) {
+    s.pool_values.resize(static_cast<size_t>(plan.capacity));
+    s.pool_indices.resize(static_cast<size_t>(plan.capacity));
+  }
+  s.parts.resize(static_cast<size_t>(num_blocks));
+  std::atomic<int64_t> used{0};
+  for_each_block(num_blocks, threads, [&](int64_t b, int64_t) {
+    LocalBuffer& local = local_buffer();
+    const int64_t first = b * kBlock;
+    const int64_t size = min64(kBlock, n - first);
+    const int64_t count =
+        accumulate ? filter_block<true>(g + first, r + first, size, first, plan.threshold, local)
+                   : filter_block<false>(g + first, nullptr, size, first, plan.threshold, local);
+    // The place in the pool depends on timing, the order of the parts does not.
+    const int64_t place = used.fetch_add(count, std::memory_order_relaxed);
+    if (place + count > plan.capacity) return;
+    float* const values = s.pool_values.data() + place;
+    int32_t* const indices = s.pool_indices.data() + place;
+    std::memcpy(values, local.values, static_cast<size_t>(count) * sizeof(float));
+    std::memcpy(indices, local.indices, static_cast<size_t>(count) * sizeof(int32_t));
+    s.parts[static_cast<size_t>(b)] = {values, indices, count, 0};
+  });
+  return used.load();
+}
+
+// The vector itself as candidates.
+void take_all(const float* c, int64_t n) {
+  std::vector<Part>& parts = scratch().parts;
+  parts.resize(static_cast<size_t>(ceil_div(n, kBlock)));
+  for (size_t b = 0; b < parts.size(); ++b) {
+    const int64_t first = static_cast<int64_t>(b) * kBlock;
+    parts[b] = {c + first, nullptr, min64(kBlock, n - first), first};
+  }
+}
+
+// Writes a part's selected elements; the first `num_ties` of those at the cut are.
+void emit_part(const Part& part, uint32_t cut, int64_t num_ties, int64_t num_out,
+               int32_t* out_indices, float* out_values) {
+  int64_t done = 0;
+  int64_t i = 0;
+#ifdef GW_AVX512
+  if (part.indices) {
+    const __m512i bound = _mm512_set1_epi32(static_cast<int>(cut));
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    for (; i + 16 <= part.count && done < num_out; i += 16) {
+      const __m512 c = _mm512_loadu_ps(part.values + i);
+      const __m512i key = _mm512_and_si512(_mm512_castps_si512(c), no_sign);
+      if (num_ties && _mm512_cmpeq_epi32_mask(key, bound)) break;
+      const __mmask16 take = _mm512_cmpgt_epi32_mask(key, bound);
+      _mm512_mask_compressstoreu_ps(out_values + done, take, c);
+      _mm512_mask_compressstoreu_epi32(out_indices + done, take,
+                                       _mm512_loadu_si512(part.indices + i));
+      done += __builtin_popcount(take);
+    }
+  }
+#endif
+  for (; done < num_out; ++i) {
+    const uint32_t key = key_of(part.values[i]);
+    if (key < cut || (key == cut && num_ties == 0)) continue;
+    num_ties -= key == cut;
+    out_values[done] = part.values[i];
+    out_indices[done] = part.index(i);
+    ++done;
+  }
+}
+
+void count_part(const Part& part, uint32_t cut, int64_t& num_above, int64_t& num_equal) {
+  int32_t above = 0, equal = 0;
+  for (int64_t i = 0; i < part.count; ++i) {
+    const int32_t key = static_cast<int32_t>(key_of(part.values[i]));
+    above += key > static_cast<int32_t>(cut);
+    equal += key == static_cast<int32_t>(cut);
+  }
+  num_above = above;
+  num_equal = equal;
+}
+
+// Selected entries leave the residual, and so does whatever is not finite.
+void clear_residual(const Part& part, const int32_t* selected, int64_t num_selected, bool any_inf,
+                    float* residual) {
+  for (int64_t i = 0; any_inf && i < part.count; ++i) {
+    if (key_of(part.values[i]) >= kInfKey) residual[part.index(i)] = 0.0f;
+  }
+  constexpr int64_t kAhead = 16;
+  for (int64_t i = 0; i < num_selected; ++i) {
+    if (i + kAhead < num_selected) __builtin_prefetch(residual + selected[i + kAhead], 1);
+    residual[selected[i]] = 0.0f;
+  }
+}
+
+void emit(const Cut& cut, float* residual, int32_t* indices, float* values, int threads) {
+  Scratch& s = scratch();
+  const int64_t num_parts = static_cast<int64_t>(s.parts.size());
+  s.num_above.resize(s.parts.size());
+  s.num_equal.resize(s.parts.size());
+  const int counting = useful_threads(threads, num_candidates(s.parts));
+  for_each_block(num_parts, counting, [&](int64_t p, int64_t) {
+    const size_t at = static_cast<size_t>(p);
+    count_part(s.parts[at], cut.key, s.num_above[at], s.num_equal[at]);
+  });
+  // In place: num_above becomes the part's first output, num_equal the ties it selects.
+  int64_t first = 0;
+  int64_t ties_left = cut.num_ties;
+  for (size_t p = 0; p < s.parts.size(); ++p) {
+    const int64_t ties = min64(s.num_equal[p], ties_left);
+    const int64_t above = s.num_above[p];
+    s.num_above[p] = first;
+    s.num_equal[p] = ties;
+    ties_left -= ties;
+    first += above + ties;
+  }
+  for_each_block(num_parts, threads, [&](int64_t p, int64_t) {
+    const size_t at = static_cast<size_t>(p);
+    const int64_t start = s.num_above[at];
+    const int64_t end = p + 1 < num_parts ? s.num_above[at + 1] : first;
+    emit_part(s.parts[at], cut.key, s.num_equal[at], end - start, indices + start, values + start);
+    if (residual) {
+      clear_residual(s.parts[at], indices + start, end - start, cut.key >= kInfKey, residual);
+    }
+  });
+}
+
+void accumulate(const float* g, float* r, int64_t n, int threads) {
+  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b, int64_t) {
+    const int64_t end = min64((b + 1) * kBlock, n);
+    for (int64_t i = b * kBlock; i < end; ++i) r[i] = g[i] + r[i];
+  });
+}
+
+// Leaves the candidates in scratch().parts and returns the cut.
+Cut choose(const float* g, float* r, int64_t n, int64_t k, int threads) {
+  bool accumulated = r == nullptr;
+  const float* const c = r ? r : g;
+  std::vector<Part>& parts = scratch().parts;
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    const Source source = accumulated ? Source{c, nullptr} : Source{g, r};
+    const Plan plan = plan_threshold(source, n, k, attempt);
+    if (plan.capacity == 0) break;
+    const bool first_touch = !accumulated;
+    const int64_t num_passed = filter(first_touch ? g : c, r, first_touch, n, plan, threads);
+    accumulated = true;
+    if (num_passed >= k && num_passed <= plan.capacity) {
+      return find_cut(parts, k, plan.threshold, threads, scratch().counts);
+    }
+    if (num_passed < k && plan.threshold == 1) {  // the rest of the k are zeros
+      take_all(c, n);
+      return {0, k - num_passed};
+    }
+  }
+  if (!accumulated) accumulate(g, r, n, threads);
+  take_all(c, n);
+  return find_cut(parts, k, 0, threads, scratch().counts);
+}
+
+}  // namespace
+
+// Returns 0, or 1 when there was no memory for the buffers.
+GW_EXPORT int gw_topk(const float* grad, float* residual, int64_t n, int64_t k, int32_t* indices,
+                      float* values, int threads) {
+  try {
+    const Cut cut = choose(grad, residual, n, k, threads);
+    emit(cut, residual, indices, values, threads);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+// Returns the position of the first index outside [0, n), or -1 when all was added. Threads
+// share the work only where no two of them can meet: in a strictly ascending list.
+GW_EXPORT int64_t gw_scatter_add(const int32_t* indices, const float* values, int64_t k,
+                                 float* out, int64_t n, float scale, int threads) {
+  constexpr int64_t kAhead = 32;
+  bool ascending = true;
+  for (int64_t i = 0; i < k; ++i) {
+    if (static_cast<uint32_t>(indices[i]) >= static_cast<uint64_t>(n)) return i;
+    ascending &= i == 0 || indices[i] > indices[i - 1];
+  }
+  for_each_block(ceil_div(k, kBlock), ascending ? threads : 1, [&](int64_t b, int64_t) {
+    const int64_t end = min64((b + 1) * kBlock, k);
+    for (int64_t i = b * kBlock; i < end; ++i) {
+      if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead], 1);
+      out[indices[i]] += scale * values[i];
+    }
+  });
+  return -1;
+}

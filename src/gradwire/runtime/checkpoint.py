@@ -1,0 +1,134 @@
+"""Saving and loading what exchanges keep between steps, by parameter name and rank.
+
+A rank's residual is its own: every rank saves and loads its own state_dict. For another number of
+ranks, ``redistribute`` makes new ones from all the old ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import InvalidSetting, invalid
+from .messages import Message
+
+SCHEMA = 1
+_log = logging.getLogger("gradwire")
+
+
+def collect(
+    messages: Sequence[Message], *, algorithm: str, rank: int, world: int, step: int
+) -> dict[str, Any]:
+    """The state_dict of one rank: plain tensors, numbers and strings."""
+    params: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, dict[str, Tensor]] = {}
+    for message in messages:
+        by_name, rest = message.save()
+        params.update(by_name)
+        if rest:
+            whole[_key(message.names)] = rest
+    return {
+        "version": SCHEMA,
+        "algorithm": algorithm,
+        "world_size": world,
+        "rank": rank,
+        "step": step,
+        "params": params,
+        "messages": whole,
+    }
+
+
+def _key(names: Sequence[str]) -> str:
+    return ",".join(names)
+
+
+def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int) -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank of this many ranks."""
+    missing = {"version", "algorithm", "world_size", "rank", "step", "params"} - set(saved)
+    if missing:
+        raise InvalidSetting(
+            f"not a gradwire state_dict: it lacks {', '.join(sorted(missing))}; pass what "
+            "handle.state_dict() returned on this rank"
+        )
+    if saved["version"] != SCHEMA:
+        raise invalid(
+            "state_dict version", saved["version"], str(SCHEMA), "save it with this version"
+        )
+    if saved["world_size"] != world:
+        raise InvalidSetting(
+            f"this state was saved by {saved['world_size']} ranks and there are {world} now; load "
+            "the state_dicts of all old ranks and pass "
+            "gw.redistribute(state_dicts, world_size)[rank] instead"
+        )
+    if saved["rank"] != rank:
+        raise InvalidSetting(
+            f"this state was saved by rank {saved['rank']} and this is rank {rank}; each rank "
+            "loads its own, as residuals differ from rank to rank"
+        )
+    if saved["algorithm"] != algorithm:
+        raise InvalidSetting(
+            f"this state belongs to {saved['algorithm']} and attached is {algorithm}; attach with "
+            "the same settings, or start without this state"
+        )
+
+
+def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bool = True) -> None:
+    """Fills the messages' states; with ``strict`` parameter names must match exactly."""
+    params: dict[str, dict[str, Tensor]] = saved["params"]
+    known = {name for message in messages for name in message.names}
+    missing, unknown = sorted(known - set(params)), sorted(set(params) - known)
+    if strict and (missing or unknown):
+        raise InvalidSetting(
+            f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
+            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
+        )
+    if missing or unknown:
+        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+    for message in messages:
+        for slot in message.slots:
+            for path, tensor in params.get(slot.name, {}).items():
+                if tensor.numel() != slot.stop - slot.start:
+                    raise InvalidSetting(
+                        f"{path} of {slot.name} has {tensor.numel()} elements and the parameter "
+                        f"{slot.stop - slot.start}; load the state of the same model"
+                    )
+        message.restore(params, saved.get("messages", {}).get(_key(message.names), {}))
+
+
+def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """State for ``world_size`` ranks from the state_dicts of all old ranks.
+
+    What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
+    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. State
+    that is not per element is taken from the old rank of the same number (modulo).
+    """
+    if world_size < 1:
+        raise invalid("world_size", world_size, "at least 1", "pass the new number of ranks")
+    olds = sorted(state_dicts, key=lambda s: int(s["rank"]))
+    count = olds[0]["world_size"] if olds else 0
+    if [s["rank"] for s in olds] != list(range(count)):
+        raise InvalidSetting(
+            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
+            f"{[s['rank'] for s in olds]}; load every rank's file"
+        )
+    scale = world_size / count
+    return [_merged(olds, rank, world_size, scale) for rank in range(world_size)]
+
+
+def _merged(
+    olds: Sequence[dict[str, Any]], rank: int, world_size: int, scale: float
+) -> dict[str, Any]:
+    mine = [old for old in olds if old["rank"] % world_size == rank]
+    params: dict[str, dict[str, Tensor]] = {}
+    for name, fields in olds[0]["params"].items():
+        params[name] = {}
+        for path, like in fields.items():
+            total = like.new_zeros(like.shape)
+            for old in mine:
+                total.add_(old["params"][name][path], alpha=scale)
+            params[name][path] = total
+    template = olds[rank % len(olds)]
+    return {**template, "rank": rank, "world_size": world_size, "params": params}

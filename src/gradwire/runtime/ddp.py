@@ -1,0 +1,128 @@
+"""DistributedDataParallel: its communication hook feeds the same synchroniser.
+
+DDP rebuilds its buckets after the first step: same index, same size, other order. Messages here are
+gradwire's own and never follow DDP's buckets; a bucket's future completes when every message that
+carries one of its gradients is done. State stays with parameters, and a resumed run is the same
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import InvalidSetting
+from .handle import Handle
+from .lanes import wall_clock
+from .messages import Grads
+
+_SLOT = "_gradwire_slot"
+
+
+class _Slot:
+    """Who serves a DDP model's one hook; None after ``detach``."""
+
+    def __init__(self) -> None:
+        self.hooks: DDPHooks | None = None
+
+
+def register(
+    handle: Handle, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
+) -> None:
+    """Makes ``handle`` serve the communication hook of ``ddp``."""
+    slot: _Slot | None = getattr(ddp, _SLOT, None)
+    if slot is None:
+        slot = _Slot()
+        try:
+            ddp.register_comm_hook(None, _make_hook(slot, ddp.process_group))
+        except RuntimeError as error:
+            raise InvalidSetting(
+                f"DDP refused the communication hook: {str(error).splitlines()[0]}; a DDP model "
+                "has one hook, and mixed_precision= takes it too: build it without, then attach"
+            ) from error
+        setattr(ddp, _SLOT, slot)
+    slot.hooks = DDPHooks(handle, params)
+    handle.on_detach(lambda: setattr(slot, "hooks", None))
+
+
+def _make_hook(slot: _Slot, group: Any) -> Any:
+    def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
+        if slot.hooks is None:
+            return allreduce_hook(group, bucket)
+        return slot.hooks.serve(bucket)
+
+    # DDP checks annotations by identity and knows only real classes, not their names.
+    gradwire_hook.__annotations__ = {}
+    return gradwire_hook
+
+
+class DDPHooks:
+    """Hands DDP's buckets to the synchroniser and completes their futures."""
+
+    def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
+        self._handle = handle
+        self._names = {id(param): name for name, param in params}
+        self._waiting: list[_Bucket] = []
+
+    def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        synchroniser = self._handle.synchroniser
+        if not synchroniser.open:
+            self._handle.begin_step()
+        names = [self._names[id(param)] for param in bucket.parameters()]
+        buffer = bucket.buffer()
+        entry = _Bucket(names, buffer, synchroniser.ends_of(names))
+        self._waiting.append(entry)
+        grads = [buffer] if buffer.is_sparse else bucket.gradients()
+        for name, grad in zip(names, grads, strict=True):
+            synchroniser.ready(name, grad)
+        if synchroniser.complete:
+            # Before the last future is tied: DDP may open the next step as soon as that completes.
+            self._close()
+        self._tie()
+        return entry.future
+
+    def _tie(self) -> None:
+        """Completes the futures of buckets whose messages have all been launched by now."""
+        synchroniser = self._handle.synchroniser
+        tied = [b for b in self._waiting if synchroniser.end(b.messages[-1]) is not None]
+        self._waiting = [b for b in self._waiting if b not in tied]
+        for bucket in tied:
+            ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
+            synchroniser.engine.when_done(ends, bucket.completion(synchroniser.grads))
+
+    def _close(self) -> None:
+        """All gradients are handed in: the step ends when the last message does."""
+        synchroniser, handle = self._handle.synchroniser, self._handle
+        backward_end_s = wall_clock()
+        synchroniser.open = False
+
+        def over(failure: BaseException | None) -> None:
+            if failure is None:
+                handle.end_step(backward_end_s)
+
+        synchroniser.engine.when_done(synchroniser.all_ends(), over)
+
+
+class _Bucket:
+    """One of DDP's buckets on its way."""
+
+    def __init__(self, names: list[str], buffer: Tensor, messages: list[int]) -> None:
+        self.names, self.buffer, self.messages = names, buffer, messages
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
+        """What to call when all messages of this bucket are done, or the step has failed."""
+
+        def complete(failure: BaseException | None) -> None:
+            if failure is not None:
+                self.future.set_exception(failure)  # type: ignore[arg-type]
+            else:
+                sparse = grads[self.names[0]] if self.buffer.is_sparse else None
+                self.future.set_result(self.buffer if sparse is None else sparse)
+
+        return complete

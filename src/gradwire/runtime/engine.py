@@ -1,0 +1,292 @@
+"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a clear error.
+
+A message is one text (a generator of verbs). Its verbs become tasks, and a task without a lane,
+which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
+mod C and waits for the message before it there. So each process group sees one message at a time,
+whole and in issue order, which is the same on every rank; no rank can meet another in a different
+collective. While one message waits for the network, the encode or decode of another has the compute
+lane.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ..collective._verbs import Compute, Steps, Verb, sent_bytes
+from ..errors import GradwireError, RankFailed
+from ..trace.span import Span
+from .lanes import Task, TaskManager
+from .pulse import Pulse
+from .wire import Group, carry_out, open_channels
+
+COMPUTE = "compute"
+
+
+@dataclass
+class StepCounters:
+    """What one step cost this rank: bytes sent and seconds of each lane."""
+
+    sent_bytes: int = 0
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+
+
+class Engine:
+    """Runs texts for one rank of ``group`` (None: this process alone).
+
+    ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
+    """
+
+    def __init__(
+        self,
+        group: Group | None,
+        *,
+        num_channels: int,
+        timeout: timedelta,
+        on_span: Callable[[Span], None],
+    ) -> None:
+        self._alone = not dist.is_initialized()
+        self.rank = 0 if self._alone else dist.get_rank(group)
+        self.world = 1 if self._alone else dist.get_world_size(group)
+        self.timeout = timeout
+        self.channels = [] if self.world == 1 else open_channels(group, num_channels, timeout)
+        self._lanes = [f"communication {i}" for i in range(max(1, num_channels))]
+        self._tails: list[Task | None] = [None] * len(self._lanes)
+        self._on_span = on_span
+        self._lock = threading.Lock()
+        self._waiters: list[_Once] = []
+        self._failure: BaseException | None = None
+        self._step = 0
+        self.counters = StepCounters()
+        self._manager = TaskManager(
+            [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
+        )
+        self._pulse = (
+            None
+            if self.world == 1
+            else Pulse(self._name(group), self.rank, self.world, self._alarmed)
+        )
+
+    def _name(self, group: Group | None) -> str:
+        """A name for this engine that its ranks share and no other live engine has."""
+        _ENGINES[0] += 1
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        return f"{'-'.join(map(str, ranks))}/{_ENGINES[0]}"
+
+    def begin_step(self, step: int) -> None:
+        """Names the step that the next messages belong to."""
+        self._step = step
+        self.counters = StepCounters()
+        if self._pulse is not None:
+            self._pulse.step = step
+
+    def launch(self, index: int, name: str, text: Steps[Any]) -> Task:
+        """Starts the message of issue number ``index``; returns the task that is its end."""
+        lane = index % len(self._lanes)
+        end = Task(name, lambda: None, step=self._step, message=index)
+        end.num_blockers = 1  # cleared by hand when the text returns
+        driver = _Text(self, text, index, lane, self._step, end)
+        before = self._tails[lane]
+        self._tails[lane] = end
+        start = Task(name, lambda: driver.resume(None), step=self._step, message=index)
+        self._manager.add(start, () if before is None else (before,))
+        return end
+
+    def wait(self, ends: list[Task]) -> None:
+        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
+        over = threading.Event()
+        self.when_done(ends, lambda failure: over.set())
+        over.wait()
+        self.check()
+
+    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> None:
+        """Calls back once, with None when all ``ends`` are done or with the failure."""
+        once = _Once(callback)
+        with self._lock:
+            self._waiters = [waiter for waiter in self._waiters if not waiter.called]
+            self._waiters.append(once)
+        self._manager.add(Task("when done", lambda: once(None)), ends)
+        if self._failure is not None:
+            once(self._failure)
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Ends the threads. Process groups stay with torch.distributed, which destroys them."""
+        self._manager.stop()
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def _observe(self, task: Task, start_s: float, end_s: float) -> None:
+        lane = "communication" if task.lane != COMPUTE else COMPUTE
+        with self._lock:
+            self.counters.sent_bytes += task.size_bytes
+            if lane == COMPUTE:
+                self.counters.compute_s += end_s - start_s
+            else:
+                self.counters.communication_s += end_s - start_s
+        self._on_span(
+            Span(
+                self.rank,
+                lane,
+                task.name,
+                start_s,
+                end_s,
+                size_bytes=task.size_bytes,
+                step=task.step,
+                message=task.message,
+            )
+        )
+
+    def _task_failed(self, task: Task, error: BaseException) -> None:
+        """Runs in the thread of the first task that raised."""
+        if task.lane == COMPUTE or task.lane is None or self._pulse is None:
+            if self._pulse is not None:
+                text = f"{type(error).__name__} in {task.name}: {error}"
+                self._pulse.raise_alarm(text, (self.rank,))
+            self._fail(error)
+            return
+        ranks = self._pulse.silent_ranks()
+        if self._failure is not None:
+            return  # Another rank's alarm was heard while this one was still listening.
+        if ranks:
+            who = "rank " + ", ".join(map(str, ranks))
+            text = f"{who} of {self.world} stopped answering"
+        elif behind := self._pulse.behind():
+            ranks = behind
+            text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get to this step"
+        else:
+            text = "no rank is lost, but the network is: all ranks answer elsewhere"
+        self._pulse.raise_alarm(text, ranks)
+        self._fail(self._lost(text, ranks, f"{task.name}: {_first_line(error)}"))
+
+    def _alarmed(self, text: str, ranks: tuple[int, ...]) -> None:
+        if ranks != (self.rank,):
+            self._fail(self._lost(text, ranks, "told by another rank"))
+
+    def _lost(self, text: str, ranks: tuple[int, ...], how: str) -> RankFailed:
+        return RankFailed(
+            f"step {self._step} cannot be finished: {text} (noticed by rank {self.rank}; {how}); "
+            "restart the job from its last checkpoint",
+            ranks=ranks,
+            step=self._step,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+            waiters = list(self._waiters)
+        self._manager.stop()
+        for waiter in waiters:
+            waiter(error)
+
+
+_ENGINES = [0]
+"""How many engines this process made: attach is collective, so all ranks count alike."""
+
+
+class _Once:
+    """A callback that can be called from several places but runs once."""
+
+    def __init__(self, callback: Callable[[BaseException | None], None]) -> None:
+        self._callback = callback
+        self._lock = threading.Lock()
+        self.called = False
+
+    def __call__(self, failure: BaseException | None) -> None:
+        with self._lock:
+            if self.called:
+                return
+            self.called = True
+        self._callback(failure)
+
+
+class _Text:
+    """One message's text on its way through the task graph."""
+
+    def __init__(
+        self, engine: Engine, text: Steps[Any], index: int, lane: int, step: int, end: Task
+    ) -> None:
+        self.engine, self.text, self.index, self.lane = engine, text, index, lane
+        self.step, self.end = step, end
+
+    def resume(self, value: Any) -> None:
+        """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        try:
+            asked = self.text.send(value)
+        except StopIteration as stop:
+            self.end.result = stop.value
+            self.end.num_blockers = 0
+            self.engine._manager.add(self.end)
+            return
+        if isinstance(asked, Compute):
+            task = self._compute(asked)
+            self._then(lambda: task.result, [task])
+        elif isinstance(asked, tuple):
+            self._several(asked)
+        else:
+            self._then(lambda: None, [self._communication([asked])])
+
+    def _several(self, asked: tuple[Verb, ...]) -> None:
+        """Verbs that may run at once: those for the network are one task, started together."""
+        computes = {i: self._compute(v) for i, v in enumerate(asked) if isinstance(v, Compute)}
+        network = [verb for verb in asked if not isinstance(verb, Compute)]
+        tasks = [*computes.values(), *([self._communication(network)] if network else [])]
+        self._then(
+            lambda: tuple(computes[i].result if i in computes else None for i in range(len(asked))),
+            tasks,
+        )
+
+    def _then(self, value: Callable[[], Any], tasks: list[Task]) -> None:
+        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
+        manager = self.engine._manager
+        # The resuming task must wait before any of the others can be done.
+        resume.num_blockers = len(tasks)
+        for task in tasks:
+            task.dependents.append(resume)
+        if not tasks:
+            manager.add(resume)
+        for task in tasks:
+            manager.add(task)
+
+    def _compute(self, verb: Compute) -> Task:
+        return self._task(verb.name, verb.fn, COMPUTE, 0)
+
+    def _communication(self, verbs: Sequence[Verb]) -> Task:
+        engine = self.engine
+        channel = engine.channels[self.lane]
+        size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
+        return self._task(
+            "+".join(type(verb).__name__ for verb in verbs),
+            lambda: carry_out(verbs, channel),
+            engine._lanes[self.lane],
+            size_bytes,
+        )
+
+    def _task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
+        return Task(
+            name,
+            fn,
+            lane,
+            order=(self.step, self.index),
+            step=self.step,
+            message=self.index,
+            size_bytes=size_bytes,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    return text if isinstance(error, GradwireError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,178 @@
+"""Handle: what ``attach`` returns; a model's exchanges as the user sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidSetting
+from ..exchange import Exchange
+from ..exchange import residuals as residuals_of
+from ..trace.span import Span, Trace
+from . import checkpoint
+from .engine import Engine
+from .lanes import wall_clock
+from .messages import Message
+from .recorder import Recorder
+from .synchroniser import Synchroniser
+
+
+class Handle:
+    """One attached model. Made by ``gw.attach``; ended by ``detach``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exchange: Exchange,
+        engine: Engine,
+        synchroniser: Synchroniser,
+        recorder: Recorder,
+    ) -> None:
+        self.exchange = exchange
+        self._model, self._engine = model, engine
+        self.synchroniser, self._recorder = synchroniser, recorder
+        self._step = 0
+        self._forward_end_s = 0.0
+        self._syncing = True
+        self.attached = True
+        self._on_detach: list[Callable[[], None]] = []
+
+    @property
+    def rank(self) -> int:
+        return self._engine.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._engine.world
+
+    @property
+    def step(self) -> int:
+        """Number of exchanged backward passes so far."""
+        return self._step
+
+    @property
+    def syncing(self) -> bool:
+        """Whether the backward pass that runs now is to be exchanged."""
+        return self._syncing and self.attached
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes inside accumulate on this rank and are not exchanged.
+
+        For a DistributedDataParallel model this is its own ``no_sync``.
+        """
+        own: Callable[[], AbstractContextManager[None]] | None = getattr(
+            self._model, "no_sync", None
+        )
+        if own is not None:
+            with own():
+                yield
+            return
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the run so far on this rank.
+
+        ``wire_bytes_per_step`` counts what the collectives send; ``wait_s_per_step`` is how long
+        backward waited for the network after its own end; ``residual_norm`` is over all parameters.
+        """
+        squares = [float(r.double().square().sum()) for r in self.residuals().values()]
+        return {
+            **self._recorder.stats(),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "messages": len(self.synchroniser.messages),
+            "residual_norm": sum(squares) ** 0.5,
+        }
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What was not delivered yet, by parameter name; parameters without are left out."""
+        found: dict[str, Tensor] = {}
+        for message in self._messages():
+            for tensor in residuals_of(message.state).values():
+                for slot in message.slots:
+                    found[slot.name] = tensor[slot.start : slot.stop]
+        return found
+
+    def trace(self) -> Trace:
+        """Spans of the last steps on this rank."""
+        return self._recorder.trace()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps between steps, by parameter name; save one file a rank."""
+        self._between_steps("state_dict()")
+        return checkpoint.collect(
+            self._messages(),
+            algorithm=repr(self.exchange),
+            rank=self.rank,
+            world=self.world_size,
+            step=self._step,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+        """Continues where ``state_dict`` was saved, bit for bit.
+
+        Raises ``InvalidSetting`` for the state of another rank, number of ranks, algorithm or
+        model; for another number of ranks use ``gw.redistribute``.
+        """
+        self._between_steps("load_state_dict()")
+        checkpoint.check(
+            state_dict, algorithm=repr(self.exchange), rank=self.rank, world=self.world_size
+        )
+        checkpoint.distribute(state_dict, self._messages(), strict=strict)
+        self._step = int(state_dict["step"])
+
+    def detach(self) -> None:
+        """Removes every hook; the model is then as it was before ``attach``.
+
+        A DistributedDataParallel model goes back to its plain all-reduce. Residuals are dropped:
+        save ``state_dict()`` first to keep them.
+        """
+        if self.attached:
+            self._between_steps("detach()")
+            self.attached = False
+            for undo in self._on_detach:
+                undo()
+            self._engine.close()
+
+    def on_detach(self, undo: Callable[[], None]) -> None:
+        """Registers what ``detach`` must undo."""
+        self._on_detach.append(undo)
+
+    def begin_step(self) -> None:
+        """Opens a step at the first gradient of a backward pass."""
+        self.synchroniser.begin(self._step)
+
+    def end_step(self, wait_from_s: float) -> None:
+        """Closes a step whose means are there; ``wait_from_s`` is when backward itself ended."""
+        now_s = wall_clock()
+        if self._forward_end_s:
+            self._span("backward", self._forward_end_s, wait_from_s)
+        self._span("wait", wait_from_s, now_s)
+        self._recorder.end_step(self._engine.counters, now_s)
+        self._step += 1
+
+    def mark_forward(self, start_s: float, end_s: float) -> None:
+        """Notes a forward pass, for the trace."""
+        self._span("forward", start_s, end_s)
+        self._forward_end_s = end_s
+
+    def _span(self, lane: str, start_s: float, end_s: float) -> None:
+        self._recorder.add(Span(self.rank, lane, lane, start_s, end_s, step=self._step))
+
+    def _messages(self) -> list[Message]:
+        return [m for m in self.synchroniser.messages if isinstance(m, Message)]
+
+    def _between_steps(self, what: str) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise InvalidSetting(
+                f"{what} was called during a backward pass; call it after loss.backward() returned"
+            )

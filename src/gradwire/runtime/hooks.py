@@ -1,0 +1,75 @@
+"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .handle import Handle
+from .lanes import wall_clock
+
+
+class ModuleHooks:
+    """Feeds one plain module's gradients to its handle's synchroniser."""
+
+    def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
+        self._handle = handle
+        self._params = dict(params)
+        for name, param in params:
+            hook = param.register_post_accumulate_grad_hook(self._hook_of(name))
+            handle.on_detach(hook.remove)
+
+    def _hook_of(self, name: str) -> Any:
+        def hook(param: Tensor) -> None:
+            if not self._handle.syncing:
+                return
+            if not self._handle.synchroniser.open:
+                self._handle.begin_step()
+                # Runs when autograd has finished this backward pass, still inside backward().
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad = self._as_expected(name, param.grad)
+            self._handle.synchroniser.ready(name, param.grad)
+
+        return hook
+
+    def _as_expected(self, name: str, grad: Tensor) -> Tensor:
+        """A sparse gradient where the module announced none is made dense, on this rank alone."""
+        return grad if self._handle.synchroniser.is_sparse(name) else grad.to_dense()
+
+    def _end_backward(self) -> None:
+        wait_from_s = wall_clock()
+        synchroniser = self._handle.synchroniser
+        for name, param in self._params.items():
+            # A gradient that accumulated under no_sync counts, though no hook brought it today.
+            synchroniser.ready(name, param.grad)
+        arrived = synchroniser.finish()
+        for name, param in self._params.items():
+            if name in arrived:
+                mean = synchroniser.mean(name)
+                param.grad = (
+                    mean.to(param.device).view_as(param).clone()
+                    if (not mean.is_sparse)
+                    else mean.to(param.device)
+                )
+            elif synchroniser.is_sparse(name):
+                param.grad = synchroniser.grads[name]
+        self._handle.end_step(wait_from_s)
+
+
+def time_forward(handle: Handle, model: nn.Module) -> None:
+    """Notes when forward passes of ``model`` start and end, for the trace."""
+    started: list[float] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            started.append(wall_clock())
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if started:
+            handle.mark_forward(started.pop(), wall_clock())
+
+    handle.on_detach(model.register_forward_pre_hook(before).remove)
+    handle.on_detach(model.register_forward_hook(after).remove)

@@ -1,0 +1,156 @@
+"""CaSync's task manager: lanes with queues, and the dependency graph that feeds them.
+
+Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; when a task completes,
+the manager clears it from those that wait for it and promotes every task that waits for nothing
+more.
+Differences: the communication queue is several lanes (one a process group), so that a message that
+waits for a peer does not hold up the others; the graph is grown as the messages' texts unfold.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Clock = Callable[[], float]
+
+
+def wall_clock() -> float:
+    """Seconds on a clock that all processes of one machine share and that never jumps back."""
+    return time.perf_counter() + _ORIGIN
+
+
+_ORIGIN = time.time() - time.perf_counter()
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
+
+    A task without a lane runs at once, in the thread that promoted it: it must be short.
+    ``order`` ranks ready tasks of one lane, smallest first.
+    """
+
+    name: str
+    fn: Callable[[], Any]
+    lane: str | None = None
+    order: tuple[int, ...] = ()
+    step: int = -1
+    message: int = -1
+    size_bytes: int = 0
+    num_blockers: int = 0
+    dependents: list[Task] = field(default_factory=list)
+    done: bool = False
+    result: Any = None
+
+
+Observer = Callable[[Task, float, float], None]
+
+
+class TaskManager:
+    """Runs tasks on lanes, one thread a lane, in the order that the dependency graph allows.
+
+    ``observe(task, start_s, end_s)`` is called after each task of a lane; ``on_error(task, error)``
+    once, at the first task that raises. After that no further task is started.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[str],
+        *,
+        observe: Observer,
+        on_error: Callable[[Task, BaseException], None],
+        clock: Clock = wall_clock,
+    ) -> None:
+        self._observe, self._on_error, self._clock = observe, on_error, clock
+        self._lock = threading.Lock()
+        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in lanes}
+        self._wake = {lane: threading.Condition(self._lock) for lane in lanes}
+        self._count = 0
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(lane,), name=f"gradwire {lane}", daemon=True)
+            for lane in lanes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, task: Task, after: Iterable[Task] = ()) -> Task:
+        """Puts a task into the graph; it starts when all of ``after`` are done."""
+        with self._lock:
+            for other in after:
+                if not other.done:
+                    other.dependents.append(task)
+                    task.num_blockers += 1
+            free = task.num_blockers == 0
+        if free:
+            self._promote(task)
+        return task
+
+    def stop(self) -> None:
+        """Starts no further task and lets the threads end."""
+        with self._lock:
+            self._stopped = True
+            for condition in self._wake.values():
+                condition.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the threads of a stopped manager."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    def _promote(self, task: Task) -> None:
+        if task.lane is None:
+            self._run(task)
+            return
+        with self._lock:
+            self._count += 1
+            heapq.heappush(self._ready[task.lane], (task.order, self._count, task))
+            self._wake[task.lane].notify()
+
+    def _serve(self, lane: str) -> None:
+        queue, wake = self._ready[lane], self._wake[lane]
+        while True:
+            with self._lock:
+                while not queue and not self._stopped:
+                    wake.wait()
+                if self._stopped:
+                    return
+                task = heapq.heappop(queue)[2]
+            start_s = self._clock()
+            if self._run(task, promote=False):
+                self._observe(task, start_s, self._clock())
+                self._complete(task)
+
+    def _run(self, task: Task, *, promote: bool = True) -> bool:
+        try:
+            task.result = task.fn()
+        except BaseException as error:
+            with self._lock:
+                first, self._stopped = not self._stopped, True
+                for condition in self._wake.values():
+                    condition.notify_all()
+            if first:
+                self._on_error(task, error)
+            return False
+        if promote:
+            self._complete(task)
+        return True
+
+    def _complete(self, task: Task) -> None:
+        """Marks a task done and promotes what waited for it alone."""
+        free = []
+        with self._lock:
+            task.done = True
+            for other in task.dependents:
+                other.num_blockers -= 1
+                if other.num_blockers == 0:
+                    free.append(other)
+            task.dependents = []
+        for other in free:
+            self._promote(other)

@@ -1,0 +1,148 @@
+"""Which gradients travel together: parameters fused by size into messages.
+
+A message keeps one flat host buffer. Its text gathers the gradients into it, exchanges them, and
+scatters the mean back. State is kept by the message but named by parameter, so it survives any
+other fusing: fields that end in ``_N`` hold one element for each gradient element and are cut by
+parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import Compute, Steps
+from ..contract import Member, State
+from ..exchange import Exchange, synchronise
+from ..spec import TensorSpec
+
+Grads = dict[str, Tensor | None]
+"""Gradients of one step by parameter name; None where a parameter took no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one parameter's gradient lies in its message."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Message:
+    """Gradients of one dtype that are exchanged together."""
+
+    def __init__(
+        self,
+        index: int,
+        params: Sequence[tuple[str, Tensor]],
+        exchange: Exchange,
+        rank: int,
+        world: int,
+    ) -> None:
+        self.index, self.exchange = index, exchange
+        self.slots: list[Slot] = []
+        end = 0
+        for name, param in params:
+            self.slots.append(Slot(name, end, end + param.numel()))
+            end += param.numel()
+        self.spec = TensorSpec(f"message {index}", end, params[0][1].dtype)
+        self.flat_N = torch.zeros(end, dtype=self.spec.dtype)
+        self._views = {s.name: self.flat_N[s.start : s.stop] for s in self.slots}
+        self.member = Member(rank, world)
+        self.state: State = exchange.init(self.spec, world)
+
+    @property
+    def names(self) -> list[str]:
+        return [slot.name for slot in self.slots]
+
+    def mean(self, name: str) -> Tensor:
+        """This parameter's part of the exchanged mean, a view that the next step overwrites."""
+        return self._views[name]
+
+    def text(self, grads: Grads) -> Steps[None]:
+        """Gather, exchange, scatter. Gradients that are None count as zero and are not written."""
+        yield Compute("gather", lambda: self._gather(grads), self.spec.numel)
+        self.state = yield from synchronise(
+            self.exchange, self.member, self.state, self.flat_N, self.flat_N
+        )
+        yield Compute("scatter", lambda: self._scatter(grads), self.spec.numel)
+
+    @torch.no_grad()
+    def _gather(self, grads: Grads) -> None:
+        for name, view in self._views.items():
+            grad = grads[name]
+            if grad is None:
+                view.zero_()
+            else:
+                view.view(grad.shape).copy_(grad)
+
+    @torch.no_grad()
+    def _scatter(self, grads: Grads) -> None:
+        for name, view in self._views.items():
+            grad = grads[name]
+            if grad is not None:
+                grad.copy_(view.view(grad.shape))
+
+    def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+        """State cut by parameter name, and the rest of it by path."""
+        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        whole: dict[str, Tensor] = {}
+        for path, tensor in leaves(self.state):
+            if path.endswith("_N"):
+                for slot in self.slots:
+                    by_name[slot.name][path] = tensor[slot.start : slot.stop].clone()
+            else:
+                whole[path] = tensor.clone()
+        return by_name, whole
+
+    def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
+        """Fills the state from what ``save`` returned; absent entries keep their first values."""
+        for path, tensor in leaves(self.state):
+            if path in whole and not path.endswith("_N"):
+                tensor.copy_(whole[path])
+            for slot in self.slots if path.endswith("_N") else ():
+                part = by_name.get(slot.name, {}).get(path)
+                if part is not None:
+                    tensor[slot.start : slot.stop].copy_(part)
+
+
+def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
+    """(path, tensor) of every tensor in a state.
+
+    >>> from gradwire.exchange import FeedbackState
+    >>> [path for path, _ in leaves(FeedbackState(torch.zeros(1), (torch.ones(1),)))]
+    ['residual_N', 'inner.0']
+    """
+    if isinstance(state, Tensor):
+        yield path, state
+    elif isinstance(state, tuple):
+        names: Iterable[Any] = getattr(state, "_fields", range(len(state)))
+        for name, part in zip(names, state, strict=True):
+            yield from leaves(part, f"{path}.{name}" if path else str(name))
+
+
+def fuse(
+    params: Sequence[tuple[str, Tensor]],
+    *,
+    kind: Callable[[str, Tensor], Any],
+    cap_bytes: int,
+) -> list[list[tuple[str, Tensor]]]:
+    """Cuts parameters into messages of one dtype and one ``kind``, each of at most ``cap_bytes``.
+
+    Backward produces gradients roughly in reverse order of registration, so messages are filled in
+    that order; they come back in the order in which they fill, the issue order.
+    """
+    open_messages: dict[Any, list[tuple[str, Tensor]]] = {}
+    closed: list[list[tuple[str, Tensor]]] = []
+    for name, param in reversed(params):
+        key = (param.dtype, kind(name, param))
+        message = open_messages.setdefault(key, [])
+        message.append((name, param))
+        if sum(p.numel() * p.element_size() for _, p in message) >= cap_bytes:
+            closed.append(open_messages.pop(key))
+    return [*closed, *open_messages.values()]

@@ -1,0 +1,59 @@
+"""Recorder: the spans of the last steps and the running totals behind ``stats()``."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from statistics import median
+
+from ..trace.span import Span, Trace
+from .engine import StepCounters
+
+
+class Recorder:
+    """Keeps the spans of the last ``num_steps`` steps, and counters of all of them."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._lock = threading.Lock()
+        self._steps: deque[list[Span]] = deque([[]], maxlen=max(1, num_steps))
+        self._step_s: deque[float] = deque(maxlen=1000)
+        self._began_s: float | None = None
+        self.num_steps = 0
+        self.sent_bytes = 0
+        self.compute_s = 0.0
+        self.communication_s = 0.0
+        self.wait_s = 0.0
+
+    def add(self, span: Span) -> None:
+        with self._lock:
+            self._steps[-1].append(span)
+
+    def end_step(self, counters: StepCounters, now_s: float) -> None:
+        """Closes a step: adds its counters and opens a new list of spans."""
+        with self._lock:
+            self.num_steps += 1
+            self.sent_bytes += counters.sent_bytes
+            self.compute_s += counters.compute_s
+            self.communication_s += counters.communication_s
+            self.wait_s += sum(s.end_s - s.start_s for s in self._steps[-1] if s.lane == "wait")
+            if self._began_s is not None:
+                self._step_s.append(now_s - self._began_s)
+            self._began_s = now_s
+            self._steps.append([])
+
+    def trace(self) -> Trace:
+        with self._lock:
+            return Trace.of(span for spans in self._steps for span in spans)
+
+    def stats(self) -> dict[str, float]:
+        """Averages per step; ``step_s`` is the median time from one step's end to the next."""
+        with self._lock:
+            steps = max(1, self.num_steps)
+            return {
+                "steps": self.num_steps,
+                "step_s": median(self._step_s) if self._step_s else 0.0,
+                "wire_bytes_per_step": self.sent_bytes / steps,
+                "compute_s_per_step": self.compute_s / steps,
+                "communication_s_per_step": self.communication_s / steps,
+                "wait_s_per_step": self.wait_s / steps,
+            }

@@ -1,0 +1,63 @@
+"""The message of one parameter whose gradient is row-sparse (``nn.Embedding(sparse=True)``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..collective._rows import average_rows
+from ..collective._verbs import Compute, Steps
+from ..contract import Member
+from ..exchange import Exchange
+from .messages import Grads
+
+
+class SparseMessage:
+    """Averages one sparse gradient without loss; the mean replaces it in the step's gradients.
+
+    ``exchange`` is None: rows travel as they are.
+    """
+
+    exchange: Exchange | None = None
+
+    def __init__(self, index: int, name: str, param: Tensor, rank: int, world: int) -> None:
+        self.index, self.name = index, name
+        self._shape, self._dtype = param.shape, param.dtype
+        self.member = Member(rank, world)
+        self._mean: Tensor | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name]
+
+    def mean(self, name: str) -> Tensor:
+        """The averaged gradient of the last step, sparse COO and coalesced."""
+        assert self._mean is not None
+        return self._mean
+
+    def text(self, grads: Grads) -> Steps[None]:
+        rows, values = yield Compute("gather", lambda: self._rows(grads[self.name]))
+        if self.member.world > 1:
+            rows, values = yield from average_rows(self.member, rows, values)
+        yield Compute("scatter", lambda: self._scatter(grads, rows, values))
+
+    def _rows(self, grad: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Row numbers (ascending, no duplicates) and values, on the host."""
+        width = self._shape[1:].numel()
+        if grad is None:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, width, dtype=self._dtype)
+        sparse = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
+        values = sparse.values().reshape(-1, width)
+        return sparse.indices()[0].cpu().contiguous(), values.cpu().contiguous()
+
+    @torch.no_grad()
+    def _scatter(self, grads: Grads, rows: Tensor, values: Tensor) -> None:
+        values = values.reshape(-1, *self._shape[1:])
+        self._mean = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), values, self._shape, is_coalesced=True, check_invariants=False
+        )
+        grad = grads[self.name]
+        if grad is not None and not grad.is_sparse:
+            grad.zero_().index_copy_(0, rows.to(grad.device), values.to(grad.device))
+        elif grad is not None:
+            grads[self.name] = self._mean.to(grad.device)

@@ -1,0 +1,5 @@
+"""What happened when: spans on lanes, and their Chrome/Perfetto form.
+
+Tables and pictures are drawn from traces only, so predicted, simulated and measured timelines are
+the same kind of thing. May import: errors, units.
+"""

@@ -1,0 +1,85 @@
+"""A trace in the Chrome trace event format, which https://ui.perfetto.dev and chrome://tracing
+open.
+
+Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events ("M").
+A process is a rank and a thread is a lane. Viewers draw the events of one thread as a call stack,
+so spans of a lane that overlap get threads of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .span import Span, Trace
+
+
+def slots(spans: Sequence[Span]) -> list[int]:
+    """For every span (ordered by start) the lowest slot that no earlier, still open span holds.
+
+    >>> slots([Span(0, "a", "x", 0, 2), Span(0, "a", "y", 1, 3), Span(0, "a", "z", 2, 4)])
+    [0, 1, 0]
+    """
+    free: list[int] = []
+    held: list[tuple[float, int]] = []
+    found: list[int] = []
+    for span in spans:
+        while held and held[0][0] <= span.start_s:
+            heapq.heappush(free, heapq.heappop(held)[1])
+        slot = heapq.heappop(free) if free else len(held)
+        heapq.heappush(held, (span.end_s, slot))
+        found.append(slot)
+    return found
+
+
+def to_chrome(trace: Trace) -> dict[str, Any]:
+    """The trace as Chrome/Perfetto JSON: times in microseconds since the first span's start."""
+    zero_s = min((span.start_s for span in trace.spans), default=0.0)
+    lanes: dict[tuple[int, str], list[Span]] = {place: [] for place in trace.lanes()}
+    for span in trace.spans:
+        lanes[span.rank, span.lane].append(span)
+    events: list[dict[str, Any]] = []
+    for rank in sorted({span.rank for span in trace.spans}):
+        events += _names("process", rank, 0, f"rank {rank}", rank)
+    next_thread: dict[int, int] = {}
+    for (rank, lane), spans in lanes.items():
+        places = slots(spans)
+        num_slots = max(places) + 1
+        first = next_thread.get(rank, 0)
+        next_thread[rank] = first + num_slots
+        for slot in range(num_slots):
+            name = lane if num_slots == 1 else f"{lane} {slot}"
+            events += _names("thread", rank, first + slot, name, first + slot)
+        events += [
+            _event(span, first + slot, zero_s) for span, slot in zip(spans, places, strict=True)
+        ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def save_chrome(trace: Trace, path: Path | str) -> None:
+    """Writes ``to_chrome(trace)`` to a file."""
+    Path(path).write_text(json.dumps(to_chrome(trace)), encoding="utf-8")
+
+
+def _event(span: Span, thread: int, zero_s: float) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.lane,
+        "pid": span.rank,
+        "tid": thread,
+        "ts": (span.start_s - zero_s) * 1e6,
+        "dur": span.duration_s * 1e6,
+        "args": {"size_bytes": span.size_bytes, "step": span.step, "message": span.message},
+    }
+
+
+def _names(what: str, rank: int, thread: int, name: str, place: int) -> list[dict[str, Any]]:
+    common = {"ph": "M", "pid": rank, "tid": thread}
+    return [
+        {**common, "name": f"{what}_name", "args": {"name": name}},
+        {**common, "name": f"{what}_sort_index", "args": {"sort_index": place}},
+    ]

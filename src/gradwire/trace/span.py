@@ -1,0 +1,116 @@
+"""Span and Trace: the one form in which gradwire says what took how long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import InvalidSetting
+
+SCHEMA = 1
+LANES = ("forward", "backward", "compute", "communication", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work of one rank.
+
+    ``lane`` is where it ran (see ``LANES``), ``name`` what it was; times are seconds on a clock
+    whose zero all spans of one trace share; ``size_bytes`` is what it moved over the wire (0 for
+    computation); ``step`` counts iterations, ``message`` is the message it belongs to (-1: none).
+    """
+
+    rank: int
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+    size_bytes: int = 0
+    step: int = -1
+    message: int = -1
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Spans of one or more ranks, ordered by start.
+
+    >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
+    >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])
+    >>> trace.iteration_s, [span.lane for span in trace.spans]
+    (0.75, ['backward', 'compute'])
+    """
+
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> Trace:
+        return cls(tuple(sorted(spans, key=lambda s: (s.start_s, s.rank, s.end_s))))
+
+    @classmethod
+    def merged(cls, traces: Iterable[Trace]) -> Trace:
+        """All spans of several ranks' traces as one."""
+        return cls.of(span for trace in traces for span in trace.spans)
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds from the first start to the last end; 0 for an empty trace."""
+        if not self.spans:
+            return 0.0
+        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans)
+
+    def lanes(self) -> list[tuple[int, str]]:
+        """(rank, lane) pairs present, ranks ascending, lanes in their usual order."""
+        order = {lane: i for i, lane in enumerate(LANES)}
+        present = {(s.rank, s.lane) for s in self.spans}
+        return sorted(present, key=lambda p: (p[0], order.get(p[1], len(order)), p[1]))
+
+    def steps(self) -> list[int]:
+        """Step numbers present, ascending."""
+        return sorted({s.step for s in self.spans if s.step >= 0})
+
+    def only(self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None) -> Trace:
+        """The spans of one step, or those for which ``keep`` is true."""
+        return Trace(
+            tuple(
+                s
+                for s in self.spans
+                if (step is None or s.step == step) and (keep is None or keep(s))
+            )
+        )
+
+    def busy_s(self, lane: str, rank: int | None = None) -> float:
+        """Seconds in which at least one span of ``lane`` was open (overlaps counted once)."""
+        total, reached = 0.0, float("-inf")
+        for span in self.spans:
+            if span.lane != lane or (rank is not None and span.rank != rank):
+                continue
+            total += max(0.0, span.end_s - max(span.start_s, reached))
+            reached = max(reached, span.end_s)
+        return total
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, "spans": [asdict(s) for s in self.spans]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise InvalidSetting(
+                f"a trace of schema {SCHEMA} was expected, got "
+                f"{data.get('schema') if isinstance(data, dict) else type(data).__name__}; "
+                "write it again with this version of gradwire"
+            )
+        return cls.of(Span(**span) for span in data["spans"])
+
+    def save(self, path: Path | str) -> None:
+        Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> Trace:
+        return cls.from_json(Path(path).read_text())

@@ -1,0 +1,1 @@
+"""Laws over every file of a folder: what must hold whatever the algorithm is called."""

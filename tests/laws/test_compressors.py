@@ -1,0 +1,37 @@
+"""Every compressor, with every example of its settings, keeps every law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from torch import Tensor
+
+from gradwire.contract import Compressor
+from gradwire.load import examples
+from tests.strategies import bounded, gradients, panel
+
+from .compressor_laws import LAWS
+
+
+@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_law(law: Callable[..., None], codec: Compressor) -> None:
+    @bounded(20)
+    @given(grad_N=gradients())
+    def holds(grad_N: Tensor) -> None:
+        law(codec, grad_N)
+
+    for grad_N in panel():
+        law(codec, grad_N)
+    holds()
+
+
+@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+def test_header_fields(codec: Any) -> None:
+    """The file's docstring states what the design asks of every algorithm."""
+    text = __import__(type(codec).__module__, fromlist=["_"]).__doc__
+    for heading in ("Source:", "Differences", "Wire:", "State:", "Contributed:"):
+        assert heading in text, f"{type(codec).__module__} does not state {heading}"
