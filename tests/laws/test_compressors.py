@@ -19,7 +19,7 @@ from .compressor_laws import LAWS
 @pytest.mark.parametrize("codec", examples("compress"), ids=repr)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[..., None], codec: Compressor) -> None:
-    @bounded(20)
+    @bounded(15)
     @given(grad_N=gradients())
     def holds(grad_N: Tensor) -> None:
         law(codec, grad_N)

@@ -111,3 +111,15 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[..., N
 
 def _advance_nothing(amount: float = 1, note: str = "") -> None:
     pass
+
+
+class Fractions:
+    """Turns reports of how much is done, (fraction, what), into advances of a `progress` bar."""
+
+    def __init__(self, advance: Callable[..., None]) -> None:
+        self._advance = advance
+        self._done = 0.0
+
+    def __call__(self, fraction: float, what: str) -> None:
+        self._advance(fraction - self._done, what)
+        self._done = fraction

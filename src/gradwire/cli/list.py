@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,16 +64,21 @@ def _settings(algorithm: type) -> list[str]:
     return [
         field.name
         if field.default is dataclasses.MISSING
-        else f"{field.name}={getattr(field.default, 'value', field.default)}"
+        else f"{field.name}={str(field.default).removeprefix('torch.')}"
         for field in dataclasses.fields(algorithm)
         if field.init
     ]
 
 
 def _traits(algorithm: type) -> list[str]:
-    declared = getattr(algorithm, "traits", None)
-    if declared is None:
-        return []
+    """What a compressor promises, or what a collective needs of one, as words."""
+    promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
+    if promised is not None:
+        return _words(promised)
+    return [f"needs {word}" for word in _words(needed)] if needed is not None else []
+
+
+def _words(declared: Any) -> list[str]:
     words: list[str] = []
     for field in dataclasses.fields(declared):
         value = getattr(declared, field.name)

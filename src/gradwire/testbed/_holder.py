@@ -4,15 +4,16 @@
 
 It enters a network namespace of its own (which gets the bridge; with ``user`` inside a new user
 namespace, where it is root), and forks one child per host, each in a further network namespace.
-It then prints ``ready PID PID ...`` or ``error WHAT: WHY`` and waits until its standard input
-closes. That happens when its owner closes it and just as well when the owner is killed, so no
-namespace, interface or rank ever outlives the owner: the kernel takes the namespaces away with
-their last process, nothing is registered under a name, and there is nothing to clean up later.
-Standard library only, so that it starts in 20 ms.
+It then prints ``ready PID PID ...``, ``denied WHY`` or ``congestion WHY``, and waits until its
+standard input closes. That happens when its owner closes it and just as well when the owner is
+killed, so no namespace, interface or rank ever outlives the owner: the kernel takes the namespaces
+away with their last process, nothing is registered under a name, and there is nothing to clean up
+later. Standard library only, so that it starts in 20 ms.
 """
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -26,11 +27,16 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+class UnusableCongestionControl(OSError):
+    """The kernel does not have it, or not for namespaces."""
+
+
 def unshare(flags: int, what: str) -> None:
     """Leaves the current namespaces for new ones."""
     if libc.unshare(flags) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"unshare {what}: {os.strerror(code)}")
+        why = "none allowed, or as many as allowed in use" if code == errno.ENOSPC else ""
+        raise OSError(code, f"{what} namespace: {why or os.strerror(code)}")
 
 
 def become_root_inside() -> None:
@@ -50,7 +56,10 @@ def net_namespace(pid: int | str = "self") -> int:
 def choose_congestion_control(name: str) -> None:
     """Sets this namespace's TCP congestion control; the machine's own stays as it is."""
     if name:
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
+        try:
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
+        except OSError as problem:
+            raise UnusableCongestionControl(problem.strerror) from None
 
 
 def hold_one_host(report: int, congestion_control: str) -> None:
@@ -60,8 +69,10 @@ def hold_one_host(report: int, congestion_control: str) -> None:
         unshare(CLONE_NEWNET, "network")
         choose_congestion_control(congestion_control)
         os.write(report, b"+")
+    except UnusableCongestionControl as problem:
+        os.write(report, f"congestion {problem}".encode())
     except OSError as problem:
-        os.write(report, str(problem).encode())
+        os.write(report, f"denied {problem.strerror}".encode())
     os.close(report)
     while True:
         signal.pause()
@@ -78,7 +89,8 @@ def fork_host(congestion_control: str) -> int:
     with os.fdopen(receive, "rb") as reports:
         answer = reports.read()
     if answer != b"+":
-        raise OSError(answer.decode())
+        print(answer.decode(), flush=True)
+        raise SystemExit(1)
     return pid
 
 
@@ -111,7 +123,7 @@ def main() -> None:
             pids.append(fork_host(congestion_control))
             namespaces.add(net_namespace(pids[-1]))
     except OSError as problem:
-        print(f"error {problem.strerror or problem}", flush=True)
+        print(f"denied {problem.strerror}", flush=True)
         raise SystemExit(1) from None
     assert outside not in namespaces, "a host without a namespace of its own"
     print("ready", *pids, flush=True)

@@ -54,7 +54,9 @@ class Testbed:
         if not 576 <= self.mtu <= 65_000:
             raise invalid("mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500")
         if not 0 <= self.burst_s <= 1:
-            raise invalid("burst_s", self.burst_s, "between 0 and 1 second", "0.0025 is the default")
+            raise invalid(
+                "burst_s", self.burst_s, "between 0 and 1 second", "0.0025 is the default"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

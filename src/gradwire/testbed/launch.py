@@ -208,7 +208,9 @@ def _supervise(
             deadline_s, reason = end_of_grace_s, "another's failure"
 
 
-def _end(running: Sequence[_Running] | set[_Running], reason: EndedBy = "another's failure") -> None:
+def _end(
+    running: Sequence[_Running] | set[_Running], reason: EndedBy = "another's failure"
+) -> None:
     for one in running:
         if not one.has_ended.is_set():
             one.ended_by = reason

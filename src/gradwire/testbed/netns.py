@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import TestbedUnavailable
+from ..errors import TestbedUnavailable, invalid
 from .tc import Shaper
 
 INTERFACE = "eth0"
@@ -163,11 +163,23 @@ def _stop_holder(holder: subprocess.Popen[str]) -> None:
         holder.stdout.close()
 
 
-def _read_pids(holder: subprocess.Popen[str]) -> tuple[int, ...]:
+def _congestion_controls() -> str:
+    listing = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    return listing.read_text().strip() if listing.exists() else "see the kernel's own list"
+
+
+def _read_pids(holder: subprocess.Popen[str], congestion_control: str) -> tuple[int, ...]:
     assert holder.stdout is not None
     word, _, rest = holder.stdout.readline().strip().partition(" ")
     if word == "ready":
         return tuple(int(pid) for pid in rest.split())
+    if word == "congestion":
+        raise invalid(
+            "congestion_control",
+            congestion_control,
+            f"one that this kernel allows in namespaces ({_congestion_controls()})",
+            "leave it empty to keep the machine's own",
+        )
     raise TestbedUnavailable(
         f"the kernel does not let this user make network namespaces ({rest or 'holder ended'})"
     )
@@ -192,7 +204,7 @@ def open_namespaces(
         find_tool(tool)
     holder = _start_holder(privilege, num_hosts, congestion_control)
     try:
-        pids = _read_pids(holder)
+        pids = _read_pids(holder, congestion_control)
         spaces = Namespaces(holder_pid=holder.pid, pids=pids, privilege=privilege)
         _wire_up(spaces, shaper, mtu)
         yield spaces

@@ -1,5 +1,4 @@
-"""A trace in the Chrome trace event format, which https://ui.perfetto.dev and chrome://tracing
-open.
+"""A trace in the Chrome trace event format, which https://ui.perfetto.dev opens.
 
 Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events ("M").
 A process is a rank and a thread is a lane. Viewers draw the events of one thread as a call stack,
@@ -16,6 +15,9 @@ from typing import Any
 
 from .span import Span, Trace
 
+TOUCHING_S = 1e-9
+"""Spans that overlap by less follow each other: sums of clock readings round that far."""
+
 
 def slots(spans: Sequence[Span]) -> list[int]:
     """For every span (ordered by start) the lowest slot that no earlier, still open span holds.
@@ -27,7 +29,7 @@ def slots(spans: Sequence[Span]) -> list[int]:
     held: list[tuple[float, int]] = []
     found: list[int] = []
     for span in spans:
-        while held and held[0][0] <= span.start_s:
+        while held and held[0][0] <= span.start_s + TOUCHING_S:
             heapq.heappush(free, heapq.heappop(held)[1])
         slot = heapq.heappop(free) if free else len(held)
         heapq.heappush(held, (span.end_s, slot))

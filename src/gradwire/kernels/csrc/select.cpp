@@ -16,7 +16,7 @@ namespace {
 using namespace gw;
 
 constexpr int64_t kBlock = 16384;  // elements of a block; its candidates fit a local buffer
-constexpr int kSampleShift = 16;  // the sample's histogram has one bin for 2^16 keys
+constexpr int kSampleShift = 16;   // the sample's histogram has one bin for 2^16 keys
 constexpr int kNumSampleBins = 1 << (31 - kSampleShift);
 constexpr int kMaxAttempts = 2;
 

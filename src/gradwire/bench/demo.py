@@ -1,0 +1,134 @@
+"""The demo: one model, six ways to average its gradients, on shaped links; tables and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import invalid
+from ..report import bars, curves, html, timeline
+from ..testbed.hosts import Testbed, open_hosts
+from ..trace.chrome import save_chrome
+from ..trace.span import Trace
+from ..units import format_bytes, format_rate
+from .demo_rank import METHODS
+from .ranks import Report, run_ranks
+from .tasks import available, make_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """What to run. ``steps`` is for each method, taken in ``rounds`` turns."""
+
+    hosts: int = 4
+    rate_bytes_per_s: float = 25_000_000.0
+    steps: int = 40
+    rounds: int = 4
+    task: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.hosts < 2:
+            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        if self.steps % self.rounds or self.steps // self.rounds < 2:
+            raise invalid(
+                "steps", self.steps, f"a multiple of {self.rounds}, 8 at least", "write 40"
+            )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Rows of the table, and what pictures are drawn from."""
+
+    rows: list[dict[str, object]]
+    traces: dict[str, Trace]
+    losses: dict[str, list[float]]
+    notes: list[str]
+
+
+def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
+    """Opens the testbed, trains by all methods, and puts the figures together."""
+    name = available()[0] if demo.task == "auto" else demo.task
+    task = make_task(name)
+    settings = {"task": name, "steps": demo.steps, "rounds": demo.rounds}
+    testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
+    with open_hosts(testbed) as hosts:
+        results = run_ranks(hosts, "demo_rank", settings, report=report, timeout_s=timeout_s)
+        shaped = hosts.shaped
+    link = format_rate(demo.rate_bytes_per_s) if shaped else "unshaped loopback"
+    parameters = results[0]["ddp"]["parameters"]
+    notes = [
+        f"{task.description}; {parameters:,} parameters, {format_bytes(4 * parameters)} of "
+        "gradients; AdamW.",
+        f"{demo.hosts} hosts, each one rank, {link}; {demo.steps} steps a method in "
+        f"{demo.rounds} turns; all methods see the same batches.",
+        "step_s is the median of rank 0's steps without the first three; the spread is from the "
+        "20th to the 80th percentile. Bytes are the interface's own count, headers included.",
+        "loss is on a held-out batch after the last step.",
+    ]
+    if not shaped:
+        notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
+    return Outcome(
+        [_row(method, results, demo.hosts if not shaped else 1) for method in METHODS],
+        {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in METHODS},
+        {m: results[0][m]["losses"] for m in METHODS},
+        notes,
+    )
+
+
+def _row(method: str, results: list[dict[str, Any]], sharers: int) -> dict[str, object]:
+    own, ddp = results[0][method], results[0]["ddp"]
+    sent = sum(result[method]["sent_bytes"] for result in results) / len(results) / sharers
+    return {
+        "name": method,
+        "step_s": own["step_s"],
+        "step_p20_s": own["step_p20_s"],
+        "step_p80_s": own["step_p80_s"],
+        "speedup_vs_ddp": ddp["step_s"] / own["step_s"],
+        "wire_bytes_per_step": sent,
+        "loss": own["loss"],
+    }
+
+
+def write_report(
+    outcome: Outcome, folder: Path, *, command: str, machine: dict[str, object]
+) -> Path:
+    """Writes pictures, one Chrome trace a method, and the HTML page that holds them all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for method, trace in outcome.traces.items():
+        save_chrome(trace, folder / f"{method}.trace.json")
+    first = {name: _of_rank(trace, 0) for name, trace in outcome.traces.items()}
+    pictures = {
+        "Step time": bars.draw(
+            outcome.rows,
+            folder / "steps.png",
+            keys=("step_s", "speedup_vs_ddp", "wire_bytes_per_step"),
+            title="One step, by method",
+        ),
+        "One step of rank 0": timeline.draw(
+            first, folder / "timeline.png", title="One step of rank 0, by method"
+        ),
+        "Training loss": curves.draw(
+            {
+                name: [(float(i), loss) for i, loss in enumerate(losses)]
+                for name, losses in outcome.losses.items()
+            },
+            folder / "loss.png",
+            title="Training loss, mean over ranks",
+            x_label="step",
+            y_label="cross-entropy (nats)",
+        ),
+    }
+    return html.write(
+        folder / "report.html",
+        title="gradwire demo",
+        command=command,
+        machine=machine,
+        rows=outcome.rows,
+        pictures=pictures,
+        notes=outcome.notes,
+    )
+
+
+def _of_rank(trace: Trace, rank: int) -> Trace:
+    return trace.only(lambda span: span.rank == rank)

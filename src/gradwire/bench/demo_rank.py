@@ -1,0 +1,181 @@
+"""What every rank of the demo does: trains one model by each method, in turn, and measures.
+
+Methods take turns of a few steps each, so that all of them see the same moods of the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from ..compress.cast16 import cast16
+from ..compress.none import none
+from ..compress.onebit import onebit
+from ..compress.topk import topk
+from ..contract import Compressor
+from ..runtime.attach import attach
+from ..runtime.handle import Handle
+from ..runtime.lanes import wall_clock
+from ..testbed.counters import own_counters
+from ..trace.span import Span, Trace
+from .ranks import Report
+from .tasks import Task, make_task
+
+CODECS: dict[str, Compressor] = {
+    "gradwire-dense": none(),
+    "gradwire-cast16": cast16(),
+    "gradwire-onebit": onebit(),
+    "gradwire-topk": topk(density=0.01),
+}
+METHODS = ("ddp", "ddp-fp16", *CODECS)
+_WARM_UP_STEPS = 3
+
+
+@dataclass
+class Run:
+    """One method's model on its way, and what was measured of it so far."""
+
+    method: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    handle: Handle | None
+    step: int = 0
+    step_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+    counted_steps: int = 0
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Trains by all methods; returns this rank's figures and one step's trace for each."""
+    torch.set_num_threads(1)
+    task = make_task(settings["task"])
+    runs = [_start(method, task) for method in METHODS]
+    rounds, turn = settings["rounds"], settings["steps"] // settings["rounds"]
+    for index in range(rounds):
+        for place, run in enumerate(runs):
+            report((index + place / len(runs)) / rounds, f"training with {run.method}")
+            _take_turn(run, task, turn)
+    return {run.method: _result(run, task) for run in runs}
+
+
+def _start(method: str, task: Task) -> Run:
+    torch.manual_seed(0)
+    model = task.make_model()
+    handle = None
+    if method in CODECS:
+        handle = attach(model, CODECS[method], trace_steps=2)
+    else:
+        model = DistributedDataParallel(model)
+        if method == "ddp-fp16":
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
+    return Run(method, model, optimizer, handle)
+
+
+def _take_turn(run: Run, task: Task, num_steps: int) -> None:
+    dist.barrier()
+    before = own_counters()
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        run.losses.append(_train_step(run, task, run.model))
+        run.step_s.append(time.perf_counter() - start_s)
+        run.step += 1
+    dist.barrier()
+    run.sent_bytes += own_counters().since(before).tx_bytes
+    run.counted_steps += num_steps
+
+
+def _train_step(run: Run, task: Task, model: nn.Module) -> float:
+    inputs, targets = task.batch(run.step, dist.get_rank(), dist.get_world_size())
+    run.optimizer.zero_grad()
+    loss = task.loss(model, inputs, targets)
+    loss.backward()
+    run.optimizer.step()
+    return loss.item()
+
+
+def _result(run: Run, task: Task) -> dict[str, Any]:
+    with torch.no_grad():
+        held_out_loss = task.loss(run.model, *task.held_out).item()
+    low, middle, high = quantiles(run.step_s[_WARM_UP_STEPS:], n=10)[1::3]
+    trace = _gradwire_trace(run.handle) if run.handle else _ddp_trace(run, task)
+    return {
+        "step_s": middle,
+        "step_p20_s": low,
+        "step_p80_s": high,
+        "sent_bytes": run.sent_bytes / run.counted_steps,
+        "loss": held_out_loss,
+        "losses": _mean_over_ranks(run.losses),
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "trace": trace.to_json(),
+    }
+
+
+def _mean_over_ranks(values: list[float]) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    means: list[float] = (total / dist.get_world_size()).tolist()
+    return means
+
+
+def _gradwire_trace(handle: Handle) -> Trace:
+    trace = handle.trace()
+    return trace.only(step=trace.steps()[-1])
+
+
+def _ddp_trace(run: Run, task: Task) -> Trace:
+    """Two more steps of the same model under DDP with a hook that notes when transfers end."""
+    assert isinstance(run.model, DistributedDataParallel)
+    spans: list[Span] = []
+    base = (
+        default_hooks.fp16_compress_hook
+        if run.method == "ddp-fp16"
+        else default_hooks.allreduce_hook
+    )
+    traced = DistributedDataParallel(run.model.module)
+    traced.register_comm_hook(None, _timed(base, spans))
+    for _ in range(2):  # DDP cuts its buckets anew after the first step
+        spans.clear()
+        rank = dist.get_rank()
+        inputs, targets = task.batch(run.step, rank, dist.get_world_size())
+        start_s = wall_clock()
+        loss = task.loss(traced, inputs, targets)
+        middle_s = wall_clock()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end_s = wall_clock()
+        run.optimizer.zero_grad()
+    spans += [
+        Span(rank, "forward", "forward", start_s, middle_s, step=0),
+        Span(rank, "backward", "backward", middle_s, end_s, step=0),
+    ]
+    return Trace.of(spans)
+
+
+def _timed(base: Callable[..., Any], spans: list[Span]) -> Any:
+    def timed_hook(state, bucket):  # type: ignore[no-untyped-def]
+        start_s, size_bytes = wall_clock(), bucket.buffer().nbytes
+        future = base(state, bucket)
+
+        def note(done: torch.futures.Future[Tensor]) -> Tensor:
+            end_s = wall_clock()
+            rank = dist.get_rank()
+            spans.append(
+                Span(rank, "communication", "AllReduce", start_s, end_s, size_bytes, 0, -1)
+            )
+            value: Any = done.value()
+            return value[0] if isinstance(value, list) else value  # type: ignore[no-any-return]
+
+        return future.then(note)
+
+    timed_hook.__annotations__ = {}
+    return timed_hook

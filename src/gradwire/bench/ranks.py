@@ -1,0 +1,90 @@
+"""Runs one of this folder's rank programs on every host of a testbed and collects what they found.
+
+A rank program is a module with ``measure(settings, report) -> result``; settings and results are plain
+JSON. Ranks meet by torch.distributed over the hosts' links; files carry the results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ..testbed.hosts import Hosts
+from ..testbed.launch import launch
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+_POLL_S = 0.2
+
+
+def run_ranks(
+    hosts: Hosts, program: str, settings: dict[str, Any], *, report: Report, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Runs ``gradwire.bench.<program>`` on all hosts; returns every rank's result.
+
+    Raises ``RankFailed`` with the failed rank's last lines if one fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
+        place = Path(folder)
+        (place / "settings.json").write_text(json.dumps(settings))
+        over = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
+        watcher.start()
+        try:
+            command = [sys.executable, "-m", __name__, program, folder]
+            launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
+        finally:
+            over.set()
+            watcher.join()
+        return [json.loads(_result(place, rank).read_text()) for rank in range(len(hosts))]
+
+
+def _result(place: Path, rank: int) -> Path:
+    return place / f"result-{rank}.json"
+
+
+def _watch(progress: Path, report: Report, over: threading.Event) -> None:
+    """Passes on rank 0's last report until all is over."""
+    seen = ""
+    while not over.wait(_POLL_S):
+        text = progress.read_text() if progress.exists() else ""
+        if text and text != seen:
+            seen = text
+            fraction, _, what = text.partition(" ")
+            report(float(fraction), what)
+
+
+def main() -> None:
+    """What each rank executes: joins the group, measures, writes its result."""
+    program, folder = sys.argv[1], Path(sys.argv[2])
+    settings = json.loads((folder / "settings.json").read_text())
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def report(fraction: float, what: str) -> None:
+        if rank == 0:
+            draft = folder / "progress.new"
+            draft.write_text(f"{fraction} {what}")
+            draft.replace(folder / "progress")
+
+    result = importlib.import_module(f"gradwire.bench.{program}").measure(settings, report)
+    _result(folder, rank).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    # Lane threads are daemons; ending here spares the interpreter's shutdown a race with them.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

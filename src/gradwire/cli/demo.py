@@ -1,0 +1,44 @@
+"""Train a real model on shaped links by six methods, and compare."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..bench.demo import Demo, run, write_report
+from ..units import parse_rate
+from ._output import Fractions, emit, machine, progress
+
+app = typer.Typer()
+
+
+@app.command()
+def demo(
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
+    task: Annotated[str, typer.Option(help="text, fashion, or auto.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for pictures, traces and the report.")] = Path(
+        "demo-report"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a real model on shaped links by six methods, and compare.
+
+    The same model, data and steps through plain DDP, DDP with the fp16 hook, and gradwire with
+    dense, cast16, onebit and top-k 1 % exchanges.
+    """
+    settings = Demo(hosts=hosts, rate_bytes_per_s=parse_rate(rate), steps=steps, task=task)
+    with progress("demo", total=1) as advance:
+        outcome = run(settings, Fractions(advance))
+    command = shlex.join(["gradwire", *sys.argv[1:]])
+    page = write_report(outcome, out, command=command, machine=machine())
+    emit("demo", outcome.rows, as_json=as_json, title=f"{hosts} hosts at {rate}")
+    if not as_json:
+        for note in outcome.notes:
+            typer.echo(note)
+        typer.echo(f"report: {page}")

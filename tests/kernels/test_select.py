@@ -1,0 +1,161 @@
+"""topk and scatter_add: the C++ against its definition, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gradwire.errors import InvalidSetting
+from gradwire.kernels import select
+from gradwire.kernels._build import reference_only
+
+from .vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+
+__all__ = ["compiled"]
+DENSITIES = st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 1.0])
+
+
+def selected(x_N, k, residual_N=None):
+    indices_K = torch.full((k,), -1, dtype=torch.int32)
+    values_K = torch.full((k,), 7.0, dtype=x_N.dtype)
+    after_N = None if residual_N is None else residual_N.clone()
+    select.topk(x_N, indices_K, values_K, after_N)
+    return indices_K, values_K, after_N
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+def test_largest_by_magnitude_in_ascending_order(dtype):
+    x_N = torch.tensor([1.0, -5.0, 2.0, 0.0, 4.0], dtype=dtype)
+    indices, values, after = selected(x_N, 3, torch.ones(5, dtype=dtype))
+    assert indices.tolist() == [1, 2, 4]
+    assert values.tolist() == [-4.0, 3.0, 5.0]
+    assert after.tolist() == [2.0, 0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_rank_of_what_is_not_finite(forced):
+    x_N = torch.tensor([3.0, torch.inf, 1.0, torch.nan, -torch.inf])
+    context = reference_only() if forced else num_threads(1)
+    with context:
+        indices, values, after = selected(x_N, 2, torch.zeros(5))
+        assert indices.tolist() == [1, 3]  # NaN first, then the inf with the lower index
+        assert values[0] == torch.inf
+        assert values[1].isnan()
+        assert after.tolist() == [3.0, 0.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_ties_go_to_the_lowest_index(forced):
+    context = reference_only() if forced else num_threads(1)
+    with context:
+        assert selected(torch.tensor([1.0, -2.0, 2.0, 2.0, -2.0]), 2)[0].tolist() == [1, 2]
+        assert selected(torch.zeros(100_000), 3)[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("compiled")
+@settings(max_examples=150, deadline=None, derandomize=True)
+@example(case=(200_003, "not finite", 1), density=0.01, with_residual=True)
+@example(case=(200_003, "mostly zeros", 0), density=0.01, with_residual=True)
+@example(case=(200_003, "all equal", 0), density=0.01, with_residual=True)
+@example(case=(200_003, "one loud layer", 0), density=0.01, with_residual=True)
+@given(case=cases, density=DENSITIES, with_residual=st.booleans())
+def test_cpp_is_the_reference(case, density, with_residual):
+    numel, kind, seed = case
+    x_N = vector(numel, kind, seed)
+    residual_N = residual_for(x_N, seed) if with_residual else None
+    k = round(numel * density)
+    got = selected(x_N, k, residual_N)
+    with reference_only():
+        want = selected(x_N, k, residual_N)
+    for got_part, want_part in zip(got[: 2 + with_residual], want, strict=False):
+        assert same_bits(got_part, want_part)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_sample_that_misleads_only_costs_time():
+    # Loud elements at every 16th place look a sixteenth as frequent to runs of 16, and a vector
+    # whose two halves differ by orders of magnitude has a gap where the threshold is sought.
+    spikes_N = vector(400_000, "normal", 2)
+    spikes_N[::16] *= 1e3
+    halves_N = vector(400_000, "normal", 3)
+    halves_N[:200_000] *= 1e-6
+    levels_N = vector(400_000, "normal", 4).mul(2).round().div(2)
+    for x_N in (spikes_N, halves_N, levels_N):
+        for k in (4_000, 24_999, 25_000, 25_001):
+            got = selected(x_N, k, torch.zeros(x_N.numel()))
+            with reference_only():
+                want = selected(x_N, k, torch.zeros(x_N.numel()))
+            assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", ["normal", "ties", "all equal", "not finite"])
+def test_thread_count_changes_no_byte(kind):
+    x_N, residual_N = vector(1_000_003, kind, 7), residual_for(torch.empty(1_000_003), 7)
+    results = []
+    for count in (1, 2, 2):
+        with num_threads(count):
+            results.append(selected(x_N, 10_000, residual_N))
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_buffers_kept_between_calls_carry_nothing_over():
+    large, small = vector(200_003, "one loud layer", 1), vector(50_000, "normal", 2)
+    first = selected(small, 500)
+    selected(large, 20_000)
+    again = selected(small, 500)
+    assert same_bits(first[0], again[0])
+    assert same_bits(first[1], again[1])
+
+
+@pytest.mark.usefixtures("compiled")
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    numel=st.integers(1, 70_000),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1.0, 0.3]),
+    ascending=st.booleans(),
+)
+def test_scatter_add_is_the_reference(numel, seed, scale, ascending):
+    random = torch.Generator().manual_seed(seed)
+    indices_K = torch.randperm(numel, generator=random, dtype=torch.int32)[: numel // 2]
+    if ascending:
+        indices_K = indices_K.sort().values
+    values_K = vector(indices_K.numel(), "normal", seed)
+    got_N, want_N = vector(numel, "normal", seed + 1), vector(numel, "normal", seed + 1)
+    select.scatter_add(indices_K, values_K, got_N, scale)
+    with reference_only():
+        select.scatter_add(indices_K, values_K, want_N, scale)
+    assert same_bits(got_N, want_N)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
+    context = reference_only() if forced else num_threads(2)
+    with context:
+        out_N = torch.zeros(4)
+        values = torch.tensor([1.0, 2.0, 4.0])
+        select.scatter_add(torch.tensor([3, 3, 0], dtype=torch.int32), values, out_N)
+        assert out_N.tolist() == [4.0, 0.0, 0.0, 3.0]
+        for wrong in (4, -1):
+            with pytest.raises(InvalidSetting, match=rf"indices_K\[1\] must lie in .* got {wrong}"):
+                select.scatter_add(torch.tensor([0, wrong, 1], dtype=torch.int32), values, out_N)
+        assert out_N.tolist() == [4.0, 0.0, 0.0, 3.0]
+
+
+def test_wrong_operands_are_named():
+    x_N = torch.zeros(4)
+    with pytest.raises(InvalidSetting, match="indices_K must be at most grad_N's length 4, got 5"):
+        selected(x_N, 5)
+    with pytest.raises(InvalidSetting, match="indices_K must be of dtype torch.int32"):
+        select.topk(x_N, torch.zeros(2, dtype=torch.int64), torch.zeros(2))
+    with pytest.raises(InvalidSetting, match="values_K must be a contiguous vector of 2"):
+        select.topk(x_N, torch.zeros(2, dtype=torch.int32), torch.zeros(3))
+    with pytest.raises(InvalidSetting, match="residual_N must be of dtype torch.float32"):
+        selected(x_N, 2, torch.zeros(4, dtype=torch.float64))

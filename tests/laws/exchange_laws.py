@@ -1,0 +1,276 @@
+"""The laws of exchanges: each takes an exchange without error feedback, and a case.
+
+Where a law is about error feedback it wraps the exchange itself. Residuals are found by
+``gw.residuals``, so an exchange that keeps its own account is held to the same laws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.collective._local import drive
+from gradwire.collective._verbs import Steps
+from gradwire.contract import Member, State
+from gradwire.exchange import (
+    Exchange,
+    Pair,
+    Result,
+    clone_state,
+    residuals,
+    run_local,
+    synchronise,
+    with_error_feedback,
+)
+from gradwire.spec import TensorSpec, working_dtype
+
+from .cases import Case
+from .tolerance import assert_near, largest, same_bits
+
+NUM_STEPS = 4
+
+
+@dataclass(frozen=True)
+class RunOnly(Exchange):
+    """An exchange that knows only ``run``: its ``synchronise`` is the base class's definition."""
+
+    inner: Exchange
+
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.inner.init(spec, world)
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        return self.inner.run(rank, world, state, grad_N)
+
+
+def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
+    """The dtype to whose rounding an exchange must balance.
+
+    Float32, unless the mean is of 16 bits itself, or a library sums 16-bit payloads on the way,
+    whose rounding no rank sees.
+    """
+    coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
+    if not isinstance(exchange, Pair):
+        return coarsest
+    if exchange.collective.needs.additive and not exchange.codec.traits.exact_sum:
+        wire = exchange.codec.format(case.spec).fields[0].dtype
+        return max(coarsest, wire, key=lambda d: torch.finfo(d).eps)
+    return coarsest
+
+
+def _total(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([t.double() for t in tensors]).sum(0)
+
+
+def _residual(state: State, numel: int) -> Tensor:
+    """All that a rank keeps for later."""
+    kept = [t.double() for t in residuals(state).values()]
+    return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+
+
+def _states(results: list[Any]) -> list[State]:
+    return [state for _, _, state in results]
+
+
+def _tensors(state: State) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state if isinstance(state, tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
+    for rank, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert same_bits(a[0], b[0]), f"rank {rank}: {what}: the means differ"
+        assert same_bits(a[1], b[1]), f"rank {rank}: {what}: what was contributed differs"
+        pairs = zip(_tensors(a[2]), _tensors(b[2]), strict=True)
+        assert all(same_bits(x, y) for x, y in pairs), f"rank {rank}: {what}: states differ"
+
+
+def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
+    """Conservation: sum of (gradient + old residual) = W * mean + sum of new residuals."""
+    kept = with_error_feedback(exchange)
+    states = None
+    old_N = torch.zeros(case.numel, dtype=torch.float64)
+    for step in range(NUM_STEPS):
+        grads = case.grads(step)
+        results = run_local(kept, grads, states, seed=case.seed + step)
+        states = _states(results)
+        new_N = _total([_residual(state, case.numel) for state in states])
+        size = largest(*grads, *(_residual(state, case.numel) for state in states))
+        assert_near(
+            case.world * results[0][0].double() + new_N,
+            _total(grads) + old_N,
+            accuracy(exchange, case),
+            magnitude=case.world * size,
+            terms=case.world + 4,
+            what=f"step {step}: W * mean + new residuals against gradients + old residuals",
+        )
+        old_N = new_N
+
+
+def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
+    """Sum of what ranks contributed = W * mean, with and without error feedback."""
+    for tried in (exchange, with_error_feedback(exchange)):
+        states = None
+        for step in range(2):
+            grads = case.grads(step)
+            results = run_local(tried, grads, states, seed=case.seed)
+            states = _states(results)
+            given = [contributed_N for _, contributed_N, _ in results]
+            assert all(c.dtype == working_dtype(case.dtype) for c in given)
+            assert_near(
+                _total(given),
+                case.world * results[0][0].double(),
+                accuracy(exchange, case),
+                magnitude=case.world * max(2 * largest(*grads), largest(*given)),
+                terms=case.world + 4,
+                what=f"step {step}: the sum of contributions against W * mean",
+            )
+
+
+def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) -> None:
+    """On each rank: gradient + old residual = contributed + new residual."""
+    kept = with_error_feedback(exchange)
+    states = None
+    old = [torch.zeros(case.numel, dtype=torch.float64) for _ in range(case.world)]
+    for step in range(2):
+        grads = case.grads(step)
+        results = run_local(kept, grads, states, seed=case.seed)
+        states = _states(results)
+        for rank, (_, contributed_N, state) in enumerate(results):
+            new_N = _residual(state, case.numel)
+            assert_near(
+                contributed_N.double() + new_N,
+                grads[rank].double() + old[rank],
+                torch.float32,
+                magnitude=largest(grads[rank], old[rank], contributed_N, new_N),
+                terms=4,
+                what=f"step {step}, rank {rank}: contributed + new residual",
+            )
+            old[rank] = new_N
+
+
+def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
+    """Means and states bit for bit, over two steps, with and without error feedback."""
+    for tried in (exchange, with_error_feedback(exchange)):
+        states = [tried.init(case.spec, case.world) for _ in range(case.world)]
+        members = [Member(rank, case.world) for rank in range(case.world)]
+        for step in range(2):
+            grads = case.grads(step)
+            want = run_local(tried, grads, states, seed=case.seed)
+            outs = [torch.full_like(g, 3.0) for g in grads]
+            steps = [
+                synchronise(tried, members[r], clone_state(states[r]), grads[r], outs[r])
+                for r in range(case.world)
+            ]
+            states = drive(steps, seed=case.seed).results
+            got = [(outs[r], want[r][1], states[r]) for r in range(case.world)]
+            _assert_same_results(got, want, f"step {step}: synchronise against run")
+
+
+def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) -> None:
+    """``synchronise`` with a residual does what the base class says in terms of ``run``.
+
+    From one common state, because an exchange may cut and round elsewhere. Not for 16-bit gradients:
+    there the definition hands ``run`` the unrounded sum, and so another wire.
+    """
+    if working_dtype(case.dtype) != case.dtype:
+        return
+    fused, defined = with_error_feedback(exchange), with_error_feedback(RunOnly(exchange))
+    states = _states(run_local(fused, case.grads(), seed=case.seed))
+    grads = case.grads(step=1)
+    got = run_local(fused, grads, states, seed=case.seed)
+    want = run_local(defined, grads, states, seed=case.seed)
+    size = largest(*grads, *(_residual(state, case.numel) for state in states))
+    for rank in range(case.world):
+        for what, a, b in (
+            ("mean", got[rank][0], want[rank][0]),
+            ("residual", *(_residual(r[rank][2], case.numel) for r in (got, want))),
+        ):
+            assert_near(
+                a,
+                b,
+                accuracy(exchange, case),
+                magnitude=case.world * size,
+                terms=8,
+                what=f"rank {rank}: the {what} against its definition",
+            )
+
+
+def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
+    """``run_local`` changes neither gradients nor the states it is given."""
+    kept = with_error_feedback(exchange)
+    states = _states(run_local(kept, case.grads(), seed=case.seed))
+    before = clone_state(tuple(states))
+    grads = case.grads(step=1)
+    run_local(kept, grads, states, seed=case.seed)
+    for now_N, was_N in zip(grads, case.grads(step=1), strict=True):
+        assert same_bits(now_N, was_N), "a gradient was written"
+    for now_N, was_N in zip(_tensors(tuple(states)), _tensors(before), strict=True):
+        assert same_bits(now_N, was_N), "a state that the caller holds was written"
+
+
+def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> None:
+    kept = with_error_feedback(exchange)
+    states = _states(run_local(kept, case.grads(), seed=0))
+    want = run_local(kept, case.grads(step=1), states, seed=0)
+    for seed in (0, 1, 2):
+        got = run_local(kept, case.grads(step=1), states, seed=seed)
+        _assert_same_results(got, want, f"interleaving {seed}")
+
+
+def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case) -> None:
+    """inf or NaN on one rank: in the mean on all ranks, in no residual, gone in the next step."""
+    if not case.numel:
+        return
+    kept = with_error_feedback(exchange)
+    before = _states(run_local(kept, case.grads(), seed=case.seed))
+    for spoil in (float("nan"), float("inf"), -float("inf")):
+        grads = case.grads(step=1)
+        grads[-1][case.numel // 2] = spoil
+        results = run_local(kept, grads, before, seed=case.seed)
+        for rank, (mean_N, _, state) in enumerate(results):
+            assert not bool(mean_N.isfinite().all()), f"rank {rank} does not see the {spoil}"
+            assert bool(_residual(state, case.numel).isfinite().all()), (
+                f"rank {rank} keeps the {spoil} in its residual"
+            )
+        for mean_N, _, _ in run_local(kept, case.grads(step=2), _states(results), seed=case.seed):
+            assert bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step"
+
+
+def law_residual_finite_for_huge_gradients(exchange: Exchange, case: Case) -> None:
+    """Whatever overflows on the way, no residual does."""
+    kept = with_error_feedback(exchange)
+    states = None
+    for step in range(2):
+        grads = [g.sign() * (0.85 * torch.finfo(g.dtype).max) for g in case.grads(step)]
+        grads = [g * torch.rand(len(g), generator=_seeded(r)).to(g) for r, g in enumerate(grads)]
+        states = _states(run_local(kept, grads, states, seed=case.seed))
+        for rank, state in enumerate(states):
+            assert bool(_residual(state, case.numel).isfinite().all()), (
+                f"step {step}: the residual of rank {rank} overflowed"
+            )
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
+    """Among one rank the mean is the gradient, bit for bit, and nothing is kept."""
+    for tried in (exchange, with_error_feedback(exchange)):
+        states = None
+        for step in range(2):
+            grad_N = case.grads(step)[0]
+            [(mean_N, contributed_N, state)] = run_local(tried, [grad_N], states)
+            assert same_bits(mean_N, grad_N), "alone, the mean is not the gradient"
+            assert same_bits(contributed_N, grad_N.to(contributed_N.dtype)), "contributed is not"
+            assert not bool(_residual(state, case.numel).any()), "alone, something was kept"
+            states = [state]
+
+
+LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

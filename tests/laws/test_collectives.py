@@ -1,0 +1,67 @@
+"""Every collective, with every compressor that it takes, keeps every law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from gradwire.collective._types import Collective
+from gradwire.contract import Compressor
+from gradwire.errors import IncompatiblePair
+from gradwire.exchange import Pair, pair, suited
+from gradwire.load import examples
+
+from .cases import EVERY_WORLD_AND_SIZE, name_of, pairs, rotated
+from .collective_laws import LAWS, law_equals_the_dense_mean
+
+EXACT = [made for made in pairs() if made.codec.traits.lossless]
+
+
+@pytest.mark.parametrize("exchange", pairs(), ids=name_of)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_law(law: Callable[..., None], exchange: Pair) -> None:
+    for case in rotated(pairs().index(exchange) + LAWS.index(law)):
+        law(exchange, case)
+
+
+@pytest.mark.parametrize("exchange", EXACT, ids=name_of)
+def test_dense_mean_for_every_world_and_size(exchange: Pair) -> None:
+    for case in EVERY_WORLD_AND_SIZE:
+        law_equals_the_dense_mean(exchange, case)
+
+
+@pytest.mark.parametrize(
+    ("codec", "collective"), [*product(examples("compress"), examples("collective"))], ids=repr
+)
+def test_pair_decides_by_traits(codec: Compressor, collective: Collective) -> None:
+    """A pair is refused exactly when traits miss a need, and the refusal helps."""
+    refusal = collective.needs.refusal(codec.traits)
+    if refusal is None:
+        assert pair(codec, collective).collective is collective
+        return
+    with pytest.raises(IncompatiblePair) as caught:
+        pair(codec, collective)
+    message = str(caught.value)
+    assert repr(codec) in message
+    assert repr(collective) in message
+    assert refusal in message
+    assert repr(suited(codec)) in message
+
+
+@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+def test_suited_collective_takes_the_codec(codec: Compressor) -> None:
+    assert pair(codec, suited(codec)).codec is codec
+
+
+@pytest.mark.parametrize("collective", examples("collective"), ids=repr)
+def test_every_collective_takes_some_codec(collective: Collective) -> None:
+    assert any(made.collective == collective for made in pairs())
+
+
+@pytest.mark.parametrize("collective", examples("collective"), ids=repr)
+def test_header_fields(collective: Collective) -> None:
+    text = __import__(type(collective).__module__, fromlist=["_"]).__doc__
+    for heading in ("Source:", "Differences", "Wire:", "State:", "Contributed:"):
+        assert heading in text, f"{type(collective).__module__} does not state {heading}"

@@ -1,0 +1,345 @@
+"""Uncompressed, gradwire gives what DDP gives: step for step, and in each awkward case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import gradwire as gw
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, SMALL_MB, Net, adamw, batch, ddp, digest, gradients
+
+pytestmark = pytest.mark.multi
+Wrapped = tuple[nn.Module, Callable[[], Any]]
+"""A model ready for training and its no_sync."""
+
+
+def by_ddp(model: nn.Module, **settings: Any) -> Wrapped:
+    wrapped = ddp(model, **settings)
+    return wrapped, wrapped.no_sync
+
+
+def by_attach(model: nn.Module, **settings: Any) -> Wrapped:
+    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    return model, handle.no_sync
+
+
+def by_both(model: nn.Module, **settings: Any) -> Wrapped:
+    wrapped = ddp(model, **settings)
+    return wrapped, gw.attach(wrapped, DENSE, bucket_cap_mb=SMALL_MB).no_sync
+
+
+WAYS = {"module": by_attach, "ddp": by_both}
+
+
+def close(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
+    """Equal within float rounding of the dtype; None and sparse exactly where DDP has them."""
+    for mine, their in zip(ours, theirs, strict=True):
+        if their is None or mine is None:
+            assert mine is their
+            continue
+        assert (mine.dtype, mine.layout) == (their.dtype, their.layout)
+        torch.testing.assert_close(mine.to_dense(), their.to_dense())
+
+
+def losses_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    x, y = batch(rank, step)
+    return F.cross_entropy(model(x), y)
+
+
+# Loops: every one is run under DDP and under gradwire on equal models, and returns gradients.
+
+
+def ten_steps(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    optimizer = adamw(model.parameters())
+    for step in range(10):
+        optimizer.zero_grad()
+        losses_of(model, rank, step).backward()
+        optimizer.step()
+    return [*gradients(model), *(p.detach() for p in model.parameters())]
+
+
+def accumulating(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    optimizer = adamw(model.parameters())
+    for step in range(9):
+        last = step % 3 == 2
+        with nullcontext() if last else no_sync():
+            (losses_of(model, rank, step) / 3).backward()
+        if last:
+            kept = gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    return kept
+
+
+def never_zeroed(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    for step in range(3):
+        losses_of(model, rank, step).backward()
+    return gradients(model)
+
+
+def zeroed_in_place(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    optimizer = adamw(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        losses_of(model, rank, step).backward()
+        optimizer.step()
+    return gradients(model)
+
+
+def clipped(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    losses_of(model, rank, 0).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return [norm, *gradients(model)]
+
+
+def some_step_unused(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    optimizer = adamw(model.parameters())
+    kept: list[Tensor | None] = []
+    for step in range(6):
+        optimizer.zero_grad()
+        losses_of(model, rank, step).backward()
+        kept += gradients(model)
+        optimizer.step()
+    return [*kept, *(p.detach() for p in model.parameters())]
+
+
+# Models.
+
+
+class Frozen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle.requires_grad_(False)
+        self.last.bias.requires_grad_(False)
+
+
+class Tied(nn.Module):
+    """One matrix used twice, registered under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.start = nn.Linear(13, 30)
+        self.one = nn.Linear(30, 30)
+        self.two = nn.Linear(30, 30)
+        self.two.weight = self.one.weight
+        self.last = nn.Linear(30, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.two(torch.tanh(self.one(torch.tanh(self.start(x))))))  # type: ignore[no-any-return]
+
+
+class Branches(nn.Module):
+    """Two branches; ``choose`` says which ones take part in the coming forward pass."""
+
+    def __init__(self, choose: Callable[[int], tuple[bool, bool]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.start = nn.Linear(13, 30)
+        self.left, self.right = nn.Linear(30, 40), nn.Linear(30, 40)
+        self.last = nn.Linear(40, 5)
+        self._choose, self._step = choose, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self._choose(self._step)
+        self._step += 1
+        x = torch.tanh(self.start(x))
+        y = torch.zeros(x.shape[0], 40)
+        if left:
+            y = y + self.left(x)
+        if right:
+            y = y + self.right(x)
+        return self.last(torch.relu(y))  # type: ignore[no-any-return]
+
+
+class Mixed(nn.Module):
+    """bfloat16, float32 and float64 layers in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.half = nn.Linear(13, 30, dtype=torch.bfloat16)
+        self.single = nn.Linear(30, 30)
+        self.double = nn.Linear(30, 5, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.half(x.bfloat16())).float()
+        return self.double(torch.tanh(self.single(x)).double())  # type: ignore[no-any-return]
+
+
+class OneParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.only = nn.Parameter(torch.randn(13, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.only
+
+
+class OneElement(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :5] * self.only
+
+
+class Recomputed(Net):
+    """Activations of the middle are computed again in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(x: Tensor) -> Tensor:
+            return torch.tanh(self.deep(torch.relu(self.middle(x))))
+
+        x = torch.tanh(self.norm(self.first(x)))
+        return self.last(checkpoint(inner, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+
+CASES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any], dict[str, Any]]] = {
+    "ten steps": (Net, ten_steps, {}),
+    "gradients as bucket views": (Net, ten_steps, {"gradient_as_bucket_view": True}),
+    "static graph": (Net, ten_steps, {"static_graph": True}),
+    "accumulation under no_sync": (Net, accumulating, {}),
+    "accumulation without zero_grad": (Net, never_zeroed, {}),
+    "zero_grad in place": (Net, zeroed_in_place, {}),
+    "clip_grad_norm": (Net, clipped, {}),
+    "frozen parameters": (Frozen, ten_steps, {}),
+    "shared parameters": (Tied, ten_steps, {}),
+    "mixed dtypes": (Mixed, ten_steps, {}),
+    "one parameter": (OneParameter, ten_steps, {}),
+    "one element": (OneElement, ten_steps, {}),
+    "activation checkpointing": (Recomputed, ten_steps, {}),
+}
+
+
+def one_case(rank: int, world: int, case: str, way: str) -> list[str]:
+    make, loop, settings = CASES[case]
+    theirs = loop(rank, *by_ddp(make(), **settings))
+    ours = loop(rank, *WAYS[way](make(), **settings))
+    close(ours, theirs)
+    return [digest([t for t in ours if t is not None])]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_dense_is_ddp(case: str, way: str, two: Ranks) -> None:
+    one, other = two.run(one_case, case, way)
+    assert one == other
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dense_is_ddp_on_four_ranks(way: str, four: Ranks) -> None:
+    assert len({str(found) for found in four.run(one_case, "ten steps", way)}) == 1
+
+
+def never(step: int) -> tuple[bool, bool]:
+    return True, False
+
+
+def at_times(step: int) -> tuple[bool, bool]:
+    return step % 2 == 0, step % 3 != 1
+
+
+def unused(rank: int, world: int, way: str) -> bool:
+    """A branch that no rank uses, in some steps or ever."""
+    for choose in (never, at_times):
+        settings = {"find_unused_parameters": True}
+        theirs = some_step_unused(rank, *by_ddp(Branches(choose), **settings))
+        ours = some_step_unused(rank, *WAYS[way](Branches(choose), **settings))
+        close(ours, theirs)
+    return any(grad is None for grad in ours)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_that_no_rank_used_are_left_alone(way: str, two: Ranks) -> None:
+    """None on every rank, as under DDP, so AdamW's weight decay does not touch them either."""
+    assert all(two.run(unused, way))
+
+
+def unused_on_one(rank: int, world: int, way: str) -> bool:
+    def choose(step: int) -> tuple[bool, bool]:
+        return (rank == 0, True) if step % 2 else (True, rank != 1)
+
+    settings = {"find_unused_parameters": True}
+    theirs = some_step_unused(rank, *by_ddp(Branches(choose), **settings))
+    ours = some_step_unused(rank, *WAYS[way](Branches(choose), **settings))
+    close(ours, theirs)
+    return any(grad is None for grad in ours)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_unused_on_some_ranks_count_as_zero_there(way: str, four: Ranks) -> None:
+    assert not any(four.run(unused_on_one, way))
+
+
+class Words(nn.Module):
+    """A sparse embedding; ``rows`` are the words of the coming batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 6, sparse=True)
+        self.bag = nn.EmbeddingBag(20, 6, mode="sum", sparse=True)
+        self.last = nn.Linear(6, 5)
+        self.rows = torch.zeros(0, dtype=torch.int64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.table(self.rows).sum(0) + self.bag(self.rows % 20, torch.tensor([0]))[0]
+        return self.last(found + x[:, :6])  # type: ignore[no-any-return]
+
+
+def sparse_rows(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
+    inner = getattr(model, "module", model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[Tensor | None] = []
+    for step in range(4):
+        # Repeated words, other words on each rank, and no word at all on rank 1 in steps 1 and 3.
+        words = [(7 * step + rank) % 50, 3, 3, (step * step + 2 * rank) % 50]
+        inner.rows = torch.tensor([] if rank == 1 and step % 2 else words, dtype=torch.int64)
+        optimizer.zero_grad()
+        losses_of(model, rank, step).backward()
+        kept += [None if g is None else g.coalesce() if g.is_sparse else g for g in gradients(model)]
+        optimizer.step()
+    return [*kept, *(p.detach() for p in model.parameters())]
+
+
+def sparse_tables(rank: int, world: int, way: str) -> str:
+    theirs = sparse_rows(rank, *by_ddp(Words()))
+    ours = sparse_rows(rank, *WAYS[way](Words()))
+    close(ours, theirs)
+    return digest(g.to_dense() for g in ours if g is not None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sparse_embeddings(way: str, two: Ranks) -> None:
+    assert len(set(two.run(sparse_tables, way))) == 1
+
+
+def uneven(rank: int, model: nn.Module) -> list[Tensor | None]:
+    optimizer = adamw(model.parameters())
+    with model.join():  # type: ignore[operator]
+        for step in range(2 + 2 * rank):
+            optimizer.zero_grad()
+            losses_of(model, rank, step).backward()
+            optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def joining(rank: int, world: int) -> None:
+    theirs = uneven(rank, ddp(Net()))
+    model, _ = by_both(Net())
+    close(uneven(rank, model), theirs)
+
+
+def test_uneven_inputs_under_ddp_join(two: Ranks) -> None:
+    two.run(joining)

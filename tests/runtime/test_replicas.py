@@ -1,0 +1,63 @@
+"""After twenty steps all ranks hold the same bits, whatever the exchange, and have learnt."""
+
+from __future__ import annotations
+
+import pytest
+
+import gradwire as gw
+from gradwire.exchange import Exchange
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import (
+    CHOSEN,
+    EXCHANGES,
+    OPTIMIZERS,
+    SMALL_MB,
+    Net,
+    ddp,
+    digest,
+    named,
+    train,
+)
+
+pytestmark = pytest.mark.multi
+NUM_STEPS = 20
+
+
+def replica(
+    rank: int, world: int, exchange: Exchange, wrapped: bool, optimizer: str
+) -> tuple[str, int, float, float]:
+    net = Net(seed=0 if wrapped else rank)
+    model = ddp(net) if wrapped else net
+    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    losses = train(model, OPTIMIZERS[optimizer](model.parameters()), rank, range(NUM_STEPS))
+    messages = len(handle.synchroniser.messages)
+    handle.detach()
+    return digest(net), messages, sum(losses[:5]), sum(losses[-5:])
+
+
+def check(pool: Ranks, exchange: Exchange, wrapped: bool, optimizer: str) -> None:
+    found = pool.run(replica, exchange, wrapped, optimizer)
+    assert len({bits for bits, *_ in found}) == 1
+    assert all(messages >= 3 for _, messages, _, _ in found)
+    first, last = (sum(column) for column in zip(*(f[2:] for f in found), strict=True))
+    assert last < first
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
+def test_modules_with_momentum(exchange: Exchange, four: Ranks) -> None:
+    check(four, exchange, False, "momentum")
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
+def test_ddp_with_adamw(exchange: Exchange, four: Ranks) -> None:
+    check(four, exchange, True, "adamw")
+
+
+@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+@pytest.mark.parametrize(
+    ("wrapped", "optimizer"), [(False, "adamw"), (True, "momentum")], ids=["module", "ddp"]
+)
+def test_two_ranks_with_the_other_optimizer(
+    exchange: Exchange, wrapped: bool, optimizer: str, two: Ranks
+) -> None:
+    check(two, exchange, wrapped, optimizer)

@@ -1,0 +1,171 @@
+"""Links limit, counters count, testbeds stay apart, and loopback stands in where they cannot be."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import InvalidSetting, TestbedUnavailable
+from gradwire.testbed import hosts as hosts_module
+from gradwire.testbed import netns
+from gradwire.testbed.counters import InterfaceCounters
+from gradwire.testbed.hosts import (
+    Hosts,
+    Testbed,
+    available,
+    loopback_hosts,
+    open_hosts,
+    shaped_hosts,
+)
+from gradwire.testbed.launch import launch
+
+TRANSFER = str(Path(__file__).with_name("transfer.py"))
+RATE = 12_500_000.0  # 100 Mbit
+PAYLOAD_SHARE = 1448 / 1514
+
+
+def transfer(hosts: Hosts, size_bytes: int) -> tuple[float, list[str], list[InterfaceCounters]]:
+    """Seconds, the receiver's other words, and what every host's counters gained."""
+    before = hosts.read_counters()
+    command = [sys.executable, TRANSFER, str(size_bytes)]
+    exits = launch(hosts, command, output="none", timeout_s=30, check=True)
+    added = [now.since(then) for now, then in zip(hosts.read_counters(), before, strict=True)]
+    _, seconds, *words = " ".join(exits[0].last_lines).split()
+    return float(seconds), words, added
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("num_senders", [1, 3])
+def test_the_rate_limits_and_is_reached(num_senders: int) -> None:
+    total_bytes = 6_000_000
+    expected_s = total_bytes / (RATE * PAYLOAD_SHARE)
+    seconds = []
+    with shaped_hosts(Testbed(hosts=num_senders + 1, rate_bytes_per_s=RATE)) as hosts:
+        # Never faster, however often; a machine that has no time for the senders may be slower.
+        while len(seconds) < 5 and min(seconds, default=math.inf) > 1.15 * expected_s:
+            seconds.append(transfer(hosts, total_bytes // num_senders)[0])
+    assert min(seconds) == pytest.approx(expected_s, rel=0.15)
+
+
+@pytest.mark.netns
+def test_the_counters_count() -> None:
+    size_bytes = 400_000
+    with shaped_hosts(Testbed(hosts=3, rate_bytes_per_s=RATE)) as hosts:
+        _, words, added = transfer(hosts, size_bytes)
+    # Lost packets are sent again, so senders may count more than arrives.
+    assert 2 * size_bytes < added[0].rx_bytes < 2.3 * size_bytes
+    for sender in added[1:]:
+        assert size_bytes < sender.tx_bytes < 1.6 * size_bytes
+        assert 0 < sender.rx_bytes < 0.2 * size_bytes
+    name, own_tx_bytes, own_rx_bytes = words[1:]
+    assert name == "eth0"
+    assert 0 < int(own_tx_bytes) <= added[0].tx_bytes
+    assert 2 * size_bytes < int(own_rx_bytes) <= added[0].rx_bytes
+
+
+@pytest.mark.netns
+def test_idle_hosts_send_nothing() -> None:
+    with shaped_hosts(Testbed(hosts=3)) as hosts:
+        counters = hosts.read_counters()
+    assert [(one.tx_bytes, one.rx_bytes) for one in counters] == [(0, 0)] * 3
+
+
+@pytest.mark.netns
+def test_two_testbeds_do_not_see_each_other() -> None:
+    listen = "import socket; s = socket.create_server(('', 5000)); print(flush=True); s.accept()"
+    probe = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=5)"
+    with shaped_hosts(Testbed(hosts=2)) as one, shaped_hosts(Testbed(hosts=2)) as other:
+        command = one.command_on(0, [sys.executable, "-c", listen])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            server.stdout.readline()
+            outcomes = {}
+            for name, hosts in (("other", other), ("one", one)):
+                reach = hosts.command_on(1, [sys.executable, "-c", probe, hosts.addresses[0]])
+                done = subprocess.run(reach, capture_output=True, text=True, check=False)
+                outcomes[name] = (done.returncode, "ConnectionRefused" in done.stderr)
+    assert outcomes == {"other": (1, True), "one": (0, False)}
+
+
+@pytest.mark.netns
+def test_the_machine_itself_is_left_alone() -> None:
+    listing = Path("/proc/net/dev")
+    before = [line.partition(":")[0] for line in listing.read_text().splitlines()]
+    with shaped_hosts(Testbed(hosts=2)):
+        during = [line.partition(":")[0] for line in listing.read_text().splitlines()]
+    assert during == before
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("rate_bytes_per_s", [12_500.0, 12.5e9])
+def test_the_extreme_rates_can_be_made(rate_bytes_per_s: float) -> None:
+    with shaped_hosts(Testbed(hosts=1, rate_bytes_per_s=rate_bytes_per_s, mtu=9000)) as hosts:
+        assert hosts.shaped
+
+
+@pytest.mark.netns
+def test_a_congestion_control_that_is_not_there_is_named() -> None:
+    with (
+        pytest.raises(InvalidSetting, match="got 'nonesuch'"),
+        shaped_hosts(Testbed(hosts=1, congestion_control="nonesuch")),
+    ):
+        pass
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which
+
+    def without_tc(name: str, path: str | None = None) -> str | None:
+        return None if name == "tc" else real(name, path=path)
+
+    monkeypatch.setattr(netns.shutil, "which", without_tc)
+    found = available()
+    assert found.kind == "none"
+    assert "'tc' is not installed" in found.reason
+
+
+def test_loopback_stands_in_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        raise TestbedUnavailable("the kernel has no tbf shaper")
+
+    monkeypatch.setattr(hosts_module, "open_namespaces", refuse)
+    hosts_module._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        for _ in range(2):
+            with open_hosts(Testbed(hosts=2)) as hosts:
+                assert not hosts.shaped
+                assert len(hosts) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "no shaped links, running on plain loopback at full speed: the kernel has no tbf shaper"
+    ]
+
+
+def test_loopback_runs_the_same_program() -> None:
+    with loopback_hosts(Testbed(hosts=3)) as hosts:
+        command = [sys.executable, TRANSFER, "1000000"]
+        exits = launch(hosts, command, output="none", timeout_s=20, check=True)
+        counters = hosts.read_counters()
+    assert " ".join(exits[0].last_lines).split()[3] == hosts.interface
+    assert all(one.shared for one in counters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted"),
+    [
+        ({"hosts": 0}, "between 1 and 254"),
+        ({"rate_bytes_per_s": -1.0}, "between 12500"),
+        ({"mtu": 100}, "between 576"),
+        ({"burst_s": -1.0}, "between 0 and 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: dict[str, float], accepted: str) -> None:
+    with pytest.raises(InvalidSetting, match=accepted):
+        Testbed(**settings)  # type: ignore[arg-type]
