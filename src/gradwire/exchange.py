@@ -45,6 +45,12 @@ class Exchange(ABC):
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
 
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends for one gradient of this spec, headers of the network aside."""
+        raise invalid(
+            "exchange", self, "one that states its bytes", "define wire_bytes(spec, world)"
+        )
+
     def synchronise(
         self,
         me: Member,
@@ -133,7 +139,6 @@ class Pair(Exchange):
         return state
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one gradient of this spec."""
         return [0] if world == 1 else self.collective.wire_bytes(self.codec, spec, world)
 
 
@@ -235,9 +240,7 @@ class ErrorFeedback(Exchange):
         return FeedbackState(state.residual_N, inner)
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one gradient: the inner exchange's."""
-        sent: list[int] = self.inner.wire_bytes(spec, world)  # type: ignore[attr-defined]
-        return sent
+        return self.inner.wire_bytes(spec, world)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

@@ -18,6 +18,7 @@ import torch
 from gradwire.kernels import _build, cast, onebit
 
 needs_compiler = pytest.mark.skipif(_build._find_compiler() is None, reason="no C++ compiler")
+QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")
 LOAD = "from gradwire.kernels import _build; print(_build.load_library('onebit') is not None)"
 
 
@@ -26,6 +27,7 @@ def fresh(monkeypatch, tmp_path):
     """A process that has loaded and warned nothing, with an empty cache."""
     monkeypatch.setattr(_build, "_libraries", {})
     monkeypatch.setattr(_build, "_state", {"forced": 0, "warned": 0})
+    monkeypatch.setattr(_build, "_FLAG_SETS", ((*QUICK_FLAGS, "-fopenmp"), QUICK_FLAGS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
 

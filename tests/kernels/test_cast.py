@@ -112,7 +112,7 @@ def test_double_gradients_take_the_reference(dtype):
 
 def test_wrong_operands_are_named():
     x_N = torch.zeros(4)
-    with pytest.raises(InvalidSetting, match="out_N must be of dtype torch.float16 or"):
+    with pytest.raises(InvalidSetting, match=r"out_N must be of dtype torch\.float16 or"):
         cast.cast16_encode(x_N, torch.zeros(4))
     with pytest.raises(InvalidSetting, match="prescale must be a positive finite number, got 0"):
         encoded(x_N, torch.float16, 0.0)

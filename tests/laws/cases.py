@@ -28,9 +28,7 @@ class Case:
     def grads(self, step: int = 0) -> list[Tensor]:
         """One gradient a rank; other ones for another step."""
         draw = torch.Generator().manual_seed(1000 * self.seed + step)
-        return [
-            torch.randn(self.numel, generator=draw).to(self.dtype) for _ in range(self.world)
-        ]
+        return [torch.randn(self.numel, generator=draw).to(self.dtype) for _ in range(self.world)]
 
     @property
     def spec(self) -> TensorSpec:
@@ -41,9 +39,7 @@ class Case:
 
 
 EVERY_WORLD_AND_SIZE = tuple(
-    Case(world=world, numel=numel, seed=world + numel)
-    for world in range(1, 10)
-    for numel in SIZES
+    Case(world=world, numel=numel, seed=world + numel) for world in range(1, 10) for numel in SIZES
 )
 
 FEW = (

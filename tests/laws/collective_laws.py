@@ -75,7 +75,7 @@ def law_any_interleaving_same_bits(exchange: Pair, case: Case) -> None:
 
 
 def law_verbs_do_not_depend_on_values(exchange: Pair, case: Case) -> None:
-    """The same verbs in the same order for ordinary gradients, zeros, NaN, and zeros on one rank."""
+    """The same verbs in the same order for ordinary gradients, zeros, NaN, zeros on one rank."""
     ordinary = case.grads()
     zeros = [torch.zeros_like(g) for g in ordinary]
     nans = [torch.full_like(g, float("nan")) for g in ordinary]

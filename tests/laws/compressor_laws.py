@@ -1,7 +1,7 @@
 """The laws of compressors: each takes any compressor and any flat gradient.
 
-A law asks a compressor's traits whether it applies, and says nothing where it does not. The residual
-that a law needs is made from the gradient's length, so that a failure can be repeated.
+A law asks a compressor's traits whether it applies, and says nothing where it does not. The
+residual that a law needs is made from the gradient's length, so that a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def law_same_input_same_bits(codec: Compressor, grad_N: Tensor) -> None:
 
 
 def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
-    """The payload lies in the buffer given, whatever that held, and nothing around it is written."""
+    """The payload lies in the buffer given, whatever that held; nothing around it is written."""
     want = _encoded(codec, grad_N).buffer
     size = codec.format(_spec(grad_N)).size_bytes
     around = torch.full((size + 16,), 0xA5, dtype=torch.uint8)
@@ -116,7 +116,7 @@ def law_payload_untouched_by_decode(codec: Compressor, grad_N: Tensor) -> None:
 
 
 def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> None:
-    """decode(encode(g, r)) + new r = g + r; to the working dtype's accuracy, whatever the wire's."""
+    """decode(encode(g, r)) + new r = g + r, to the working dtype's accuracy whatever the wire's."""
     if not tame(grad_N):
         return
     before_N = _residual_for(grad_N)
@@ -170,7 +170,8 @@ def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -
 
 def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> None:
     if codec.traits.lossless:
-        assert same_bits(_decoded(codec, grad_N, grad_N.dtype), grad_N), "lossless, yet bits changed"
+        decoded_N = _decoded(codec, grad_N, grad_N.dtype)
+        assert same_bits(decoded_N, grad_N), "lossless, yet bits changed"
 
 
 def law_contraction(codec: Compressor, grad_N: Tensor) -> None:

@@ -175,8 +175,8 @@ def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
 def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) -> None:
     """``synchronise`` with a residual does what the base class says in terms of ``run``.
 
-    From one common state, because an exchange may cut and round elsewhere. Not for 16-bit gradients:
-    there the definition hands ``run`` the unrounded sum, and so another wire.
+    From one common state, because an exchange may cut and round elsewhere. Not for 16-bit
+    gradients: there the definition hands ``run`` the unrounded sum, and so another wire.
     """
     if working_dtype(case.dtype) != case.dtype:
         return

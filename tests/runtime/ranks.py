@@ -65,14 +65,15 @@ class Ranks:
         if not self._processes:
             self.start()
         outcomes = self.outcomes(body, *args, timeout_s=timeout_s)
-        failures = [
-            f"--- rank {rank} of {self.world}\n{outcome.error or 'did not answer in time'}"
-            for rank, outcome in enumerate(outcomes)
-            if outcome.error or outcome.exit_code is not None
-        ]
+        failures: dict[str, list[int]] = {}
+        for rank, (_, error, _) in enumerate(outcomes):
+            if error is not None:
+                failures.setdefault(error, []).append(rank)
         if failures:
             self.close()
-            raise RanksFailed("\n".join(["", *failures]))
+            raise RanksFailed(
+                "\n".join(f"\n--- ranks {who} of {self.world}\n{e}" for e, who in failures.items())
+            )
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, body: Body, *args: Any, timeout_s: float = 60.0) -> list[Outcome]:

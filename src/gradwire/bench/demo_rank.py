@@ -78,7 +78,7 @@ def _start(method: str, task: Task) -> Run:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=True)
     return Run(method, model, optimizer, handle)
 
 

@@ -83,7 +83,7 @@ class ByteLM(nn.Module):
         return scores_BTV
 
 
-def _text(context: int = 64, batch: int = 4) -> Task:
+def _text(context: int = 64, batch: int = 2) -> Task:
     """Python's own documentation topics, byte by byte: 0.7 MB that every Python has."""
     spec = importlib.util.find_spec("pydoc_data.topics")
     assert spec is not None

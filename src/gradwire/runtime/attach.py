@@ -58,7 +58,7 @@ def attach(
     exchange: Exchange | Compressor | str,
     *,
     group: Group | None = None,
-    bucket_cap_mb: float = 25.0,
+    bucket_cap_mb: float = 4.0,
     num_channels: int = 4,
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
@@ -73,7 +73,7 @@ def attach(
     ``exchange`` is a compressor (the collective that suits its traits is chosen, with error
     feedback if it needs it), a compressor's name, or an exchange made by ``gw.pair``.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` bounds how much is fused into one message, ``num_channels`` how many messages
+    ``bucket_cap_mb`` (MiB) bounds how much is fused into one message, ``num_channels`` how many messages
     are on their way at once. ``group`` is the process group (default: all ranks; without
     ``init_process_group``: this process alone). ``timeout`` bounds every wait for a peer. All ranks
     of the group must call this, with the same arguments.

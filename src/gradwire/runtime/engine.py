@@ -87,7 +87,8 @@ class Engine:
             self._pulse.step = step
 
     def launch(self, index: int, name: str, text: Steps[Any]) -> Task:
-        """Starts the message of issue number ``index``; returns the task that is its end."""
+        """Starts the message of issue number ``index``; returns the task that is its end,
+        whose result is what the text returned."""
         lane = index % len(self._lanes)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
@@ -226,7 +227,8 @@ class _Text:
         try:
             asked = self.text.send(value)
         except StopIteration as stop:
-            self.end.result = stop.value
+            value = stop.value
+            self.end.fn = lambda: value
             self.end.num_blockers = 0
             self.engine._manager.add(self.end)
             return

@@ -165,7 +165,9 @@ def _read(stream: IO[bytes], last_lines: deque[str], shown_behind: str | None) -
             line = raw.decode(errors="replace").rstrip("\n")
             last_lines.append(line)
             if shown_behind is not None:
-                print(f"{shown_behind}{line}", file=sys.stderr, flush=True)
+                # One write per line: print's two would mix with other ranks' lines.
+                sys.stderr.write(f"{shown_behind}{line}\n")
+                sys.stderr.flush()
 
 
 def _wait(one: _Running, ended: queue.Queue[_Running]) -> None:

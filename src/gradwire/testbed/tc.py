@@ -4,18 +4,19 @@ Three figures decide whether a shaped link behaves like a real one:
 
 - **burst**: what a link saves up while idle and may then send at once. Too small, and every moment
   in which the machine's few cores keep a sender waiting is lost for good; too large, and short
-  messages after a pause travel for free. 2.5 ms is the smallest that held. 40 MB float32 all-reduce
-  by gloo on 4 hosts, ratio to 2 (3/4) bytes / rate (1.046 is the floor: 1448 of 1514 bytes are
-  payload), medians on 2 cores that other work also used:
-      200 Mbit: 1 ms 1.06 to 1.13, 2 ms 1.09, 2.5 ms 1.05, 4 ms 1.05
-      500 Mbit: 1 ms 1.05 to 1.07, 2.5 ms 1.05 to 1.10, 4 ms 1.04
-      1 Gbit: 1 ms 1.09, 2.5 ms 1.05, 4 ms 1.06
+  messages after a pause travel for free. 40 MB float32 all-reduce by gloo on 4 hosts, as a ratio
+  to 2 (3/4) bytes / rate (1.046 is the floor: 1448 of 1514 bytes are payload), medians of 3 to 6 on
+  two cores that other programs used too, with a load average of 2 to 7:
+      200 Mbit: 0.7 and 1 ms 1.06 to 1.13, 2 ms 1.09, 2.5 ms 1.05 to 1.07, 4 ms 1.05
+      500 Mbit: 1 ms 1.05 to 1.10, 2 ms 1.06, 2.5 ms 1.05 to 1.12, 4 ms 1.04
+      1 Gbit: 1 ms 1.05 to 1.10, 2 ms 1.07, 2.5 ms 1.05
+  2.5 ms is a compromise: 4 ms would give a short exchange of 30 ms a seventh of its time.
 - **limit**: the queue, which drops what does not fit. 20 ms carries a 3-to-1 incast at 1.00 of the
-  rate from 50 Mbit to 1 Gbit, for BBR and Reno alike; with 5 ms the all-reduce fell to 1.26 at
-  times, and 100 ms gained nothing.
+  rate from 50 Mbit to 1 Gbit, for BBR and Reno alike; with a 5 ms queue (and a 1 ms burst) the
+  all-reduce took 1.37 of the ideal with Reno; 50 and 100 ms gained nothing.
 - **segment**: the largest piece the kernel hands over at once. A piece above the burst is cut up by
-  the filter, which costs processor time (1.07 instead of 1.05 at 500 Mbit), so pieces are kept to
-  half of it.
+  the filter, which costs processor time (all-reduce at 500 Mbit: 1.07, not 1.05), so pieces are
+  kept to half of it.
 
 One stream alone got 0.97 to 1.00 of rate * 1448/1514 at 50, 200, 500 Mbit and 1 Gbit.
 """

@@ -1,0 +1,87 @@
+"""How long each exchange takes for one gradient on shaped links, beside torch's own all-reduce."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from ..errors import invalid
+from ..exchange import Exchange
+from ..spec import TensorSpec, chunk_bounds
+from ..testbed.hosts import Testbed, open_hosts
+from .exchange_rank import EXCHANGES, TORCH
+from .ranks import Report, run_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeBench:
+    """What to measure: one float32 gradient of ``numel`` elements, cut into ``pieces`` messages."""
+
+    hosts: int = 4
+    rate_bytes_per_s: float = 62_500_000.0
+    numel: int = 10_000_000
+    repeats: int = 7
+    pieces: int = 1
+
+    def __post_init__(self) -> None:
+        if self.hosts < 2:
+            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        for name in ("numel", "repeats", "pieces"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+
+
+def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> list[dict[str, object]]:
+    """One row an exchange. A step's time is that of its slowest rank."""
+    settings = {
+        "numel": bench.numel,
+        "repeats": bench.repeats,
+        "pieces": bench.pieces,
+        "threads": max(1, len(os.sched_getaffinity(0)) // bench.hosts),
+    }
+    testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
+    with open_hosts(testbed) as hosts:
+        results = run_ranks(hosts, "exchange_rank", settings, report=report, timeout_s=timeout_s)
+        sharers = 1 if hosts.shaped else bench.hosts
+    slowest = {name: _slowest(results, name) for name in results[0]}
+    return [_row(bench, name, slowest, results, sharers) for name in results[0]]
+
+
+def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
+    """Seconds of each repeat on the rank that was last."""
+    return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
+
+
+def _row(
+    bench: ExchangeBench,
+    name: str,
+    slowest: dict[str, list[float]],
+    results: list[dict[str, Any]],
+    sharers: int,
+) -> dict[str, object]:
+    seconds = slowest[name]
+    spread = quantiles(seconds, n=10) if len(seconds) > 1 else seconds * 9
+    formula = _formula_bytes(EXCHANGES["dense" if name == TORCH else name], bench)
+    floor_s = formula / bench.rate_bytes_per_s
+    sent = [bytes_ / sharers for r in results for bytes_ in r[name]["sent_bytes"]]
+    return {
+        "name": name,
+        "exchange_s": median(seconds),
+        "exchange_p20_s": spread[1],
+        "exchange_p80_s": spread[7],
+        "speedup_vs_dense": median(slowest["dense"]) / median(seconds),
+        "time_vs_torch": median(seconds) / median(slowest[TORCH]),
+        "formula_bytes": formula,
+        "wire_bytes": sum(sent) / len(sent),
+        "floor_s": floor_s,
+        "time_vs_floor": median(seconds) / floor_s,
+    }
+
+
+def _formula_bytes(exchange: Exchange, bench: ExchangeBench) -> int:
+    """Bytes that the busiest rank sends, by the exchange's own formula."""
+    specs = [TensorSpec("grad", b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
+    sent = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
+    return max(map(sum, zip(*sent, strict=True)))

@@ -1,0 +1,98 @@
+"""What every rank of ``bench exchange`` does: the same gradient through each exchange, in turn.
+
+The runtime's own engine carries the exchanges; encode and decode are inside the measured time, and
+torch's all_reduce of the same buffer is measured in the same turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..compress.cast16 import cast16
+from ..compress.none import none
+from ..compress.onebit import onebit
+from ..compress.topk import topk
+from ..collective.casync_ring import casync_ring
+from ..collective.ring import ring
+from ..contract import Member
+from ..exchange import Exchange, exchange_for, pair, with_error_feedback
+from ..runtime.engine import Engine
+from ..spec import TensorSpec, chunk_bounds
+from ..testbed.counters import own_counters
+from .ranks import Report
+
+TORCH = "torch-all_reduce"
+EXCHANGES: dict[str, Exchange] = {
+    "dense": exchange_for(none()),
+    "ring": pair(none(), ring()),
+    "cast16": exchange_for(cast16()),
+    "onebit": exchange_for(onebit()),
+    "onebit-casync_ring": with_error_feedback(pair(onebit(), casync_ring())),
+    "topk": exchange_for(topk(density=0.01)),
+}
+
+
+class _Piecewise:
+    """One gradient through one exchange, cut into messages that the engine interleaves."""
+
+    def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine, pieces: int) -> None:
+        self.exchange, self.engine = exchange, engine
+        bounds = chunk_bounds(grad_N.numel(), pieces)
+        self.parts = [grad_N[a:b] for a, b in bounds]
+        self.members = [Member(engine.rank, engine.world) for _ in bounds]
+        self.states: list[Any] = [
+            exchange.init(TensorSpec("grad", b - a), engine.world) for a, b in bounds
+        ]
+
+    def __call__(self) -> None:
+        ends = [
+            self.engine.launch(i, f"piece {i}", self.exchange.synchronise(m, s, part, part))
+            for i, (m, s, part) in enumerate(
+                zip(self.members, self.states, self.parts, strict=True)
+            )
+        ]
+        self.engine.wait(ends)
+        self.states = [end.result for end in ends]
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds of every repeat, and bytes on the wire of each exchange."""
+    torch.set_num_threads(settings["threads"])
+    numel, repeats = settings["numel"], settings["repeats"]
+    engine = Engine(
+        None, num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
+    torch.manual_seed(dist.get_rank())
+    source_N = torch.randn(numel) * 1e-3
+    work_N = torch.empty_like(source_N)
+    sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
+    for name, exchange in EXCHANGES.items():
+        sides[name] = _Piecewise(exchange, work_N, engine, settings["pieces"])
+    found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
+    for repeat in range(repeats + 1):
+        for place, (name, side) in enumerate(sides.items()):
+            report((repeat + place / len(sides)) / (repeats + 1), name)
+            work_N.copy_(source_N)
+            seconds, sent_bytes = _timed(side)
+            if repeat:  # the first turn warms up
+                found[name]["seconds"].append(seconds)
+                found[name]["sent_bytes"].append(sent_bytes)
+    engine.close()
+    return found
+
+
+def _timed(side: Callable[[], Any]) -> tuple[float, int]:
+    dist.barrier()
+    before = own_counters()
+    start_s = time.perf_counter()
+    side()
+    seconds = time.perf_counter() - start_s
+    dist.barrier()
+    return seconds, own_counters().since(before).tx_bytes

@@ -1,0 +1,80 @@
+"""The package's own source, read as text and syntax trees, for the tests beside this file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "gradwire"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the package: its dotted name, its path below the package and its tree."""
+
+    name: str
+    path: str
+    text: str
+    tree: ast.Module
+
+    def __repr__(self) -> str:
+        return self.path
+
+
+def read(path: str, text: str) -> Source:
+    """A source from its path below the package, such as ``sim/run.py``."""
+    parts = path.removesuffix(".py").split("/")
+    if parts[-1] == "__init__":
+        parts.pop()
+    return Source(".".join(["gradwire", *parts]), path, text, ast.parse(text))
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the package."""
+    return tuple(
+        read(path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    )
+
+
+def module_names() -> frozenset[str]:
+    """Dotted names of all modules and packages there are."""
+    return frozenset(source.name for source in sources())
+
+
+def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those below ``if TYPE_CHECKING``, which never run."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for other in node.orelse:
+                yield other
+                yield from running_nodes(other)
+            continue
+        yield node
+        yield from running_nodes(node)
+
+
+def imports(source: Source, known: frozenset[str] | None = None) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything a file imports, inside functions too.
+
+    ``from package import name`` gives ``package.name`` where that is a module of gradwire.
+    """
+    known = module_names() if known is None else known
+    package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
+    for node in running_nodes(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in known or base == "torch" else base

@@ -1,0 +1,20 @@
+"""Examples in docstrings give what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from tests.arch.source import Source, sources
+
+WITH_EXAMPLES = [source for source in sources() if ">>> " in source.text]
+
+
+@pytest.mark.parametrize("source", WITH_EXAMPLES, ids=repr)
+def test_examples_in_docstrings(source: Source) -> None:
+    module = importlib.import_module(source.name)
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+    assert result.attempted > 0, "the examples stand where doctest does not look"

@@ -1,0 +1,104 @@
+"""Sizes, names and docstrings of the package's files, and its version and typing marker."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+
+import gradwire
+from tests.arch.source import PACKAGE, ROOT, Source, read, sources
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+MAX_ROOT_LINES = 40
+MAX_DEPTH = 3
+VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
+
+every_source = pytest.mark.parametrize("source", sources(), ids=repr)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def long_functions(source: Source) -> list[str]:
+    return [
+        f"{source.path}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(source.tree)
+        if isinstance(node, Function)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+
+
+def _public(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
+    for node in body:
+        if isinstance(node, (*Function.__args__, ast.ClassDef)) and not node.name.startswith("_"):
+            yield node
+
+
+def undocumented(source: Source) -> list[str]:
+    """The module, public classes and public functions without a docstring.
+
+    Methods are free: what ``encode`` or ``run`` means stands once, in the contract they fulfil.
+    """
+    missing = [] if ast.get_docstring(source.tree) else [f"{source.path}: the module"]
+    return missing + [
+        f"{source.path}:{node.lineno} {node.name}"
+        for node in _public(source.tree.body)
+        if not ast.get_docstring(node)
+    ]
+
+
+@every_source
+def test_files_and_functions_are_short(source: Source) -> None:
+    num_lines = source.text.count("\n")
+    assert num_lines <= MAX_FILE_LINES, f"{source.path} has {num_lines} lines: split it"
+    assert long_functions(source) == []
+
+
+@every_source
+def test_all_that_is_public_is_documented(source: Source) -> None:
+    assert undocumented(source) == []
+
+
+@every_source
+def test_annotations_are_not_run(source: Source) -> None:
+    has_code = any(not isinstance(node, ast.Expr) for node in source.tree.body)
+    assert not has_code or "from __future__ import annotations\n" in source.text
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
+def test_no_file_has_a_vague_name(folder: str) -> None:
+    paths = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in paths if VAGUE.search(path.stem)] == []
+
+
+def test_the_tree_is_shallow() -> None:
+    folders = [p.relative_to(PACKAGE.parent) for p in PACKAGE.rglob("*.py")]
+    assert [str(path) for path in folders if len(path.parts) > MAX_DEPTH] == []
+
+
+def test_the_root_is_short() -> None:
+    assert (PACKAGE / "__init__.py").read_text().count("\n") <= MAX_ROOT_LINES
+
+
+def test_nothing_is_left_for_later() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    assert [source.path for source in sources() if marks.search(source.text)] == []
+
+
+def test_the_package_is_typed_and_has_one_version() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert gradwire.__version__ == metadata.version("gradwire")
+    assert f"## {gradwire.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_rules_bite() -> None:
+    body = "    x = 1\n" * MAX_FUNCTION_LINES
+    assert long_functions(read("spec.py", f"def f():\n{body}")) != []
+    assert long_functions(read("spec.py", f"def f():\n{body[10:]}")) == []
+    bare = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
+    assert len(undocumented(read("spec.py", bare))) == 3
+    assert VAGUE.search("string_utils")

@@ -1,0 +1,123 @@
+"""Imports go one way, and only the listed files talk to torch.distributed."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.arch.source import Source, imports, read, running_nodes, sources
+
+ROWS = (
+    ("_version", "errors", "units"),
+    ("spec", "payload", "contract", "trace"),
+    ("load", "kernels"),
+    ("dsl", "collective"),
+    ("compress", "cost"),
+    ("exchange",),
+    ("plan._types", "plan._check"),
+    ("sim",),
+    ("plan",),
+    ("profile", "runtime", "testbed", "adapt"),
+    ("report",),
+    ("bench",),
+    ("cli",),
+)
+"""A module may import the rows above its own, what stands to its left, and its own package."""
+
+ORDER = {name: place for place, name in enumerate(name for row in ROWS for name in row)}
+
+DISTRIBUTED = {
+    "runtime": "carries the verbs out",
+    "profile/links.py": "measures all-reduces",
+    "adapt": "meets frameworks that hold process groups",
+    "testbed": "starts ranks",
+    "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",
+    "cli/_diagnosis.py": "lists the back ends there are",
+}
+"""Files and folders that may import torch.distributed, and why."""
+
+
+def entry(name: str) -> str | None:
+    """The entry of ``ROWS`` that a module belongs to; None outside gradwire and for the root."""
+    parts = name.split(".")
+    if parts[0] != "gradwire" or len(parts) == 1:
+        return None
+    deeper = ".".join(parts[1:3])
+    return deeper if deeper in ORDER else parts[1]
+
+
+def wrong_imports(source: Source, known: frozenset[str] | None = None) -> list[str]:
+    own = entry(source.name)
+    found: list[str] = []
+    if own is None:
+        return found
+    for line, name in imports(source, known):
+        other = entry(name)
+        if name == "gradwire":
+            found.append(f"{source.path}:{line} imports the root, which imports everything")
+        elif other is not None and ORDER[other] > ORDER[own]:
+            found.append(f"{source.path}:{line} imports {name}; {own} comes before {other}")
+    return found
+
+
+def uses_distributed(source: Source) -> bool:
+    named = any(name.startswith("torch.distributed") for _, name in imports(source))
+    return named or any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed"
+        for node in running_nodes(source.tree)
+    )
+
+
+def test_every_module_has_a_row() -> None:
+    entries = {entry(source.name) for source in sources()} - {None}
+    assert entries <= set(ORDER), f"add to ROWS: {sorted(map(str, entries - set(ORDER)))}"
+
+
+@pytest.mark.parametrize("source", sources(), ids=repr)
+def test_imports_go_one_way(source: Source) -> None:
+    assert wrong_imports(source) == []
+
+
+@pytest.mark.parametrize("source", sources(), ids=repr)
+def test_only_listed_files_use_torch_distributed(source: Source) -> None:
+    listed = source.path in DISTRIBUTED or source.path.split("/")[0] in DISTRIBUTED
+    assert listed or not uses_distributed(source), (
+        f"{source.path} uses torch.distributed; yield verbs instead, or list it with a reason"
+    )
+
+
+KNOWN = frozenset({"gradwire.sim.run", "gradwire.plan.usbyte", "gradwire.plan._types"})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "num_wrong"),
+    [
+        ("errors.py", "from .units import format_bytes", 1),
+        ("units.py", "from .errors import invalid", 0),
+        ("sim/run.py", "from ..plan import usbyte", 1),
+        ("sim/run.py", "from ..plan import _types", 0),
+        ("sim/run.py", "def f():\n    from gradwire.report import table", 1),
+        ("sim/__init__.py", "from ..cli.main import app", 1),
+        ("spec.py", "import gradwire", 1),
+        ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 0),
+        ("spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .cli import main", 1),
+        ("plan/usbyte.py", "from ._types import Plan\nfrom ..sim.run import simulate", 0),
+    ],
+)
+def test_the_rule_sees(path: str, text: str, num_wrong: int) -> None:
+    assert len(wrong_imports(read(path, text), KNOWN)) == num_wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "from torch.distributed import ReduceOp",
+        "import torch\ntorch.distributed.barrier()",
+    ],
+)
+def test_the_rule_sees_torch_distributed(text: str) -> None:
+    assert uses_distributed(read("compress/topk.py", text))
+    assert not uses_distributed(read("compress/topk.py", "import torch\nfrom torch import Tensor"))

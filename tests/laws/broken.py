@@ -1,0 +1,123 @@
+"""Which law must reject which deliberately wrong compressor, collective or exchange.
+
+Each specimen differs from a sound one in the one thing its docstring names; ``SOUND_EXCHANGES`` are
+made of the same parts, and every law must accept them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gradwire.collective._types import Collective
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor
+from gradwire.exchange import Pair
+
+from . import broken_collectives as collectives
+from . import broken_compressors as compressors
+from . import broken_exchanges as exchanges
+from . import collective_laws as on_collectives
+from . import compressor_laws as on_compressors
+from . import exchange_laws as on_exchanges
+
+
+def _with(collective: Collective, codec: Compressor | None = None) -> Pair:
+    return Pair(codec if codec is not None else none(), collective)
+
+
+SOUND_EXCHANGES = (
+    _with(collectives.gathers()),
+    _with(collectives.gathers(), onebit()),
+    exchanges.altered(),
+)
+
+COMPRESSOR_BITES = (
+    (on_compressors.law_round_trip_keeps_shape_and_dtype, compressors.returns_another_tensor()),
+    (on_compressors.law_stated_bytes_are_real, compressors.understates()),
+    (on_compressors.law_size_only_payload_agrees, compressors.understates()),
+    (on_compressors.law_same_input_same_bits, compressors.depends_on_the_call()),
+    (on_compressors.law_given_buffer_is_used, compressors.ignores_buffer()),
+    (on_compressors.law_given_buffer_is_used, compressors.relies_on_zeros()),
+    (on_compressors.law_input_untouched, compressors.writes_its_input()),
+    (on_compressors.law_payload_untouched_by_decode, compressors.decodes_in_place()),
+    (on_compressors.law_residual_holds_what_is_missing, compressors.swapped_means()),
+    (
+        on_compressors.law_residual_holds_what_is_missing,
+        compressors.loses_first_element(density=0.3),
+    ),
+    (on_compressors.law_residual_holds_what_is_missing, compressors.drops_ties(density=0.3)),
+    (on_compressors.law_residual_holds_what_is_missing, compressors.doubles_residual()),
+    (on_compressors.law_residual_holds_what_is_missing, compressors.amplifies()),
+    (on_compressors.law_residual_form_encodes_the_sum, compressors.delays_residual()),
+    (on_compressors.law_residual_form_encodes_the_sum, compressors.doubles_residual()),
+    (on_compressors.law_residual_stays_finite, compressors.absorbs_nan()),
+    (on_compressors.law_non_finite_is_visible, compressors.hides_nan(density=1.0)),
+    (on_compressors.law_non_finite_is_visible_with_residual, compressors.hides_nan_with_residual()),
+    (on_compressors.law_lossless_means_bit_equal, compressors.claims_lossless()),
+    (on_compressors.law_contraction, compressors.swapped_means()),
+    (on_compressors.law_contraction, compressors.amplifies()),
+    (on_compressors.law_merge_adds_the_decoded, compressors.merges_unscaled()),
+    (on_compressors.law_decode_scales, compressors.decodes_unscaled()),
+    (on_compressors.law_decode_overwrites, compressors.adds_on_decode()),
+    (on_compressors.law_additive_payloads_may_be_summed, compressors.square_roots()),
+    (
+        on_compressors.law_sum_over_ranks_cannot_overflow,
+        compressors.never_prescales(dtype=torch.float16),
+    ),
+    (on_compressors.law_settings_are_frozen_values, compressors.thawed()),
+)
+
+COLLECTIVE_BITES = (
+    (on_collectives.law_never_deadlocks, _with(collectives.sends_before_it_receives())),
+    (on_collectives.law_equals_the_dense_mean, _with(collectives.forgets_a_rank())),
+    (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
+    (on_collectives.law_sends_the_stated_bytes, _with(collectives.forgets_padding(), onebit())),
+    (on_collectives.law_any_interleaving_same_bits, _with(collectives.first_come_first_summed())),
+    (on_collectives.law_verbs_do_not_depend_on_values, _with(collectives.announces_zeros())),
+    (on_collectives.law_mean_may_overwrite_the_gradient, _with(collectives.clears_out_first())),
+    (on_collectives.law_used_buffers_change_nothing, _with(collectives.trusts_old_buffers())),
+    (on_collectives.law_gradient_untouched, _with(collectives.scales_the_gradient())),
+    (on_collectives.law_sums_do_not_overflow, _with(collectives.sums_in_the_gradients_dtype())),
+)
+
+EXCHANGE_BITES = (
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        _with(collectives.hides_aggregator_loss(), onebit()),
+    ),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        _with(collectives.forgets_a_rank(), topk(density=0.3)),
+    ),
+    (on_exchanges.law_nothing_is_lost_or_made, exchanges.leaves_residual_stale()),
+    (on_exchanges.law_nothing_is_lost_or_made, exchanges.drops_residual()),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        _with(collectives.gathers(), compressors.doubles_residual()),
+    ),
+    (on_exchanges.law_contributions_make_the_mean, exchanges.claims_all_arrived()),
+    (
+        on_exchanges.law_contributions_make_the_mean,
+        _with(collectives.hides_aggregator_loss(), onebit()),
+    ),
+    (on_exchanges.law_contributed_is_what_left_the_residual, exchanges.hoards()),
+    (on_exchanges.law_synchronise_agrees_with_run, exchanges.runs_otherwise()),
+    (on_exchanges.law_fused_form_agrees_with_the_definition, exchanges.only_adds_to_residual()),
+    (on_exchanges.law_callers_tensors_untouched, exchanges.writes_the_gradient()),
+    (
+        on_exchanges.law_repeatable_under_any_interleaving,
+        _with(collectives.first_come_first_summed()),
+    ),
+    (
+        on_exchanges.law_non_finite_reaches_all_and_does_not_stay,
+        _with(collectives.gathers(), compressors.hides_nan_with_residual()),
+    ),
+    (
+        on_exchanges.law_non_finite_reaches_all_and_does_not_stay,
+        _with(collectives.gathers(), compressors.absorbs_nan()),
+    ),
+    (on_exchanges.law_residual_finite_for_huge_gradients, exchanges.overflows_residual()),
+    (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
+)

@@ -1,0 +1,176 @@
+"""Deliberately wrong collectives: one sound one, ``gathers``, and what can be wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.collective._types import Collective, Needs
+from gradwire.collective._verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.contract import Compressor, Member, State
+from gradwire.payload import Format, Payload
+from gradwire.spec import TensorSpec, chunk_bounds, working_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class gathers(Collective):
+    """Sound: every rank gets every payload, and merges them in rank order. The others break it."""
+
+    needs: ClassVar[Needs] = Needs(exact_size=True)
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        codec = codec.for_world(me.world)
+        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
+        everyone = me.scratch("everyone", me.world * form.slot_bytes, grad_N, torch.uint8)
+
+        def encode() -> tuple[Payload, State]:
+            self.before_encode(me, grad_N, out_N)
+            return codec.encode(state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes])
+
+        _, new = yield Compute("encode", encode, grad_N.numel())
+        yield from self.talk(me, grad_N, own, everyone)
+        yield Compute("merge", lambda: self.merge(codec, me, form, everyone, out_N), grad_N.numel())
+        return new
+
+    def before_encode(self, me: Member, grad_N: Tensor, out_N: Tensor) -> None:
+        """Nothing."""
+
+    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+        yield AllGather(everyone, own)
+
+    def order(self, me: Member) -> Iterable[int]:
+        return range(me.world)
+
+    def start(self, me: Member, out_N: Tensor) -> Tensor:
+        """Where payloads are summed."""
+        return torch.zeros(out_N.numel(), dtype=working_dtype(out_N.dtype))
+
+    def merge(
+        self, codec: Compressor, me: Member, form: Format, everyone: Tensor, out_N: Tensor
+    ) -> None:
+        sum_N = self.start(me, out_N)
+        for rank in self.order(me):
+            at = rank * form.slot_bytes
+            codec.merge(Payload(form, everyone[at : at + form.size_bytes]), sum_N)
+        out_N.copy_(sum_N.mul_(1 / me.world))
+
+    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        return [(world - 1) * codec.for_world(world).format(spec).slot_bytes] * world
+
+
+class forgets_a_rank(gathers):
+    """Leaves the last rank out of the sum."""
+
+    def order(self, me: Member) -> Iterable[int]:
+        return range(me.world - 1)
+
+
+class starts_with_itself(gathers):
+    """Sums from the own payload on, so that every rank rounds in another order."""
+
+    def order(self, me: Member) -> Iterable[int]:
+        return ((me.rank + i) % me.world for i in range(me.world))
+
+
+class first_come_first_summed(gathers):
+    """Sums in the order in which ranks happened to encode."""
+
+    arrivals: ClassVar[list[int]] = []
+
+    def before_encode(self, me: Member, grad_N: Tensor, out_N: Tensor) -> None:
+        self.arrivals.append(me.rank)
+
+    def order(self, me: Member) -> Iterable[int]:
+        return self.arrivals[-me.world :]
+
+
+class forgets_padding(gathers):
+    """States payload bytes where whole slots are sent."""
+
+    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        return [(world - 1) * codec.for_world(world).format(spec).size_bytes] * world
+
+
+class sends_before_it_receives(gathers):
+    """A ring in which every rank sends first, and none receives."""
+
+    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+        slots = everyone.view(me.world, -1)
+        slots[me.rank].copy_(own)
+        for step in range(me.world - 1):
+            yield Send((me.rank + 1) % me.world, slots[(me.rank - step) % me.world])
+            yield Recv((me.rank - 1) % me.world, slots[(me.rank - step - 1) % me.world])
+
+
+class announces_zeros(gathers):
+    """Tells the others when its gradient is zero: a verb more, depending on values."""
+
+    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+        if not bool(grad_N.any()):
+            yield Broadcast(0, torch.zeros(1))
+        yield AllGather(everyone, own)
+
+
+class clears_out_first(gathers):
+    """Zeroes ``out_N`` before the gradient is read: they may be the same tensor."""
+
+    def before_encode(self, me: Member, grad_N: Tensor, out_N: Tensor) -> None:
+        out_N.zero_()
+
+
+class trusts_old_buffers(gathers):
+    """Sums into a scratch buffer that holds the sum of the step before."""
+
+    def start(self, me: Member, out_N: Tensor) -> Tensor:
+        return me.scratch("sum", out_N.numel(), out_N, working_dtype(out_N.dtype))
+
+
+class scales_the_gradient(gathers):
+    """Divides the caller's gradient in place."""
+
+    def before_encode(self, me: Member, grad_N: Tensor, out_N: Tensor) -> None:
+        grad_N.div_(me.world)
+
+
+class sums_in_the_gradients_dtype(gathers):
+    """Divides after the sum, in 16 bits if the gradient has them."""
+
+    def start(self, me: Member, out_N: Tensor) -> Tensor:
+        return torch.zeros_like(out_N)
+
+
+class hides_aggregator_loss(casync_ps):
+    """Re-encodes the mean like CaSync-PS, and keeps only the worker's own loss."""
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        own_N = None if residual_N is None else residual_N.clone()
+        if own_N is not None:
+            own = codec.for_world(me.world)
+            for start, stop in chunk_bounds(grad_N.numel(), me.world):
+                own.encode(None, grad_N[start:stop], residual_N=own_N[start:stop])
+        state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
+        if residual_N is not None:
+            residual_N.copy_(own_N)
+        return state

@@ -1,0 +1,237 @@
+"""Deliberately wrong compressors; each is wrong in the one thing its docstring names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compress.cast16 import cast16
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor, State, Traits
+from gradwire.payload import Field, Format, Payload
+from gradwire.spec import TensorSpec
+
+Encoded = tuple[Payload, State]
+
+
+class swapped_means(onebit):
+    """Decodes negatives to the mean of the positives, and the other way round."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        flipped = Payload(payload.format, payload.buffer.clone())
+        flipped["scales"].copy_(payload["scales"].view(-1, 2).flip(1).reshape(-1))
+        return super().decode(flipped, out_N, scale=scale)
+
+
+class loses_first_element(topk):
+    """Takes index 0 for an empty entry: it leaves the residual but is never decoded."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        super().decode(payload, out_N, scale=scale)
+        out_N[:1] = 0
+        return out_N
+
+
+class drops_ties(topk):
+    """Sends only what exceeds the k-th magnitude; what equals it leaves the residual too."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        payload, state = super().encode(state, grad_N, **to)
+        values_K = payload["values"]
+        if values_K.numel() > 1:
+            values_K[values_K.abs() == values_K.abs().min()] = 0
+        return payload, state
+
+
+class understates(onebit):
+    """Its format leaves out the scales."""
+
+    def format(self, spec: TensorSpec) -> Format:
+        return Format((Field("bits", torch.uint8, -(-spec.numel // 8)),))
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return onebit(block=self.block).encode(state, grad_N, **to)
+
+
+class returns_another_tensor(none):
+    """decode leaves ``out_N`` alone and returns a float32 tensor of its own."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return payload["values"].float() * scale
+
+
+class depends_on_the_call(cast16):
+    """Every second call rounds the other way."""
+
+    calls: ClassVar[Iterable[int]] = itertools.count()
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        payload, state = super().encode(state, grad_N, **to)
+        payload["values"].mul_(1 + 0.01 * (next(self.calls) % 2))
+        return payload, state
+
+
+class ignores_buffer(onebit):
+    """Makes its own buffer whatever it is given."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return super().encode(state, grad_N, **{**to, "buffer": None})
+
+
+class relies_on_zeros(onebit):
+    """Sets bits in the buffer and never clears one."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        buffer = to.pop("buffer", None)
+        payload, state = super().encode(state, grad_N, **to)
+        if buffer is not None:
+            payload = Payload(payload.format, buffer.bitwise_or_(payload.buffer))
+        return payload, state
+
+
+class writes_its_input(cast16):
+    """Scales the gradient in place."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return super().encode(state, grad_N.mul_(0.5), **to)
+
+
+class decodes_in_place(cast16):
+    """Scales the payload itself."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        payload["values"].mul_(scale)
+        return super().decode(payload, out_N)
+
+
+class doubles_residual(onebit):
+    """Counts what was left twice."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        if to.get("residual_N") is not None:
+            to["residual_N"].mul_(2)
+        return super().encode(state, grad_N, **to)
+
+
+class delays_residual(onebit):
+    """Adds new loss to the residual but never sends it."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        residual_N = to.pop("residual_N", None)
+        payload, state = super().encode(state, grad_N, **to)
+        if residual_N is not None:
+            lost_N = grad_N - self.decode(payload, torch.empty_like(residual_N))
+            residual_N.add_(lost_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+        return payload, state
+
+
+class absorbs_nan(cast16):
+    """Keeps inf - inf in the residual."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        residual_N = to.pop("residual_N", None)
+        whole_N = grad_N if residual_N is None else residual_N.add_(grad_N).clone()
+        form = self.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        payload = Payload.empty(form, to.get("buffer"))
+        payload["values"].copy_(whole_N * self.prescale)
+        if residual_N is not None:
+            residual_N.sub_(self.decode(payload, torch.empty_like(residual_N)))
+        return payload, state
+
+
+class hides_nan(topk):
+    """Ranks NaN and inf below everything, so that GradScaler never sees them."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return super().encode(state, grad_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), **to)
+
+
+class hides_nan_with_residual(none):
+    """Cleans the sum of gradient and residual before it is sent instead of after."""
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        if to.get("residual_N") is not None:
+            grad_N = grad_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return super().encode(state, grad_N, **to)
+
+
+class claims_lossless(cast16):
+    """Rounds to 16 bits, and says it does not."""
+
+    traits: ClassVar[Traits] = replace(cast16.traits, lossless=True)
+
+
+class amplifies(topk):
+    """Makes up for what it drops by sending three times what it keeps."""
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        super().merge(payload, sum_N, scale=3 * scale)
+
+
+class merges_unscaled(onebit):
+    """merge forgets its scale."""
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        super().merge(payload, sum_N)
+
+
+class decodes_unscaled(onebit):
+    """decode forgets its scale."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return super().decode(payload, out_N)
+
+
+class adds_on_decode(topk):
+    """decode does not clear ``out_N`` first."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        self.merge(payload, out_N, scale=scale)
+        return out_N
+
+
+class square_roots(none):
+    """Sends square roots, which cannot be summed, and says they can."""
+
+    traits: ClassVar[Traits] = Traits(layout=none.traits.layout, additive=True)
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return super().encode(state, grad_N.sign() * grad_N.abs().sqrt(), **to)
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        super().decode(payload, out_N)
+        return out_N.copy_(out_N * out_N.abs() * scale)
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        Compressor.merge(self, payload, sum_N, scale=scale)
+
+
+class never_prescales(cast16):
+    """Sends gradients undivided, so that their sum leaves float16's range."""
+
+    def for_world(self, world: int) -> cast16:
+        return self
+
+
+@dataclass(eq=True, unsafe_hash=True)
+class thawed(Compressor):
+    """Its settings can be changed, and given by position."""
+
+    factor: float = 1.0
+    traits: ClassVar[Traits] = none.traits
+
+    def format(self, spec: TensorSpec) -> Format:
+        return none().format(spec)
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return none().encode(state, grad_N, **to)
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return none().decode(payload, out_N, scale=scale)

@@ -1,0 +1,150 @@
+"""Deliberately wrong exchanges: one sound one, ``altered``, and what can be wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.collective._types import Collective
+from gradwire.collective._verbs import Steps
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.compress.cast16 import cast16
+from gradwire.compress.onebit import onebit
+from gradwire.contract import Compressor, Member, State
+from gradwire.exchange import Pair, Result, clone_state
+from gradwire.spec import TensorSpec, working_dtype
+
+
+class Hoard(NamedTuple):
+    """A residual nobody accounts for."""
+
+    residual_N: Tensor
+    inner: State
+
+
+@dataclass(frozen=True)
+class altered(Pair):
+    """Sound: a pair whose ``synchronise`` calls ``before`` and ``after``. The others break it."""
+
+    codec: Compressor = field(default_factory=lambda: onebit(block=64))
+    collective: Collective = field(default_factory=casync_ps)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        old_N = None if residual_N is None else residual_N.clone()
+        self.before(grad_N, residual_N)
+        state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
+        self.after(out_N, residual_N, old_N)
+        return state
+
+    def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
+        """Nothing."""
+
+    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+        """Nothing."""
+
+
+class leaves_residual_stale(altered):
+    """Sends the residual and keeps it as it was."""
+
+    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.copy_(old_N)
+
+
+class drops_residual(altered):
+    """Forgets what earlier steps did not deliver."""
+
+    def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.zero_()
+
+
+class only_adds_to_residual(altered):
+    """Conserves, but what is in the residual never leaves it."""
+
+    def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.zero_()
+
+    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.add_(old_N)
+
+
+class overflows_residual(altered):
+    """Multiplies a loss without looking at its range."""
+
+    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.mul_(4)
+
+
+class writes_the_gradient(altered):
+    """Adds the residual to the caller's gradient."""
+
+    def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
+        grad_N.mul_(0.5)
+
+
+class claims_all_arrived(altered):
+    """Says that the whole gradient is in the mean."""
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N, contributed_N, state = yield from super().run(rank, world, state, grad_N)
+        return mean_N, grad_N.to(contributed_N.dtype), state
+
+
+class runs_otherwise(altered):
+    """``run`` divides by the world once more than ``synchronise`` does."""
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N, contributed_N, state = yield from super().run(rank, world, state, grad_N)
+        return mean_N / world, contributed_N, state
+
+
+class hoards(altered):
+    """Puts a tenth of each gradient into a residual of its own, without taking it from anything."""
+
+    def init(self, spec: TensorSpec, world: int) -> Hoard:
+        residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
+        return Hoard(residual_N, super().init(spec, world))
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        tenth_N = 0.1 * grad_N
+        inner = yield from super().synchronise(me, state.inner, grad_N, out_N, residual_N)
+        return Hoard(clone_state(state.residual_N).add_(tenth_N), inner)
+
+
+@dataclass(frozen=True)
+class rounds_alone(altered):
+    """Encodes and decodes although there is nobody to send to."""
+
+    codec: Compressor = field(default_factory=cast16)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
+        return state

@@ -1,0 +1,72 @@
+"""Laws must bite: each rejects the wrong specimens made for it, and accepts the sound ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.strategies import panel
+
+from . import broken, collective_laws, compressor_laws, exchange_laws
+from .cases import FEW
+
+SMALL = [case for case in FEW if case.world <= 5]
+
+
+def _ids(bites: tuple[Any, ...]) -> list[str]:
+    names = []
+    for law, specimen in bites:
+        parts = (specimen, getattr(specimen, "collective", None), getattr(specimen, "codec", None))
+        wrong = next(p for p in parts if ".broken_" in type(p).__module__)
+        names.append(f"{law.__name__}-{type(wrong).__name__}")
+    return names
+
+
+@contextlib.contextmanager
+def rejected(by: Callable[..., None]) -> Iterator[None]:
+    with pytest.raises(AssertionError) as caught:
+        yield
+    # pytest's own "did not raise" is not an AssertionError; an empty one would tell a user nothing.
+    assert str(caught.value), f"{by.__name__} rejects without saying why"
+
+
+@pytest.mark.parametrize(
+    ("law", "codec"), broken.COMPRESSOR_BITES, ids=_ids(broken.COMPRESSOR_BITES)
+)
+def test_compressor_law_bites(law: Callable[..., None], codec: Any) -> None:
+    with rejected(by=law):
+        for grad_N in panel():
+            law(codec, grad_N)
+
+
+ON_EXCHANGES = broken.COLLECTIVE_BITES + broken.EXCHANGE_BITES
+
+
+@pytest.mark.parametrize(("law", "exchange"), ON_EXCHANGES, ids=_ids(ON_EXCHANGES))
+def test_exchange_law_bites(law: Callable[..., None], exchange: Any) -> None:
+    with rejected(by=law):
+        for case in SMALL:
+            law(exchange, case)
+
+
+@pytest.mark.parametrize(
+    ("laws", "bites"),
+    [
+        (compressor_laws.LAWS, broken.COMPRESSOR_BITES),
+        (collective_laws.LAWS, broken.COLLECTIVE_BITES),
+        (exchange_laws.LAWS, broken.EXCHANGE_BITES),
+    ],
+    ids=["compressors", "collectives", "exchanges"],
+)
+def test_every_law_has_a_specimen_it_must_reject(laws: Any, bites: Any) -> None:
+    assert {law for law, _ in bites} == set(laws)
+
+
+@pytest.mark.parametrize("law", collective_laws.LAWS + exchange_laws.LAWS, ids=lambda f: f.__name__)
+def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
+    """So what is rejected above is the one wrong thing, not how specimens are made."""
+    for exchange in broken.SOUND_EXCHANGES:
+        for case in SMALL:
+            law(exchange, case)

@@ -1,0 +1,47 @@
+"""A user's mistake is a ValueError whose text says what was given, what there is, what to do."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from gradwire import errors
+
+
+def test_the_tree_is_as_drawn() -> None:
+    drawn = errors.__doc__ or ""
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        if kind.__module__ == errors.__name__:
+            assert issubclass(kind, errors.GradwireError)
+            assert name in drawn
+            assert kind is errors.GradwireError or issubclass(kind, ValueError | RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.InvalidSetting, errors.UnknownName, errors.IncompatiblePair, errors.RanksDiffer]
+)
+def test_mistakes_are_value_errors(kind: type[Exception]) -> None:
+    assert issubclass(kind, ValueError)
+    assert issubclass(kind, errors.InvalidSetting)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
+    text = str(errors.UnknownName("compressor", "top-k", ["topk", "none", "onebit"]))
+    assert "'top-k'" in text
+    assert "none, onebit, topk" in text
+    assert "did you mean 'topk'?" in text
+    assert "choose one" in str(errors.UnknownName("compressor", "zzz", ["topk"]))
+
+
+def test_invalid_says_given_accepted_and_remedy() -> None:
+    error = errors.invalid("hosts", 0, "between 1 and 64", "4 is a good start")
+    assert isinstance(error, errors.InvalidSetting)
+    assert str(error) == "hosts must be between 1 and 64, got 0; 4 is a good start"
+
+
+def test_a_failed_rank_is_named() -> None:
+    error = errors.RankFailed("rank 2 died", ranks=(2,), step=7)
+    assert (error.ranks, error.step) == ((2,), 7)
+    assert isinstance(error, RuntimeError)
+    assert errors.RankFailed("unknown").ranks == ()
