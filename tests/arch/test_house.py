@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
+from tests.arch.source import PACKAGE, ROOT, Source, read, sources
 
 import gradwire
-from tests.arch.source import PACKAGE, ROOT, Source, read, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
@@ -41,9 +41,12 @@ def _public(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
 def undocumented(source: Source) -> list[str]:
     """The module, public classes and public functions without a docstring.
 
-    Methods are free: what ``encode`` or ``run`` means stands once, in the contract they fulfil.
+    Methods are free: what ``encode`` or ``run`` means stands once, in the contract they fulfil. So
+    are the names in files that start with an underscore, which are not public.
     """
     missing = [] if ast.get_docstring(source.tree) else [f"{source.path}: the module"]
+    if source.path.rpartition("/")[2].startswith("_"):
+        return missing
     return missing + [
         f"{source.path}:{node.lineno} {node.name}"
         for node in _public(source.tree.body)
@@ -61,12 +64,6 @@ def test_files_and_functions_are_short(source: Source) -> None:
 @every_source
 def test_all_that_is_public_is_documented(source: Source) -> None:
     assert undocumented(source) == []
-
-
-@every_source
-def test_annotations_are_not_run(source: Source) -> None:
-    has_code = any(not isinstance(node, ast.Expr) for node in source.tree.body)
-    assert not has_code or "from __future__ import annotations\n" in source.text
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
@@ -101,4 +98,5 @@ def test_the_rules_bite() -> None:
     assert long_functions(read("spec.py", f"def f():\n{body[10:]}")) == []
     bare = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
     assert len(undocumented(read("spec.py", bare))) == 3
+    assert len(undocumented(read("sim/_queue.py", bare))) == 1
     assert VAGUE.search("string_utils")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 import pytest
-
 from tests.arch.source import Source, imports, read, running_nodes, sources
 
 ROWS = (

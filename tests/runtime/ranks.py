@@ -17,6 +17,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,6 +29,9 @@ import torch.distributed as dist
 
 Body = Callable[..., Any]
 """Runs on every rank as ``body(rank, world, *args)``; importable, and so is what it returns."""
+
+# Connections that break on purpose would fill pages with C++ stacks.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 GRACE_S = 5.0
 """How long the other ranks may go on after one has failed, to say what they know."""
@@ -109,6 +113,11 @@ class Ranks:
         """Sends one rank's process a signal."""
         os.kill(self._processes[rank].pid, number)
 
+    def abandon(self, rank: int) -> None:
+        """Ends a process that may be stopped or gone."""
+        if self._processes and self._processes[rank].is_alive():
+            self.kill(rank)
+
     def start(self) -> None:
         """Starts the processes and joins them."""
         self._folder = TemporaryDirectory(prefix="ranks-")
@@ -169,14 +178,15 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
         while True:
             try:
                 body, args = pickle.loads(end.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionError):
                 os._exit(0)  # Nothing here is worth a goodbye to peers that may be gone.
             torch.manual_seed(1234)
             try:
                 answer = (body(rank, world, *args), None)
             except BaseException:
                 answer = (None, traceback.format_exc())
-            end.send_bytes(_pickled(answer))
+            with suppress(BrokenPipeError):  # Nobody waits for it any more.
+                end.send_bytes(_pickled(answer))
 
 
 def _join(rank: int, world: int, end: Connection) -> None:

@@ -166,13 +166,13 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.half = nn.Linear(13, 30, dtype=torch.bfloat16)
-        self.single = nn.Linear(30, 30)
-        self.double = nn.Linear(30, 5, dtype=torch.float64)
+        self.low = nn.Linear(13, 30, dtype=torch.bfloat16)
+        self.usual = nn.Linear(30, 30)
+        self.high = nn.Linear(30, 5, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.half(x.bfloat16())).float()
-        return self.double(torch.tanh(self.single(x)).double())  # type: ignore[no-any-return]
+        x = torch.tanh(self.low(x.bfloat16())).float()
+        return self.high(torch.tanh(self.usual(x)).double())  # type: ignore[no-any-return]
 
 
 class OneParameter(nn.Module):

@@ -18,7 +18,8 @@ class ModuleHooks:
         self._handle = handle
         self._params = dict(params)
         for name, param in params:
-            hook = param.register_post_accumulate_grad_hook(self._hook_of(name))
+            register: Any = param.register_post_accumulate_grad_hook
+            hook = register(self._hook_of(name))
             handle.on_detach(hook.remove)
 
     def _hook_of(self, name: str) -> Any:
@@ -49,11 +50,8 @@ class ModuleHooks:
         for name, param in self._params.items():
             if name in arrived:
                 mean = synchroniser.mean(name)
-                param.grad = (
-                    mean.to(param.device).view_as(param).clone()
-                    if (not mean.is_sparse)
-                    else mean.to(param.device)
-                )
+                # A copy: the message's buffer is written again in the next step.
+                param.grad = mean.clone().to(param.device)
             elif synchroniser.is_sparse(name):
                 param.grad = synchroniser.grads[name]
         self._handle.end_step(wait_from_s)

@@ -1,0 +1,129 @@
+"""``gradwire doctor``: true statements about this machine, and a remedy with every warning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import Ended
+
+from gradwire.cli import _diagnosis as diagnosis
+from gradwire.cli.doctor import fit_rows, link_warnings
+from gradwire.profile.links import LinkFit, LinkReport
+
+Run = Callable[..., Ended]
+HOST: diagnosis.Rows = [{"name": "eth0"}, {"name": "lo"}]
+
+
+def test_markdown_has_every_section(gradwire: Run) -> None:
+    ended = gradwire("doctor", "--no-link")
+    assert ended.code == 0
+    sections = [line[3:] for line in ended.out.splitlines() if line.startswith("## ")]
+    assert sections == [
+        "Machine",
+        "Back ends",
+        "Interfaces",
+        "Testbed",
+        "Kernels",
+        "GPU",
+        "Environment",
+        "Warnings",
+    ]
+    assert f"| torch | {torch.__version__} |" in ended.out
+
+
+def test_json_has_the_same_sections(gradwire: Run) -> None:
+    result = json.loads(gradwire("doctor", "--no-link", "--json").out)
+    assert result["command"] == "doctor"
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows["gloo"]["available"] == torch.distributed.is_gloo_available()
+    assert "127.0.0.1" in rows["lo"]["addresses"]
+    assert rows["CPU kernels"]["backend"] in ("cpp", "reference")
+
+
+def test_other_ranks_stay_silent(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert gradwire("doctor", "--no-link") == Ended(0, "", "")
+
+
+def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
+    for name, state, speed in (("slow9", "up", "1000"), ("dark9", "down", "-1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(f"{state}\n")
+        (tmp_path / name / "speed").write_text(f"{speed}\n")
+        (tmp_path / name / "mtu").write_text("1500\n")
+    (row,) = diagnosis.interfaces(tmp_path)
+    assert row == {"name": "slow9", "mtu": 1500, "speed_bytes_per_s": 125e6, "addresses": []}
+
+
+def test_only_relevant_variables_are_shown() -> None:
+    shown = diagnosis.environment({"NCCL_DEBUG": "INFO", "HOME": "/root", "RANK": "0"})
+    assert [row["name"] for row in shown] == ["NCCL_DEBUG", "RANK"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "named"),
+    [
+        ({}, "10.0.0.5", []),
+        ({}, "127.0.1.1", ["host name"]),
+        ({}, None, ["host name"]),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, "127.0.1.1", []),
+        ({"GLOO_SOCKET_IFNAME": "eth7"}, "10.0.0.5", ["GLOO_SOCKET_IFNAME"]),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, "10.0.0.5", []),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "10.0.0.5", ["NCCL_SOCKET_IFNAME"]),
+        ({"NCCL_SOCKET_IFNAME": "^docker"}, "10.0.0.5", []),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "localhost"},
+            "10.0.0.5",
+            ["MASTER_ADDR"],
+        ),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}, "10.0.0.5", []),
+    ],
+)
+def test_network_warnings(variables: dict[str, str], address: str | None, named: list[str]) -> None:
+    found = diagnosis.network_warnings(HOST, variables, address)
+    assert [row["name"] for row in found] == named
+    assert all(row["remedy"] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("variables", "num_cores", "remedy"),
+    [
+        ({}, 2, None),
+        ({"LOCAL_WORLD_SIZE": "4"}, 8, "set OMP_NUM_THREADS=2 for every rank"),
+        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "2"}, 8, None),
+        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}, 2, "set OMP_NUM_THREADS=1"),
+    ],
+)
+def test_thread_warnings(variables: dict[str, str], num_cores: int, remedy: str | None) -> None:
+    found = diagnosis.thread_warnings(variables, num_cores)
+    assert bool(found) == (remedy is not None)
+    assert all(str(row["remedy"]).startswith(str(remedy)) for row in found)
+
+
+def test_missing_parts_are_named() -> None:
+    shaped: diagnosis.Rows = [{"name": "shaped hosts", "available": False, "reason": "no tc"}]
+    built: diagnosis.Rows = [{"name": "CPU kernels", "backend": "reference"}]
+    backends: diagnosis.Rows = [{"name": "nccl", "available": False}]
+    found = diagnosis.part_warnings(shaped, built, [{"name": "cuda:0"}], backends)
+    assert [row["name"] for row in found] == ["shaped hosts", "CPU kernels", "nccl"]
+    fine: diagnosis.Rows = [{"name": "shaped hosts", "available": True, "reason": "as root"}]
+    assert diagnosis.part_warnings(fine, [{"name": "k", "backend": "cpp"}], [], backends) == []
+
+
+@pytest.mark.parametrize(
+    ("fit", "reliable"),
+    [
+        (LinkFit(1e-4, 1e-8, 0.05), True),
+        (LinkFit(1e-4, 1e-8, 0.5), False),
+        (LinkFit(-1e-4, 1e-8, 0.05), False),
+        (LinkFit(1e-4, 0.0, 0.05), False),
+    ],
+)
+def test_a_bad_fit_is_called_bad(fit: LinkFit, reliable: bool) -> None:
+    report = LinkReport(world=4, backend="gloo", samples=(), fit=fit)
+    assert (link_warnings(report) == []) == reliable
+    assert fit_rows(report)[0]["alpha_s"] == fit.alpha_s

@@ -1,0 +1,41 @@
+"""``gradwire list`` shows every file of the registries, and only those."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tests.cli.conftest import Ended
+
+from gradwire.load import KINDS, load, names
+
+Run = Callable[..., Ended]
+
+
+def test_every_algorithm_is_listed_with_a_line(gradwire: Run) -> None:
+    ended = gradwire("list", "--json")
+    assert ended.code == 0
+    rows = json.loads(ended.out)["rows"]
+    expected = [(KINDS[kind], name) for kind in KINDS for name in names(kind)]
+    assert [(row["kind"], row["name"]) for row in rows] == expected
+    for row in rows:
+        assert len(row["description"]) > 10
+        assert row["description"].rstrip(".") == row["description"]
+
+
+def test_traits_and_settings_are_the_declared_ones(gradwire: Run) -> None:
+    rows = json.loads(gradwire("list", "compress", "--json").out)["rows"]
+    by_name = {row["name"]: row for row in rows}
+    assert set(by_name) == set(names("compress"))
+    for name in names("compress"):
+        traits = load("compress", name).traits
+        assert ("additive" in by_name[name]["traits"]) == traits.additive
+        assert ("error feedback" in by_name[name]["traits"]) == traits.error_feedback
+        assert traits.layout.value in by_name[name]["traits"]
+    assert "density=0.01" in by_name["topk"]["settings"]
+
+
+def test_one_kind_as_text(gradwire: Run) -> None:
+    out = gradwire("list", "collective").out
+    assert "casync_ps" in out
+    assert "onebit" not in out

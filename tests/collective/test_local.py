@@ -1,0 +1,189 @@
+"""The local driver: what it carries out, what it refuses, and how it interleaves ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.collective._local import drive
+from gradwire.collective._verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+)
+from gradwire.errors import Deadlock, InvalidSetting
+
+
+def values(rank: int, numel: int = 4) -> Tensor:
+    return torch.arange(numel, dtype=torch.float32) + 10 * rank
+
+
+def test_ranks_that_both_send_first_are_named() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield Send(1 - rank, values(rank))
+        yield Recv(1 - rank, torch.empty(4))
+
+    with pytest.raises(Deadlock) as caught:
+        drive([text(0), text(1)])
+    message = str(caught.value)
+    assert "rank 0 waits in Send(4 elements to rank 1)" in message
+    assert "rank 1 waits in Send(4 elements to rank 0)" in message
+
+
+def test_sending_and_receiving_at_once_is_no_deadlock() -> None:
+    def text(rank: int) -> Steps[list[float]]:
+        arrived = torch.empty(4)
+        yield Send(1 - rank, values(rank)), Recv(1 - rank, arrived)
+        return arrived.tolist()
+
+    outcome = drive([text(0), text(1)])
+    assert outcome.results == [values(1).tolist(), values(0).tolist()]
+    assert outcome.sent_bytes == [16, 16]
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield AllReduce(values(rank))
+        if rank != 2:
+            yield AllReduce(values(rank, 7))
+
+    with pytest.raises(Deadlock) as caught:
+        drive([text(rank) for rank in range(3)])
+    message = str(caught.value)
+    assert "rank 0 waits in AllReduce(7 elements)" in message
+    assert "rank 1 waits in AllReduce(7 elements)" in message
+    assert "already ended: rank 2" in message
+
+
+def test_a_message_nobody_sends() -> None:
+    def text(rank: int) -> Steps[None]:
+        if rank == 0:
+            yield Recv(1, torch.empty(3))
+
+    with pytest.raises(Deadlock, match=r"rank 0 waits in Recv\(3 elements from rank 1\).*rank 1$"):
+        drive([text(0), text(1)])
+
+
+def test_different_collectives_are_refused() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield AllReduce(values(rank)) if rank else AllGather(torch.empty(8), values(rank))
+
+    with pytest.raises(InvalidSetting) as caught:
+        drive([text(0), text(1)])
+    message = str(caught.value)
+    assert "different collectives" in message
+    assert "rank 0 AllGather(4 elements)" in message
+    assert "rank 1 AllReduce(4 elements)" in message
+
+
+def test_different_sizes_are_refused() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield AllReduce(values(rank, 4 + rank))
+
+    with pytest.raises(InvalidSetting, match=r"different sizes: rank 0 AllReduce\(4 elements\)"):
+        drive([text(0), text(1)])
+
+
+@pytest.mark.parametrize("arrived", [torch.empty(3), torch.empty(4, dtype=torch.float64)])
+def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
+    def text(rank: int) -> Steps[None]:
+        yield Recv(0, arrived) if rank else Send(1, values(0))
+
+    with pytest.raises(InvalidSetting, match=r"rank 0 sends 4 torch.float32 to rank 1, which rec"):
+        drive([text(0), text(1)])
+
+
+def test_all_to_all_sizes_must_agree() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield AllToAll(torch.empty(4), values(rank), (2, 2), (3, 1) if rank else (2, 2))
+
+    with pytest.raises(InvalidSetting, match=r"rank 0 expects \(2, 2\) elements in an all-to-all"):
+        drive([text(0), text(1)])
+
+
+def test_an_error_in_compute_reaches_the_caller() -> None:
+    def text() -> Steps[None]:
+        yield Compute("encode", lambda: 1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        drive([text()])
+
+
+def test_what_collectives_mean() -> None:
+    def text(rank: int) -> Steps[list[list[float]]]:
+        summed, told = values(rank), values(rank)
+        gathered, share, swapped = torch.empty(12), torch.empty(2), torch.empty(3)
+        yield AllReduce(summed)
+        yield AllGather(gathered, values(rank))
+        yield ReduceScatter(share, values(rank, 6))
+        yield Broadcast(1, told)
+        yield AllToAll(swapped, values(rank, 3), (1, 1, 1), (1, 1, 1))
+        return [t.tolist() for t in (summed, gathered, share, told, swapped)]
+
+    outcome = drive([text(rank) for rank in range(3)])
+    for rank, (summed, gathered, share, told, swapped) in enumerate(outcome.results):
+        assert summed == [30, 33, 36, 39]
+        assert gathered == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+        assert share == [30 + 6 * rank, 33 + 6 * rank]
+        assert told == [10, 11, 12, 13]
+        assert swapped == [rank, 10 + rank, 20 + rank]
+    # 2(W-1)/W of 16 bytes, (W-1) * 16, (W-1)/W of 24, (W-1) * 16 from the root, two of three.
+    assert outcome.sent_bytes == [21 + 32 + 16 + 0 + 8, 21 + 32 + 16 + 32 + 8, 21 + 32 + 16 + 0 + 8]
+
+
+def test_computes_of_one_group_return_their_own_results() -> None:
+    def text() -> Steps[tuple[int, ...]]:
+        single = yield Compute("encode", lambda: 7)
+        both = yield Compute("encode", lambda: 1), Compute("merge", lambda: 2)
+        none = yield ()
+        return (single, *both, *none)
+
+    assert drive([text()], seed=3).results == [(7, 1, 2)]
+
+
+def test_messages_between_two_ranks_keep_their_order() -> None:
+    def text(rank: int) -> Steps[list[list[float]]]:
+        if rank == 0:
+            yield Send(1, values(1)), Send(1, values(2))
+            return []
+        first, second = torch.empty(4), torch.empty(4)
+        yield Recv(0, first), Recv(0, second)
+        return [first.tolist(), second.tolist()]
+
+    for seed in range(5):
+        assert drive([text(0), text(1)], seed=seed).results[1] == [
+            values(1).tolist(),
+            values(2).tolist(),
+        ]
+
+
+def order_of(seed: int) -> list[int]:
+    """Which rank's computes ran in which order."""
+    ran: list[int] = []
+
+    def text(note: Callable[[], None]) -> Steps[None]:
+        for _ in range(3):
+            yield Compute("encode", note)
+
+    drive([text(lambda rank=rank: ran.append(rank)) for rank in range(4)], seed=seed)
+    return ran
+
+
+def test_one_seed_one_interleaving() -> None:
+    assert order_of(5) == order_of(5)
+
+
+def test_other_seeds_really_interleave_otherwise() -> None:
+    orders = {tuple(order_of(seed)) for seed in range(20)}
+    assert len(orders) == 20
+    assert all(sorted(order) == sorted([0, 1, 2, 3] * 3) for order in orders)
+    assert any(order != tuple(sorted(order)) for order in orders)

@@ -1,0 +1,69 @@
+"""onebit: the numbers its papers and its docstring promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting
+
+
+def decoded(codec: gw.Compressor, grad_N: torch.Tensor) -> torch.Tensor:
+    payload, _ = codec.encode(None, grad_N)
+    return codec.decode(payload, torch.empty(grad_N.numel()))
+
+
+def test_each_side_decodes_to_its_mean() -> None:
+    """Seide et al. 2014, section 3.2: the two reconstruction values are the means of the sides."""
+    back_N = decoded(gw.compress.onebit(), torch.tensor([-1.0, -3.0, 2.0, 4.0]))
+    assert back_N.tolist() == [-2, -2, 3, 3]
+
+
+def test_zero_goes_with_the_positive() -> None:
+    back_N = decoded(gw.compress.onebit(), torch.tensor([0.0, -0.0, 6.0, -1.0]))
+    assert back_N.tolist() == [2, 2, 2, -1]
+
+
+@pytest.mark.parametrize(("numel", "num_blocks"), [(0, 0), (1, 1), (64, 1), (65, 2), (1000, 16)])
+def test_one_bit_an_element_and_eight_bytes_a_block(numel: int, num_blocks: int) -> None:
+    """HiPress, section 4.4: n/8 bytes; and two float32 for every block."""
+    codec = gw.compress.onebit(block=64)
+    payload, _ = codec.encode(None, torch.randn(numel))
+    assert payload.size_bytes == 8 * num_blocks + (numel + 7) // 8
+
+
+def test_a_thirty_second_of_float32() -> None:
+    spec = gw.TensorSpec("fc.weight", 10_000_000)
+    assert spec.size_bytes / gw.compress.onebit().format(spec).size_bytes > 31.9
+
+
+def test_bit_i_of_byte_j_is_element_8j_plus_i() -> None:
+    grad_N = -torch.ones(11)
+    grad_N[[0, 3, 9]] = 1.0
+    payload, _ = gw.compress.onebit().encode(None, grad_N)
+    assert payload["bits"].tolist() == [0b00001001, 0b00000010]
+
+
+def test_blocks_have_means_of_their_own() -> None:
+    grad_N = torch.cat([torch.full((8,), 1.0), torch.full((8,), 5.0), torch.full((3,), -2.0)])
+    payload, _ = gw.compress.onebit(block=8).encode(None, grad_N)
+    assert payload["scales"].tolist() == [0, 1, 0, 5, -2, 0]
+    assert torch.equal(decoded(gw.compress.onebit(block=8), grad_N), grad_N)
+
+
+def test_inf_spoils_its_own_block_only() -> None:
+    grad_N = torch.ones(24)
+    grad_N[9] = float("inf")
+    residual_N = torch.full((24,), 0.5)
+    codec = gw.compress.onebit(block=8)
+    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
+    back_N = codec.decode(payload, torch.empty(24))
+    assert back_N.isinf().tolist() == [False] * 8 + [True] * 8 + [False] * 8
+    assert residual_N[8:16].tolist() == [0.5] * 8
+
+
+@pytest.mark.parametrize("block", [0, -8, 12])
+def test_block_must_be_whole_bytes(block: int) -> None:
+    with pytest.raises(InvalidSetting, match=f"multiple of 8, got {block}; use the default"):
+        gw.compress.onebit(block=block)

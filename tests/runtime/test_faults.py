@@ -1,0 +1,222 @@
+"""A rank dies, hangs or raises: the others say which one and in which step, and none hangs.
+
+Finding out takes seconds of waiting and hardly any computing, so all accidents happen at once, each
+to a group of its own, and the tests look at what became of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.errors import RankFailed
+from gradwire.exchange import Exchange, exchange_for
+from tests.runtime.ranks import Outcome, Ranks
+from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
+WORLD = 4
+STEP = 3
+"""The step that cannot be finished."""
+LIMIT_S = 40.0
+"""More than any rank may need, on a busy machine too; a rank that hangs never answers."""
+
+
+class Accident(NamedTuple):
+    """What happens to which rank in step ``STEP``."""
+
+    victim: int
+    how: str
+    timeout_s: float = 300.0
+    codec: str = "none"
+
+
+ACCIDENTS = {
+    "killed in mid-step": Accident(2, "killed"),
+    "killed in mid-step, ring": Accident(2, "killed", codec="ring"),
+    "killed in mid-step, onebit": Accident(3, "killed", codec="onebit"),
+    "killed between steps": Accident(1, "killed between steps"),
+    "rank 0 killed, with the store": Accident(0, "killed"),
+    "stopped": Accident(2, "stopped", timeout_s=3.0),
+    "rank 0 stopped, with the store": Accident(0, "stopped", timeout_s=3.0),
+    "raised and stayed": Accident(1, "raised", timeout_s=3.0),
+}
+
+
+class Report(NamedTuple):
+    """What a survivor's training loop met."""
+
+    kind: str
+    is_rank_failed: bool
+    ranks: tuple[int, ...] | None
+    step: int | None
+    text: str
+
+
+def exchange_of(codec: str) -> Exchange:
+    if codec == "ring":
+        return gw.pair(gw.compress.none(), gw.collective.ring())
+    return exchange_for(gw.compress.onebit() if codec == "onebit" else gw.compress.none())
+
+
+def strike(how: str, grad: Tensor) -> None:
+    """Runs in the middle of the victim's backward: some messages are on their way, some are not."""
+    if how == "raised":
+        raise ZeroDivisionError("the user's own mistake")
+    os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+
+def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report | None:
+    net = Net()
+    model = ddp(net) if wrapped else net
+    limit = timedelta(seconds=accident.timeout_s)
+    gw.attach(model, exchange_of(accident.codec), bucket_cap_mb=SMALL_MB, timeout=limit)
+    optimizer = momentum(model.parameters())
+    train(model, optimizer, rank, range(STEP))
+    if rank == accident.victim and accident.how != "killed between steps":
+        net.middle.weight.register_hook(partial(strike, accident.how))
+    dist.barrier()
+    if rank == accident.victim and accident.how == "killed between steps":
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        train(model, optimizer, rank, range(STEP, STEP + 3))
+    except Exception as error:
+        return Report(
+            type(error).__name__,
+            isinstance(error, RankFailed),
+            getattr(error, "ranks", None),
+            getattr(error, "step", None),
+            str(error),
+        )
+    return None
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["module", "ddp"])
+def wrapped(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def outcomes(wrapped: bool) -> Iterator[dict[str, list[Outcome]]]:
+    groups = {name: Ranks(WORLD) for name in ACCIDENTS}
+    try:
+        for name, ranks in groups.items():
+            ranks.send(suffer, wrapped, ACCIDENTS[name])
+        deadline = time.monotonic() + LIMIT_S
+        yield {
+            name: ranks.collect(
+                max(1.0, deadline - time.monotonic()), without=[ACCIDENTS[name].victim]
+            )
+            for name, ranks in groups.items()
+        }
+    finally:
+        for name, ranks in groups.items():
+            ranks.abandon(ACCIDENTS[name].victim)
+            ranks.close()
+
+
+@pytest.mark.parametrize("name", ACCIDENTS)
+def test_survivors_name_the_rank_and_the_step(
+    name: str, wrapped: bool, outcomes: dict[str, list[Outcome]]
+) -> None:
+    victim = ACCIDENTS[name].victim
+    for rank, (report, error, _) in enumerate(outcomes[name]):
+        if rank == victim:
+            continue
+        assert error is None, f"rank {rank}: {error}"
+        assert report is not None, f"rank {rank} finished a step without rank {victim}"
+        assert f"rank {victim} " in report.text
+        assert f"step {STEP} " in report.text
+        if not wrapped:
+            assert report.is_rank_failed
+            assert (report.ranks, report.step) == ((victim,), STEP)
+
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+import gradwire as gw
+from tests.runtime.training import Net, SMALL_MB, momentum, train
+
+rank, port = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", rank=rank, world_size=3, init_method=f"tcp://127.0.0.1:{port}")
+model = Net()
+gw.attach(model, "onebit", bucket_cap_mb=SMALL_MB)
+optimizer = momentum(model.parameters())
+train(model, optimizer, rank, range(2))
+if rank == 2:
+    raise ZeroDivisionError("the user's own mistake")
+train(model, optimizer, rank, range(2, 5))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_job_ends_when_one_rank_raises() -> None:
+    """Whole interpreters, as a user starts them: they end by themselves, with the reason."""
+    port = free_port()
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(port)],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(3)
+    ]
+    try:
+        texts = [job.communicate(timeout=60)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    assert [job.returncode for job in jobs] == [1, 1, 1], texts
+    assert "ZeroDivisionError: the user's own mistake" in texts[2]
+    for text in texts[:2]:
+        assert "RankFailed: step 2 cannot be finished: rank 2 of 3 stopped answering" in text
+
+
+def raise_in_encode(rank: int, world: int) -> Any:
+    model = Net()
+    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
+    optimizer = momentum(model.parameters())
+    train(model, optimizer, rank, range(STEP))
+    if rank == 1:
+        message = handle.synchroniser.messages[1]
+        message._gather = None  # type: ignore[union-attr,method-assign,assignment]
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        train(model, optimizer, rank, range(STEP, STEP + 3))
+    with pytest.raises(Exception) as again:  # noqa: PT011
+        train(model, optimizer, rank, range(STEP, STEP + 3))
+    assert type(again.value) is type(raised.value)
+    return type(raised.value).__name__, getattr(raised.value, "ranks", None), str(raised.value)
+
+
+def test_an_error_inside_one_rank_reaches_all(doomed: Ranks) -> None:
+    """The rank itself raises what happened, the others that it happened there."""
+    found = doomed.run(raise_in_encode)
+    assert found[1][:2] == ("TypeError", None)
+    for rank in (0, 2, 3):
+        kind, ranks, text = found[rank]
+        assert (kind, ranks) == ("RankFailed", (1,))
+        assert "TypeError in gather" in text
+        assert f"step {STEP} " in text

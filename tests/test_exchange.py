@@ -1,0 +1,133 @@
+"""Exchanges: small worked examples, the default choices, and what a user's mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.errors import IncompatiblePair, InvalidSetting
+from gradwire.exchange import ErrorFeedback, clone_state, exchange_for, suited, texts
+from gradwire.load import examples
+
+
+def test_aggregators_loss_is_kept_by_the_aggregator() -> None:
+    """Two ranks, chunks of 8: rank 0 aggregates the first, rank 1 the second.
+
+    A gradient that is one constant is sent exactly and so is its mean: nothing is lost. With two
+    magnitudes in the first chunk the worker and its aggregator lose something, both on rank 0.
+    """
+    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    ones = torch.ones(16)
+    results = gw.run_local(exchange, [3 * ones, -ones])
+    assert [mean_N.tolist() for mean_N, _, _ in results] == [[1.0] * 16] * 2
+    assert not any(state.residual_N.any() for _, _, state in results)
+
+    mixed = torch.tensor([1.0, 3.0, -1.0, -3.0] * 2 + [0.0] * 8)
+    results = gw.run_local(exchange, [mixed, torch.zeros(16)])
+    left = [state.residual_N for _, _, state in results]
+    assert torch.allclose(2 * results[0][0] + left[0] + left[1], mixed)
+    assert left[0][:8].any()
+    assert not left[1].any()
+
+
+def test_small_gradients_arrive_in_the_end() -> None:
+    """Without error feedback top-k never sends the small element; with it, all of it arrives."""
+    pair = gw.pair(gw.compress.topk(density=0.5), gw.collective.allgather_sparse())
+    grad_N = torch.tensor([1.0, 0.3])
+    plain_N, kept_N, states = torch.zeros(2), torch.zeros(2), None
+    for _ in range(40):
+        plain_N += gw.run_local(pair, [grad_N, grad_N])[0][0]
+        results = gw.run_local(gw.with_error_feedback(pair), [grad_N, grad_N], states)
+        states = [state for _, _, state in results]
+        kept_N += results[0][0]
+    assert plain_N.tolist() == [40.0, 0.0]
+    assert torch.allclose(kept_N + states[0].residual_N, 40 * grad_N, atol=1e-4)
+    assert kept_N[1] > 10
+
+
+@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+def test_a_codec_alone_gets_what_its_traits_ask_for(codec: gw.Compressor) -> None:
+    exchange = exchange_for(codec)
+    assert isinstance(exchange, ErrorFeedback) == codec.traits.error_feedback
+    pair = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
+    assert pair == gw.pair(codec, suited(codec))
+    assert exchange.wire_bytes(gw.TensorSpec("", 100), 4) == pair.wire_bytes(
+        gw.TensorSpec("", 100), 4
+    )
+
+
+def test_impossible_pairs_say_why_and_what_instead() -> None:
+    with pytest.raises(IncompatiblePair, match=r"cannot be summed; use casync_ps\(\)"):
+        gw.pair(gw.compress.onebit(), gw.collective.allreduce())
+    with pytest.raises(ValueError, match=r"needs sparse payloads, and these are dense"):
+        gw.pair(gw.compress.none(), gw.collective.allgather_sparse())
+
+
+@pytest.mark.parametrize(
+    ("codec", "collective", "remedy"),
+    [
+        ("topk", gw.collective.ring(), r"codec must be a compressor, got 'topk'; write"),
+        (gw.compress.topk, gw.collective.ring(), r"codec must be a compressor, got <class"),
+        (gw.compress.topk(), "ring", r"collective must be a collective, got 'ring'; write"),
+    ],
+)
+def test_pair_takes_a_compressor_and_a_collective(codec, collective, remedy: str) -> None:
+    with pytest.raises(InvalidSetting, match=remedy):
+        gw.pair(codec, collective)
+
+
+def test_error_feedback_wraps_exchanges_not_compressors() -> None:
+    with pytest.raises(InvalidSetting, match=r"must be an exchange, got topk.*gw.pair\("):
+        gw.with_error_feedback(gw.compress.topk())
+
+
+def test_outer_feedback_keeps_the_account_alone() -> None:
+    """Wrapped twice, nothing is counted twice: the inner residual stays empty."""
+    inner = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    grads, states = [torch.randn(50), torch.randn(50)], None
+    once = twice = None
+    for _ in range(3):
+        once = gw.run_local(inner, grads, once and [s for _, _, s in once])
+        twice = gw.run_local(gw.with_error_feedback(inner), grads, states)
+        states = [state for _, _, state in twice]
+    for (mean_N, _, state), (again_N, _, outer) in zip(once, twice, strict=True):
+        assert torch.equal(mean_N, again_N)
+        assert torch.equal(state.residual_N, outer.residual_N)
+        assert not outer.inner.residual_N.any()
+
+
+def test_residuals_are_found_by_name() -> None:
+    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    state = exchange.init(gw.TensorSpec("w", 5, torch.float16), 3)
+    found = gw.residuals(state)
+    assert list(found) == ["residual"]
+    assert found["residual"] is state.residual_N
+    assert found["residual"].dtype == torch.float32
+    outer = gw.with_error_feedback(exchange).init(gw.TensorSpec("w", 5), 3)
+    assert sorted(gw.residuals(outer)) == ["inner.residual", "residual"]
+    assert gw.residuals(None) == {}
+
+
+def test_a_cloned_state_shares_no_tensor() -> None:
+    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    state = exchange.init(gw.TensorSpec("w", 5), 2)
+    copy = clone_state(state)
+    assert type(copy) is type(state)
+    copy.residual_N.add_(1)
+    assert not state.residual_N.any()
+
+
+@pytest.mark.parametrize(
+    ("grads", "states", "message"),
+    [
+        ([], None, "one gradient a rank"),
+        ([torch.zeros(2, 2)], None, r"pass grad.flatten\(\)"),
+        ([torch.zeros(2), torch.zeros(3)], None, "of one length and dtype"),
+        ([torch.zeros(2), torch.zeros(2).half()], None, "of one length and dtype"),
+        ([torch.zeros(2)] * 2, [None], "one a rank, 2"),
+    ],
+)
+def test_gradients_must_match(grads, states, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        texts(exchange_for(gw.compress.none()), grads, states)
