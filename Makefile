@@ -58,9 +58,9 @@ $(STAMP): pyproject.toml | system
 # can make an environment cannot be missing.
 system:
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; \
-	command -v "$(PYTHON)" >/dev/null || missing="python3 python3-venv"; \
+	command -v "$(PYTHON)" >/dev/null || missing=" python3 python3-venv"; \
 	test -x $(BIN)/python || "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
-	  || missing="python3 python3-venv"; \
+	  || missing=" python3 python3-venv"; \
 	command -v ip >/dev/null && command -v tc >/dev/null || missing="$$missing iproute2"; \
 	command -v g++ >/dev/null || missing="$$missing g++"; \
 	if test -n "$$missing"; then \

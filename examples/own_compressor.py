@@ -1,7 +1,7 @@
 """A compressor of your own, in one file outside the package.
 
-It keeps the sign and one magnitude for the whole gradient (signSGD with majority replaced by a mean;
-Bernstein et al., ICML 2018), and needs nothing but the contract: format, encode, decode.
+It keeps the sign and one magnitude for the whole gradient (signSGD with majority replaced by a
+mean; Bernstein et al., ICML 2018), and needs nothing but the contract: format, encode, decode.
 
     torchrun --nproc-per-node 2 examples/own_compressor.py
 """

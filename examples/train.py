@@ -1,6 +1,6 @@
 """Ten lines of gradwire around an ordinary training loop.
 
-    torchrun --nproc-per-node 2 examples/train.py
+torchrun --nproc-per-node 2 examples/train.py
 """
 
 import torch

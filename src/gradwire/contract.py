@@ -41,7 +41,7 @@ class Traits:
     unbiased: bool = False
     """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
-    """||x - decode(encode(x))|| <= ||x|| for every finite x."""
+    """||x - decode(encode(x))|| <= ||x|| for every x within the wire dtype's range."""
     error_feedback: bool = False
     """Trains well only if what was not sent is kept for the next step."""
 

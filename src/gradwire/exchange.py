@@ -46,7 +46,7 @@ class Exchange(ABC):
         """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one gradient of this spec, headers of the network aside."""
+        """Bytes that each rank sends for one gradient, the network's own headers aside."""
         raise invalid(
             "exchange", self, "one that states its bytes", "define wire_bytes(spec, world)"
         )

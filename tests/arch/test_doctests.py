@@ -6,6 +6,7 @@ import doctest
 import importlib
 
 import pytest
+
 from tests.arch.source import Source, sources
 
 WITH_EXAMPLES = [source for source in sources() if ">>> " in source.text]

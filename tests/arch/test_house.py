@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
-from tests.arch.source import PACKAGE, ROOT, Source, read, sources
 
 import gradwire
+from tests.arch.source import PACKAGE, ROOT, Source, read, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+
 from tests.arch.source import Source, imports, read, running_nodes, sources
 
 ROWS = (

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.conftest import Ended
 
 from gradwire.cli import _diagnosis as diagnosis
 from gradwire.cli.doctor import fit_rows, link_warnings
 from gradwire.profile.links import LinkFit, LinkReport
+from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
 HOST: diagnosis.Rows = [{"name": "eth0"}, {"name": "lo"}]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tests.cli.conftest import Ended
-
 from gradwire.load import KINDS, load, names
+from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
 

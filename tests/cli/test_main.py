@@ -9,11 +9,11 @@ from types import ModuleType
 
 import pytest
 import typer
-from tests.cli.conftest import Ended
 
 from gradwire import __version__
 from gradwire.cli import main as entry
 from gradwire.errors import GradwireError, InvalidSetting
+from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
 

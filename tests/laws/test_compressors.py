@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from tests.strategies import bounded, gradients, panel
 from torch import Tensor
 
 from gradwire.contract import Compressor
 from gradwire.load import examples
+from tests.strategies import bounded, gradients, panel
 
 from .compressor_laws import LAWS
 

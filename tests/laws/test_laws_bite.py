@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from tests.strategies import panel
 
 from . import broken, collective_laws, compressor_laws, exchange_laws

@@ -308,7 +308,9 @@ def sparse_rows(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None
         inner.rows = torch.tensor([] if rank == 1 and step % 2 else words, dtype=torch.int64)
         optimizer.zero_grad()
         losses_of(model, rank, step).backward()
-        kept += [None if g is None else g.coalesce() if g.is_sparse else g for g in gradients(model)]
+        kept += [
+            None if g is None else g.coalesce() if g.is_sparse else g for g in gradients(model)
+        ]
         optimizer.step()
     return [*kept, *(p.detach() for p in model.parameters())]
 

@@ -104,9 +104,7 @@ def ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, **{"bucket_cap_mb": SMALL_MB, **settings})
 
 
-def train(
-    model: nn.Module, optimizer: Optimizer, rank: int, steps: Iterable[int]
-) -> list[float]:
+def train(model: nn.Module, optimizer: Optimizer, rank: int, steps: Iterable[int]) -> list[float]:
     """The unchanged loop of a user; returns the losses."""
     losses = []
     for step in steps:

@@ -63,7 +63,8 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
         f"{demo.hosts} hosts, each one rank, {link}; {demo.steps} steps a method in "
         f"{demo.rounds} turns; all methods see the same batches.",
         "step_s is the median of rank 0's steps without the first three; the spread is from the "
-        "20th to the 80th percentile. Bytes are the interface's own count, headers included.",
+        "20th to the 80th percentile. Bytes are the interface's own "
+        "count (one header for each large segment).",
         "loss is on a held-out batch after the last step.",
     ]
     if not shaped:

@@ -99,7 +99,7 @@ def _train_step(run: Run, task: Task, model: nn.Module) -> float:
     inputs, targets = task.batch(run.step, dist.get_rank(), dist.get_world_size())
     run.optimizer.zero_grad()
     loss = task.loss(model, inputs, targets)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     run.optimizer.step()
     return loss.item()
 

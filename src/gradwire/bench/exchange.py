@@ -14,6 +14,8 @@ from ..testbed.hosts import Testbed, open_hosts
 from .exchange_rank import EXCHANGES, TORCH
 from .ranks import Report, run_ranks
 
+Row = dict[str, object]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBench:
@@ -33,7 +35,9 @@ class ExchangeBench:
                 raise invalid(name, getattr(self, name), "at least 1", "leave it out")
 
 
-def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> list[dict[str, object]]:
+def run(
+    bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0
+) -> list[dict[str, object]]:
     """One row an exchange. A step's time is that of its slowest rank."""
     settings = {
         "numel": bench.numel,
@@ -60,7 +64,7 @@ def _row(
     slowest: dict[str, list[float]],
     results: list[dict[str, Any]],
     sharers: int,
-) -> dict[str, object]:
+) -> Row:
     seconds = slowest[name]
     spread = quantiles(seconds, n=10) if len(seconds) > 1 else seconds * 9
     formula = _formula_bytes(EXCHANGES["dense" if name == TORCH else name], bench)

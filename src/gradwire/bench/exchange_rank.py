@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..collective.casync_ring import casync_ring
+from ..collective.ring import ring
 from ..compress.cast16 import cast16
 from ..compress.none import none
 from ..compress.onebit import onebit
 from ..compress.topk import topk
-from ..collective.casync_ring import casync_ring
-from ..collective.ring import ring
 from ..contract import Member
 from ..exchange import Exchange, exchange_for, pair, with_error_feedback
+from ..kernels._build import backend
 from ..runtime.engine import Engine
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import own_counters
@@ -66,9 +67,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
     torch.set_num_threads(settings["threads"])
     numel, repeats = settings["numel"], settings["repeats"]
-    engine = Engine(
-        None, num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
-    )
+    backend()
+    engine = Engine(None, num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None)
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(numel) * 1e-3
     work_N = torch.empty_like(source_N)

@@ -1,7 +1,7 @@
-"""Runs one of this folder's rank programs on every host of a testbed and collects what they found.
+"""Runs one of this folder's rank programs on every host of a testbed and collects the results.
 
-A rank program is a module with ``measure(settings, report) -> result``; settings and results are plain
-JSON. Ranks meet by torch.distributed over the hosts' links; files carry the results.
+A rank program is a module with ``measure(settings, report) -> result``; settings and results are
+plain JSON. Ranks meet by torch.distributed over the hosts' links; files carry the results.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from ..bench import exchange as exchange_bench
+from ..bench import kernel as kernel_bench
+from ..errors import invalid
 from ..units import parse_rate
 from ._output import Fractions, emit, progress
 
@@ -41,3 +43,19 @@ def exchange(
     with progress("bench exchange", total=1) as advance:
         rows = exchange_bench.run(settings, Fractions(advance))
     emit("bench exchange", rows, as_json=as_json, title=f"{hosts} hosts at {rate}, {numel} float32")
+
+
+@app.command()
+def kernel(
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time the CPU kernels against a copy and against torch, both sides in one run, in turn."""
+    for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
+    with progress("bench kernel"):
+        rows = kernel_bench.measure(numel, threads, rounds)
+    emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")

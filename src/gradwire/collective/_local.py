@@ -40,7 +40,7 @@ class Outcome(Generic[T]):
     sent_bytes: list[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     """One verb of one rank that is not done yet."""
 
@@ -190,13 +190,15 @@ def _collect(members: tuple[_Pending, ...]) -> None:
             "ranks call different collectives: "
             + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
         )
-    sizes = {verb.buf.numel() for verb in verbs if not isinstance(verb, AllToAll | Compute)}
-    if len(sizes) > 1:
+    bufs = [verb.buf for verb in verbs if not isinstance(verb, Compute)]
+    shapes = {(buf.dtype, 0 if isinstance(verbs[0], AllToAll) else buf.numel()) for buf in bufs}
+    roots = {verb.src for verb in verbs if isinstance(verb, Broadcast)}
+    if len(shapes) > 1 or len(roots) > 1:
         raise InvalidSetting(
-            "ranks call a collective with different sizes: "
+            "ranks call a collective with different sizes, dtypes or roots: "
             + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
         )
-    bufs = [verb.buf.clone() for verb in verbs if not isinstance(verb, Compute)]
+    bufs = [buf.clone() for buf in bufs]
     for rank, verb in enumerate(verbs):
         match verb:
             case AllReduce(buf):

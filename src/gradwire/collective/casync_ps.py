@@ -139,8 +139,8 @@ def _aggregate(
     mean_C = me.scratch("mean", stop - start, grad_N, working_dtype(grad_N.dtype))
     mean_C.zero_()
     for rank in range(me.world):
-        codec.merge(Payload(form, arrived[rank * slot : rank * slot + form.size_bytes]), mean_C)
-    mean_C.mul_(1 / me.world)
+        payload = Payload(form, arrived[rank * slot : rank * slot + form.size_bytes])
+        codec.merge(payload, mean_C, scale=1 / me.world)
     loss_C = None
     if residual_N is not None:
         loss_C = me.scratch("loss", stop - start, grad_N, mean_C.dtype).zero_()

@@ -45,7 +45,7 @@ class casync_ring(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        walk = _Walk(codec.for_world(me.world), me, list(state), grad_N, residual_N)
+        walk = _Walk(codec, me, list(state), grad_N, residual_N)
         rank, world = me.rank, me.world
         yield Compute("encode", lambda: walk.encode_first(rank), walk.numel(rank))
         for step in range(world - 1):
@@ -79,7 +79,12 @@ class _Walk:
         grad_N: Tensor,
         residual_N: Tensor | None,
     ) -> None:
-        self.codec, self.me, self.states = codec, me, states
+        self.me, self.states = me, states
+        # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
+        # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
+        self.lossless = codec.traits.lossless
+        self.codec = codec if self.lossless else codec.for_world(me.world)
+        self.unit = me.world if self.lossless else 1
         self.grad_N, self.residual_N = grad_N, residual_N
         self.bounds = chunk_bounds(grad_N.numel(), me.world)
         specs = [TensorSpec("", b - a, grad_N.dtype) for a, b in self.bounds]
@@ -111,21 +116,27 @@ class _Walk:
         dtype = working_dtype(self.grad_N.dtype)
         sum_C = self.me.scratch("sum", self.numel(0), self.grad_N, dtype)[: stop - start]
         sum_C.copy_(self.grad_N[start:stop])
-        self.codec.merge(self.payload(chunk), sum_C)
-        # A lossless codec's wire is of the gradient's own dtype; others take the sum unrounded.
-        lossless = self.codec.traits.lossless
-        self._encode(chunk, sum_C.to(self.grad_N.dtype) if lossless else sum_C)
+        self.codec.merge(self.payload(chunk), sum_C, scale=self.unit)
+        self._encode(chunk, sum_C)
 
     def _encode(self, chunk: int, value_C: Tensor) -> None:
         start, stop = self.bounds[chunk]
-        residual = None if self.residual_N is None else self.residual_N[start:stop]
+        residual_C = None if self.residual_N is None else self.residual_N[start:stop]
+        buffer = self.payload(chunk).buffer
+        if self.lossless:
+            value_C = (value_C / self.unit).to(self.grad_N.dtype)
+            if residual_C is not None:
+                residual_C.div_(self.unit)
         _, self.states[chunk] = self.codec.encode(
-            self.states[chunk], value_C, residual_N=residual, buffer=self.payload(chunk).buffer
+            self.states[chunk], value_C, residual_N=residual_C, buffer=buffer
         )
+        if self.lossless and residual_C is not None:
+            residual_C.mul_(self.unit)
 
     def decode(self, out_N: Tensor) -> None:
+        scale = self.unit / self.me.world
         for chunk, (start, stop) in enumerate(self.bounds):
-            self.codec.decode(self.payload(chunk), out_N[start:stop], scale=1 / self.me.world)
+            self.codec.decode(self.payload(chunk), out_N[start:stop], scale=scale)
 
 
 EXAMPLES = (casync_ring(),)

@@ -21,7 +21,7 @@ from ..errors import invalid
 from ..kernels import cast
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec
-from ._settle import as_working, settle, spec_of
+from ._settle import as_working, spec_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class cast16(Compressor):
             raise invalid(
                 "cast16 dtype", self.dtype, "torch.bfloat16 or torch.float16", "choose one of them"
             )
+        if not 0 < self.prescale <= 1:
+            raise invalid("cast16 prescale", self.prescale, "in (0, 1]", "leave it at 1")
 
     def for_world(self, world: int) -> cast16:
         return replace(self, prescale=1 / world)
@@ -64,13 +66,7 @@ class cast16(Compressor):
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
-        values_N = payload["values"]
-        if residual_N is None:
-            cast.cast16_encode(as_working(grad_N), values_N, self.prescale)
-        else:
-            residual_N.add_(grad_N)
-            cast.cast16_encode(residual_N, values_N, self.prescale)
-            settle(residual_N, values_N.to(residual_N.dtype) / self.prescale)
+        cast.cast16_encode(as_working(grad_N), payload["values"], self.prescale, residual_N)
         return payload, state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..contract import Compressor, Layout, State, Traits
+from ..errors import invalid
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec
 from ._settle import settle, spec_of
@@ -35,6 +36,10 @@ class none(Compressor):
     traits: ClassVar[Traits] = Traits(
         layout=Layout.DENSE, lossless=True, additive=True, unbiased=True, contraction=True
     )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prescale <= 1:
+            raise invalid("none prescale", self.prescale, "in (0, 1]", "leave it at 1")
 
     def for_world(self, world: int) -> none:
         return replace(self, prescale=1 / world)

@@ -44,7 +44,7 @@ class topk(Compressor):
     traits: ClassVar[Traits] = Traits(layout=Layout.SPARSE, contraction=True, error_feedback=True)
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
+        if not isinstance(self.density, float | int) or not 0 < self.density <= 1:
             raise invalid(
                 "topk density",
                 self.density,

@@ -17,6 +17,7 @@ from ..compress.none import none
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
 from ..exchange import Exchange, exchange_for
+from ..kernels._build import backend
 from ..load import load
 from . import ddp
 from .engine import Engine
@@ -73,8 +74,8 @@ def attach(
     ``exchange`` is a compressor (the collective that suits its traits is chosen, with error
     feedback if it needs it), a compressor's name, or an exchange made by ``gw.pair``.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` (MiB) bounds how much is fused into one message, ``num_channels`` how many messages
-    are on their way at once. ``group`` is the process group (default: all ranks; without
+    ``bucket_cap_mb`` (MiB) bounds how much is fused into one message, ``num_channels`` how many
+    messages are on their way at once. ``group`` is the process group (default: all ranks; without
     ``init_process_group``: this process alone). ``timeout`` bounds every wait for a peer. All ranks
     of the group must call this, with the same arguments.
 
@@ -107,6 +108,7 @@ def _connect(
     recorder: Recorder,
 ) -> Handle:
     """Makes ranks agree, then hooks the model."""
+    backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     if engine.world > 1:
         _agree(engine, model, params, settings)
     messages = _messages(model, params, settings, engine)
@@ -158,9 +160,9 @@ def _refuse_wrong_moment(model: nn.Module) -> None:
     left = [name for name, p in model.named_parameters() if p.grad is not None]
     if left:
         raise InvalidSetting(
-            f"attach was called after a backward pass began: {len(left)} parameters hold gradients "
-            f"that were never exchanged ({left[0]}, ...); attach before the first backward, or call "
-            "optimizer.zero_grad(set_to_none=True) first"
+            f"attach was called after a backward pass began: {len(left)} parameters hold "
+            f"gradients that were never exchanged ({left[0]}, ...); attach before the first "
+            "backward, or call optimizer.zero_grad(set_to_none=True) first"
         )
 
 

@@ -11,6 +11,7 @@ lane.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,7 @@ from ..collective._verbs import Compute, Steps, Verb, sent_bytes
 from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
-from .pulse import Pulse
+from .pulse import Alarm, Pulse
 from .wire import Group, carry_out, open_channels
 
 COMPUTE = "compute"
@@ -75,16 +76,16 @@ class Engine:
 
     def _name(self, group: Group | None) -> str:
         """A name for this engine that its ranks share and no other live engine has."""
-        _ENGINES[0] += 1
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        return f"{'-'.join(map(str, ranks))}/{_ENGINES[0]}"
+        ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        _ENGINES[ranks] += 1
+        return f"{'-'.join(map(str, ranks))}/{_ENGINES[ranks]}"
 
     def begin_step(self, step: int) -> None:
         """Names the step that the next messages belong to."""
         self._step = step
         self.counters = StepCounters()
         if self._pulse is not None:
-            self._pulse.step = step
+            self._pulse.place = (step, 0)
 
     def launch(self, index: int, name: str, text: Steps[Any]) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end,
@@ -95,6 +96,8 @@ class Engine:
         driver = _Text(self, text, index, lane, self._step, end)
         before = self._tails[lane]
         self._tails[lane] = end
+        if self._pulse is not None:
+            self._pulse.place = (self._step, self._pulse.place[1] + 1)
         start = Task(name, lambda: driver.resume(None), step=self._step, message=index)
         self._manager.add(start, () if before is None else (before,))
         return end
@@ -152,34 +155,32 @@ class Engine:
         """Runs in the thread of the first task that raised."""
         if task.lane == COMPUTE or task.lane is None or self._pulse is None:
             if self._pulse is not None:
-                text = f"{type(error).__name__} in {task.name}: {error}"
-                self._pulse.raise_alarm(text, (self.rank,))
+                text = f"{type(error).__name__} in {task.name} on rank {self.rank} of {self.world}: {error}"
+                self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
             self._fail(error)
             return
         ranks = self._pulse.silent_ranks()
         if self._failure is not None:
             return  # Another rank's alarm was heard while this one was still listening.
         if ranks:
-            who = "rank " + ", ".join(map(str, ranks))
-            text = f"{who} of {self.world} stopped answering"
-        elif behind := self._pulse.behind():
-            ranks = behind
-            text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get to this step"
+            text = f"rank {', '.join(map(str, ranks))} of {self.world} stopped answering"
+        elif ranks := self._pulse.last_ranks():
+            text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get as far"
         else:
             text = "no rank is lost, but the network is: all ranks answer elsewhere"
-        self._pulse.raise_alarm(text, ranks)
-        self._fail(self._lost(text, ranks, f"{task.name}: {_first_line(error)}"))
+        alarm = Alarm(ranks, self._step, text)
+        self._pulse.raise_alarm(alarm)
+        self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
 
-    def _alarmed(self, text: str, ranks: tuple[int, ...]) -> None:
-        if ranks != (self.rank,):
-            self._fail(self._lost(text, ranks, "told by another rank"))
+    def _alarmed(self, alarm: Alarm) -> None:
+        self._fail(self._lost(alarm, "told by another rank"))
 
-    def _lost(self, text: str, ranks: tuple[int, ...], how: str) -> RankFailed:
+    def _lost(self, alarm: Alarm, how: str) -> RankFailed:
         return RankFailed(
-            f"step {self._step} cannot be finished: {text} (noticed by rank {self.rank}; {how}); "
-            "restart the job from its last checkpoint",
-            ranks=ranks,
-            step=self._step,
+            f"step {alarm.step} cannot be finished: {alarm.text} (noticed by rank {self.rank}; "
+            f"{how}); restart the job from its last checkpoint",
+            ranks=alarm.ranks,
+            step=alarm.step,
         )
 
     def _fail(self, error: BaseException) -> None:
@@ -193,8 +194,8 @@ class Engine:
             waiter(error)
 
 
-_ENGINES = [0]
-"""How many engines this process made: attach is collective, so all ranks count alike."""
+_ENGINES: Counter[tuple[int, ...]] = Counter()
+"""How many engines were made for a group: attach is collective, so all its ranks count alike."""
 
 
 class _Once:

@@ -5,6 +5,10 @@ the same, and no error says where it began. Every rank therefore counts up a num
 rendezvous store, once in ``PERIOD_S``; a rank whose number stands still is gone. The first rank to
 find out leaves an alarm in the store, and the others, who may be waiting on a healthy connection,
 hear it within a period.
+
+Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
+thread may wait for it: they look at what was read last, and a store that is silent itself tells
+that its host, rank 0, is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -21,80 +25,140 @@ from torch._C._distributed_c10d import PrefixStore
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
 """How long a number must stand still. Six periods: a busy machine may skip some."""
+LINGER_S = 2 * PERIOD_S
+"""How long an error waits after its alarm. The process that it ends may be the store's host."""
+
+
+class Alarm(NamedTuple):
+    """What happened: the ranks (of the group) it began at, the step, and a sentence."""
+
+    ranks: tuple[int, ...]
+    step: int
+    text: str
+
+    def encoded(self) -> str:
+        return f"{','.join(map(str, self.ranks))};{self.step};{self.text}"
+
+    @classmethod
+    def decoded(cls, line: str) -> Alarm:
+        ranks, step, text = line.split(";", 2)
+        return cls(tuple(int(r) for r in ranks.split(",") if r), int(step), text)
+
+
+class _Sign(NamedTuple):
+    """A rank's sign of life: its count, and how far it is: (step, messages launched in it)."""
+
+    beat: int
+    place: tuple[int, int]
 
 
 class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
-    ``on_alarm(text, ranks)`` is called once, from the pulse's thread, when another rank raised one.
+    ``on_alarm`` is called once, from the pulse's thread, when another rank raised an alarm or the
+    store is lost. ``place`` is what this rank shows of its progress: (step, messages launched).
     """
 
-    def __init__(
-        self, name: str, rank: int, world: int, on_alarm: Callable[[str, tuple[int, ...]], None]
-    ) -> None:
+    def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
         # torch has no public way to the job's store; a clone has a connection of its own, so that
         # a blocked call of the main thread does not stop the pulse.
         default: Any = dist.distributed_c10d._get_default_store()
         self._store: Any = PrefixStore(f"gradwire/{name}", default.clone())
         self._store.set_timeout(timedelta(seconds=PATIENCE_S))
         self._rank, self._world, self._on_alarm = rank, world, on_alarm
-        self._stop = threading.Event()
+        self.place = (0, 0)
         self._beat = 0
-        self.step = 0
+        self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
+        self._news = threading.Condition()
+        self._watching = self._lost = self._silent = False
+        self._outgoing: Alarm | None = None
+        self._signs: list[_Sign] = []
+        self._num_reads = 0
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(PATIENCE_S)
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PATIENCE_S)
 
-    def raise_alarm(self, text: str, ranks: tuple[int, ...]) -> None:
-        """Tells all other ranks; does nothing if the store itself is gone."""
-        try:
-            self._store.set("alarm", f"{','.join(map(str, ranks))};{text}")
-        except RuntimeError:
-            return
+    def raise_alarm(self, alarm: Alarm) -> None:
+        """Tells all other ranks, if the store lives, and gives them the time to hear it."""
+        self._outgoing = alarm
+        self._wake.set()
+        if self._sent.wait(LINGER_S):
+            time.sleep(LINGER_S)
 
     def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is gone."""
-        before = self._read()
-        if before is None:
-            return (0,)
+        """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
         deadline = time.monotonic() + PATIENCE_S
         silent = set(range(self._world)) - {self._rank}
-        while silent and time.monotonic() < deadline:
-            time.sleep(PERIOD_S / 2)
-            now = self._read()
-            if now is None:
+        before: list[_Sign] = []
+        with self._news:
+            self._watching, reads = True, self._num_reads
+            self._wake.set()
+            while silent and not self._lost and (left_s := deadline - time.monotonic()) > 0:
+                self._news.wait(left_s)
+                if self._num_reads > reads:
+                    before = before or self._signs
+                    silent = {r for r in silent if self._signs[r].beat == before[r].beat}
+            self._watching = False
+            if self._lost or self._num_reads < reads + 2:
                 return (0,)
-            silent = {r for r in silent if now[r][0] == before[r][0]}
         return tuple(sorted(silent))
 
-    def behind(self) -> tuple[int, ...]:
-        """Ranks that have not reached the step this rank is in."""
-        now = self._read()
-        return () if now is None else tuple(r for r, (_, s) in enumerate(now) if s < self.step)
-
-    def _read(self) -> list[tuple[int, int]] | None:
-        """(number, step) of every rank, or None if the store cannot be reached."""
-        try:
-            keys = [f"pulse/{r}" for r in range(self._world)]
-            texts = [self._store.get(k) if self._store.check([k]) else b"0;0" for k in keys]
-        except RuntimeError:
-            return None
-        pairs = [text.decode().split(";") for text in texts]
-        return [(int(beat), int(step)) for beat, step in pairs]
+    def last_ranks(self) -> tuple[int, ...]:
+        """Ranks that are further back in their steps than others, as read last; none if level."""
+        with self._news:
+            places = [sign.place for sign in self._signs]
+        if not places or min(places) == max(places):
+            return ()
+        return tuple(r for r, place in enumerate(places) if place == min(places))
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._beat += 1
             try:
-                self._store.set(f"pulse/{self._rank}", f"{self._beat};{self.step}")
-                alarm = self._store.get("alarm").decode() if self._store.check(["alarm"]) else ""
+                self._turn()
             except RuntimeError:
-                return  # The store is gone; whoever needs it will say so.
-            if alarm:
-                ranks, _, text = alarm.partition(";")
-                self._on_alarm(text, tuple(int(r) for r in ranks.split(",") if r))
+                self._give_up()
                 return
-            self._stop.wait(PERIOD_S)
+            self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
+            self._wake.clear()
+
+    def _turn(self) -> None:
+        """One round with the store: own sign out, alarms out and in, others' signs in."""
+        self._beat += 1
+        step, launched = self.place
+        self._store.set(f"pulse/{self._rank}", f"{self._beat};{step};{launched}")
+        if self._outgoing is not None and not self._sent.is_set():
+            # The first alarm stays: later ones are its consequences.
+            self._store.compare_set("alarm", "", self._outgoing.encoded())
+            self._silent = True
+            self._sent.set()
+        if not self._silent and self._store.check(["alarm"]):
+            self._silent = True
+            self._stop.wait(LINGER_S)
+            self._on_alarm(Alarm.decoded(self._store.get("alarm").decode()))
+        if self._watching:
+            signs = [self._read(rank) for rank in range(self._world)]
+            with self._news:
+                self._signs, self._num_reads = signs, self._num_reads + 1
+                self._news.notify_all()
+
+    def _read(self, rank: int) -> _Sign:
+        key = f"pulse/{rank}"
+        if not self._store.check([key]):
+            return _Sign(0, (0, 0))
+        beat, step, launched = self._store.get(key).decode().split(";")
+        return _Sign(int(beat), (int(step), int(launched)))
+
+    def _give_up(self) -> None:
+        """The store is gone: nobody can be told, so every rank that still needs it finds out."""
+        with self._news:
+            self._lost = True
+            self._news.notify_all()
+        # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
+        if not self._silent and not self._stop.wait(PATIENCE_S):
+            text = f"rank 0 of {self._world}, which holds the job's store, stopped answering"
+            self._on_alarm(Alarm((0,), self.place[0], text))

@@ -4,7 +4,6 @@
 // on the data alone; threads only decide who computes a block, never what is in it.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -21,22 +20,21 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire layouts are l
 
 namespace gw {
 
-// Calls work(block, next): next is the block this thread computes after it, or num_blocks.
-// Blocks are claimed one ahead, so that a block can prefetch its successor.
+// Calls work(block) for every block, in any order.
 template <class Work>
 void for_each_block(int64_t num_blocks, int threads, const Work& work) {
   if (threads > num_blocks) threads = static_cast<int>(num_blocks);
   if (threads < 1) threads = 1;
-  std::atomic<int64_t> unclaimed{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    int64_t block = unclaimed.fetch_add(1, std::memory_order_relaxed);
-    while (block < num_blocks) {
-      const int64_t next = unclaimed.fetch_add(1, std::memory_order_relaxed);
-      work(block, next < num_blocks ? next : num_blocks);
-      block = next;
-    }
-  }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (int64_t block = 0; block < num_blocks; ++block) work(block);
+}
+
+// Fetches ahead of a linear read: the hardware's own prefetch stops at every page. An address past
+// the end of a vector does no harm.
+constexpr int64_t kPrefetchBytes = 4096;
+
+inline void prefetch_ahead(const float* at) {
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes, 0, 2);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -114,7 +114,7 @@ inline __attribute__((always_inline)) void encode_strip(const float* grad, float
 template <class Half, bool kResidual>
 void encode(const float* grad, float* residual, uint16_t* out, int64_t n, float prescale,
             float inverse, int threads) {
-  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b, int64_t) {
+  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b) {
     const int64_t end = gw::min64((b + 1) * kBlock, n);
     const auto strip = [&](int64_t i, int64_t count) {
       float* const r = kResidual ? residual + i : nullptr;
@@ -135,7 +135,7 @@ void encode(const float* grad, float* residual, uint16_t* out, int64_t n, float 
 
 template <class Half, bool kAdd>
 void decode(const uint16_t* in, float* out, int64_t n, float scale, int threads) {
-  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b, int64_t) {
+  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b) {
     const int64_t end = gw::min64((b + 1) * kBlock, n);
     const auto strip = [&](int64_t start, int64_t count) {
       float decoded[kStrip];

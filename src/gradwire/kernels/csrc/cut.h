@@ -62,7 +62,7 @@ inline void count_digit(const std::vector<Part>& parts, const Digit& digit, int 
   const int64_t num_parts = static_cast<int64_t>(parts.size());
   const int64_t num_tasks = min64(useful_threads(threads, num_candidates(parts)), num_parts);
   counts.copies.assign(static_cast<size_t>(num_tasks) * kNumCopies * kNumDigits, 0);
-  for_each_block(num_tasks, threads, [&](int64_t task, int64_t) {
+  for_each_block(num_tasks, threads, [&](int64_t task) {
     uint32_t* const copies = counts.copies.data() + task * kNumCopies * kNumDigits;
     const uint32_t first = digit.prefix << (digit.prefix_shift - digit.shift);
     for (int64_t p = task * num_parts / num_tasks; p < (task + 1) * num_parts / num_tasks; ++p) {

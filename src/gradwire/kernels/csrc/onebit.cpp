@@ -111,6 +111,10 @@ Sums sum_block(const float* grad, const float* residual, int64_t n, uint8_t* bit
     Lanes lanes;
     int64_t i = start;
     for (; i + kGroup <= end; i += kGroup) {
+      for (int64_t line = i; line < i + kGroup; line += 16) {
+        gw::prefetch_ahead(grad + line);
+        if (kResidual) gw::prefetch_ahead(residual + line);
+      }
       const uint32_t word = lanes.add<kResidual>(grad + i, kResidual ? residual + i : nullptr);
       std::memcpy(bits + i / 8, &word, sizeof word);
       sums.num_pos += __builtin_popcount(word);
@@ -135,23 +139,9 @@ void sum_in_double(const float* grad, const float* residual, int64_t n, Sums& su
   }
 }
 
-// residual = c - decoded, and meanwhile the next block's head is fetched into L2.
-void update_residual(const float* grad, float* residual, int64_t n, float low, float high,
-                     const float* next_grad, const float* next_residual, int64_t num_prefetch) {
-  int64_t i = 0;
-  for (; i + kGroup <= n; i += kGroup) {
-    if (i < num_prefetch) {
-      for (int64_t line = 0; line < kGroup; line += 16) {
-        __builtin_prefetch(next_grad + i + line, 0, 2);
-        __builtin_prefetch(next_residual + i + line, 1, 2);
-      }
-    }
-    for (int64_t j = i; j < i + kGroup; ++j) {
-      const float c = grad[j] + residual[j];
-      residual[j] = c - (c >= 0.0f ? high : low);
-    }
-  }
-  for (; i < n; ++i) {
+// residual = c - decoded; both operands are still in L2.
+void update_residual(const float* grad, float* residual, int64_t n, float low, float high) {
+  for (int64_t i = 0; i < n; ++i) {
     const float c = grad[i] + residual[i];
     residual[i] = c - (c >= 0.0f ? high : low);
   }
@@ -160,7 +150,7 @@ void update_residual(const float* grad, float* residual, int64_t n, float low, f
 template <bool kResidual>
 void encode(const float* grad, float* residual, int64_t n, int64_t block, float* scales,
             uint8_t* bits, int threads) {
-  gw::for_each_block(gw::ceil_div(n, block), threads, [&](int64_t b, int64_t next) {
+  gw::for_each_block(gw::ceil_div(n, block), threads, [&](int64_t b) {
     const int64_t start = b * block;
     const int64_t count = gw::min64(block, n - start);
     float* const r = kResidual ? residual + start : nullptr;
@@ -175,10 +165,7 @@ void encode(const float* grad, float* residual, int64_t n, int64_t block, float*
     scales[2 * b] = low;
     scales[2 * b + 1] = high;
     if (kResidual && std::isfinite(low) && std::isfinite(high)) {
-      const int64_t next_start = gw::min64(next * block, n);
-      const int64_t ahead = gw::min64(n - next_start, block / 2);
-      update_residual(grad + start, r, count, low, high, grad + next_start,
-                      residual + next_start, ahead);
+      update_residual(grad + start, r, count, low, high);
     }
   });
 }
@@ -212,7 +199,7 @@ void decode_block(const uint8_t* bits, float low, float high, float* out, int64_
 template <bool kAdd>
 void decode(const float* scales, const uint8_t* bits, float* out, int64_t n, int64_t block,
             float scale, int threads) {
-  gw::for_each_block(gw::ceil_div(n, block), threads, [&](int64_t b, int64_t) {
+  gw::for_each_block(gw::ceil_div(n, block), threads, [&](int64_t b) {
     const int64_t start = b * block;
     const int64_t count = gw::min64(block, n - start);
     decode_block<kAdd>(bits + start / 8, scale * scales[2 * b], scale * scales[2 * b + 1],

@@ -4,6 +4,7 @@
 // above the finite. A sample estimates a threshold that a few more than k elements pass; one pass
 // over memory collects those; the k-th key is found exactly among them by a radix histogram. Where
 // the estimate fails (ties, hostile data) the same histogram runs over the whole vector.
+#include <atomic>
 #include <memory>
 #include <new>
 #include <vector>
@@ -124,7 +125,9 @@ int64_t filter_block(const float* g, float* r, int64_t n, int64_t first, uint32_
   __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(first)));
   for (; i + 16 <= n; i += 16) {
     __m512 c = _mm512_loadu_ps(g + i);
+    prefetch_ahead(g + i);
     if (kAccumulate) {
+      prefetch_ahead(r + i);
       c = _mm512_add_ps(c, _mm512_loadu_ps(r + i));
       _mm512_storeu_ps(r + i, c);
     }
@@ -157,7 +160,7 @@ int64_t filter(const float* g, float* r, bool accumulate, int64_t n, const Plan&
   }
   s.parts.resize(static_cast<size_t>(num_blocks));
   std::atomic<int64_t> used{0};
-  for_each_block(num_blocks, threads, [&](int64_t b, int64_t) {
+  for_each_block(num_blocks, threads, [&](int64_t b) {
     LocalBuffer& local = local_buffer();
     const int64_t first = b * kBlock;
     const int64_t size = min64(kBlock, n - first);
@@ -247,7 +250,7 @@ void emit(const Cut& cut, float* residual, int32_t* indices, float* values, int 
   s.num_above.resize(s.parts.size());
   s.num_equal.resize(s.parts.size());
   const int counting = useful_threads(threads, num_candidates(s.parts));
-  for_each_block(num_parts, counting, [&](int64_t p, int64_t) {
+  for_each_block(num_parts, counting, [&](int64_t p) {
     const size_t at = static_cast<size_t>(p);
     count_part(s.parts[at], cut.key, s.num_above[at], s.num_equal[at]);
   });
@@ -262,7 +265,7 @@ void emit(const Cut& cut, float* residual, int32_t* indices, float* values, int 
     ties_left -= ties;
     first += above + ties;
   }
-  for_each_block(num_parts, threads, [&](int64_t p, int64_t) {
+  for_each_block(num_parts, threads, [&](int64_t p) {
     const size_t at = static_cast<size_t>(p);
     const int64_t start = s.num_above[at];
     const int64_t end = p + 1 < num_parts ? s.num_above[at + 1] : first;
@@ -274,7 +277,7 @@ void emit(const Cut& cut, float* residual, int32_t* indices, float* values, int 
 }
 
 void accumulate(const float* g, float* r, int64_t n, int threads) {
-  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b, int64_t) {
+  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b) {
     const int64_t end = min64((b + 1) * kBlock, n);
     for (int64_t i = b * kBlock; i < end; ++i) r[i] = g[i] + r[i];
   });
@@ -329,7 +332,7 @@ GW_EXPORT int64_t gw_scatter_add(const int32_t* indices, const float* values, in
     if (static_cast<uint32_t>(indices[i]) >= static_cast<uint64_t>(n)) return i;
     ascending &= i == 0 || indices[i] > indices[i - 1];
   }
-  for_each_block(ceil_div(k, kBlock), ascending ? threads : 1, [&](int64_t b, int64_t) {
+  for_each_block(ceil_div(k, kBlock), ascending ? threads : 1, [&](int64_t b) {
     const int64_t end = min64((b + 1) * kBlock, k);
     for (int64_t i = b * kBlock; i < end; ++i) {
       if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead], 1);

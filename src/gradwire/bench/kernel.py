@@ -1,7 +1,5 @@
 """Times the CPU kernels against a copy and against torch, both sides in one run, in turn.
 
-    python benchmarks/bench_kernels.py [--numel 25000000] [--rounds 15] [--json]
-
 Every round runs each case once after a copy of the same vector into an existing buffer, so a noisy
 machine slows both sides; what is reported is the median over rounds, with the quartiles of the
 ratio. The fraction of the copy's bandwidth counts the bytes that must move (read once, written
@@ -10,9 +8,7 @@ once): 8 an element for the copy, and for each kernel what its row says.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -20,10 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.kernels import cast, onebit, select
-from gradwire.kernels._build import backend
+from ..kernels import cast, onebit, select
+from ..kernels._build import backend
 
-Row = dict[str, float | int | str]
+Row = dict[str, object]
+_log = logging.getLogger("gradwire")
 DENSITY = 0.01
 COPY_BYTES = 8
 
@@ -51,13 +48,15 @@ def onebit_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
     bits_U = torch.zeros(-(-numel // 8), dtype=torch.uint8)
     return [
         Case(
-            "onebit encode + residual",
+            "onebit/encode",
             12 + 1 / 8,
             lambda: onebit.encode(grad_N, scales_B2, bits_U, residual_N),
         ),
-        Case("onebit encode", 4 + 1 / 8, lambda: onebit.encode(grad_N, scales_B2, bits_U)),
-        Case("onebit decode", 4 + 1 / 8, lambda: onebit.decode(scales_B2, bits_U, out_N)),
-        Case("onebit decode_add", 8 + 1 / 8, lambda: onebit.decode_add(scales_B2, bits_U, out_N)),
+        Case(
+            "onebit/encode-no-residual", 4 + 1 / 8, lambda: onebit.encode(grad_N, scales_B2, bits_U)
+        ),
+        Case("onebit/decode", 4 + 1 / 8, lambda: onebit.decode(scales_B2, bits_U, out_N)),
+        Case("onebit/merge", 8 + 1 / 8, lambda: onebit.decode_add(scales_B2, bits_U, out_N)),
     ]
 
 
@@ -73,15 +72,20 @@ def topk_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
         torch.take(grad_N, chosen_K)
 
     return [
-        Case("topk 1 %", 4, lambda: select.topk(grad_N, indices_K, values_K), torch_topk),
         Case(
-            "topk 1 % + residual",
+            "topk/encode-no-residual",
+            4,
+            lambda: select.topk(grad_N, indices_K, values_K),
+            torch_topk,
+        ),
+        Case(
+            "topk/encode",
             12,
             lambda: select.topk(grad_N, indices_K, values_K, residual_N),
             torch_topk,
         ),
         Case(
-            "scatter_add of 1 %",
+            "topk/merge",
             DENSITY * 16,
             lambda: select.scatter_add(indices_K, values_K, out_N),
             lambda: out_N.index_add_(0, indices_K, values_K),
@@ -93,31 +97,33 @@ def cast_cases(grad_N: torch.Tensor, out_N: torch.Tensor, dtype: torch.dtype) ->
     half_N = torch.zeros(grad_N.numel(), dtype=dtype)
     residual_N = torch.zeros(grad_N.numel())
     scaled_N = torch.zeros(grad_N.numel())
-    name = "fp16" if dtype == torch.float16 else "bf16"
+    name = "cast16-fp16" if dtype == torch.float16 else "cast16-bf16"
 
     def torch_encode() -> None:
         torch.mul(grad_N, 0.25, out=scaled_N)
         half_N.copy_(scaled_N)
 
     return [
-        Case(f"{name} encode", 6, lambda: cast.cast16_encode(grad_N, half_N, 0.25), torch_encode),
+        Case(f"{name}/encode", 6, lambda: cast.cast16_encode(grad_N, half_N, 0.25), torch_encode),
         Case(
-            f"{name} encode + residual",
+            f"{name}/encode-with-residual",
             14,
             lambda: cast.cast16_encode(grad_N, half_N, 0.25, residual_N),
         ),
         Case(
-            f"{name} decode",
+            f"{name}/decode",
             6,
             lambda: cast.cast16_decode(half_N, out_N, 4.0),
             lambda: out_N.copy_(half_N).mul_(4.0),
         ),
-        Case(f"{name} decode_add", 10, lambda: cast.cast16_decode_add(half_N, out_N, 4.0)),
+        Case(f"{name}/merge", 10, lambda: cast.cast16_decode_add(half_N, out_N, 4.0)),
     ]
 
 
 def measure(numel: int, threads: int, rounds: int = 15) -> list[Row]:
     """One row a kernel; ``threads`` holds for torch's side as well."""
+    if backend() != "cpp":
+        _log.warning("no C++ kernels here: these are the figures of the torch references")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -163,9 +169,9 @@ def _rows(
 def _copy_row(copies: list[float], numel: int, threads: int) -> Row:
     median_s = statistics.median(copies)
     return {
-        "name": "copy into an existing buffer",
+        "name": "copy",
         "threads": threads,
-        "median_s": median_s,
+        "kernel_s": median_s,
         "bandwidth_bytes_per_s": COPY_BYTES * numel / median_s,
         "fraction_of_copy_bandwidth": 1.0,
     }
@@ -181,54 +187,13 @@ def _row(
     row: Row = {
         "name": case.name,
         "threads": threads,
-        "median_s": median_s,
+        "kernel_s": median_s,
         "bandwidth_bytes_per_s": case.bytes_per_element * numel / median_s,
         "fraction_of_copy_bandwidth": middle,
         "fraction_of_copy_bandwidth_q1": low,
         "fraction_of_copy_bandwidth_q3": high,
     }
     if peers:
-        row["torch_median_s"] = statistics.median(peers)
+        row["torch_s"] = statistics.median(peers)
         row["speedup_vs_torch"] = statistics.median(peers) / median_s
     return row
-
-
-def _line(row: Row) -> str:
-    def number(key: str, scale: float, form: str) -> str:
-        return format(float(row[key]) * scale, form) if key in row else ""
-
-    quartiles = ""
-    if "fraction_of_copy_bandwidth_q1" in row:
-        low = number("fraction_of_copy_bandwidth_q1", 1, ".2f")
-        quartiles = f"{low}..{number('fraction_of_copy_bandwidth_q3', 1, '.2f')}"
-    return (
-        f"{row['threads']:>7}  {row['name']:<30}{number('median_s', 1e3, '.2f'):>10}"
-        f"{number('bandwidth_bytes_per_s', 1e-9, '.1f'):>9}"
-        f"{number('fraction_of_copy_bandwidth', 1, '.2f'):>10} {quartiles:<12}"
-        f"{number('torch_median_s', 1e3, '.1f'):>10}{number('speedup_vs_torch', 1, '.1f'):>9}"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    served = backend()
-    rows = [row for n in given.threads for row in measure(given.numel, n, given.rounds)]
-    if given.json:
-        print(json.dumps({"machine": platform.processor(), "backend": served, "rows": rows}))
-        return
-    print(f"{given.numel} float32, torch {torch.__version__}, kernels: {served}")
-    print(
-        f"{'threads':>7}  {'kernel':<30}{'ms':>10}{'GB/s':>9}{'of copy':>10} {'quartiles':<12}"
-        f"{'torch ms':>10}{'speedup':>9}"
-    )
-    for row in rows:
-        print(_line(row))
-
-
-if __name__ == "__main__":
-    main()
