@@ -21,6 +21,7 @@ from .collective._verbs import Compute, Steps
 from .collective.allgather_sparse import allgather_sparse
 from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
+from .collective.casync_ring import casync_ring
 from .contract import Compressor, Layout, Member, State
 from .errors import IncompatiblePair, invalid
 from .spec import TensorSpec, working_dtype
@@ -178,8 +179,10 @@ def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
     if codec.traits.layout is Layout.SPARSE:
         return allgather_sparse()
-    if codec.traits.additive and codec.traits.exact_sum:
-        return allreduce()
+    if codec.traits.additive:
+        # Summed by the library, 16-bit payloads would lose what nobody accounts for; the ring of
+        # re-encoding hops moves the same bytes along the same links and does account for it.
+        return allreduce() if codec.traits.exact_sum else casync_ring()
     return casync_ps()
 
 

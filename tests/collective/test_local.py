@@ -89,7 +89,8 @@ def test_different_sizes_are_refused() -> None:
     def text(rank: int) -> Steps[None]:
         yield AllReduce(values(rank, 4 + rank))
 
-    with pytest.raises(InvalidSetting, match=r"different sizes, dtypes or roots: rank 0 AllReduce\(4 elements\)"):
+    said = r"different sizes, dtypes or roots: rank 0 AllReduce\(4 elements\)"
+    with pytest.raises(InvalidSetting, match=said):
         drive([text(0), text(1)])
 
 

@@ -33,6 +33,9 @@ Body = Callable[..., Any]
 # Connections that break on purpose would fill pages with C++ stacks.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+PRELOADED = ["pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__]
+"""What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s."""
+
 GRACE_S = 5.0
 """How long the other ranks may go on after one has failed, to say what they know."""
 
@@ -51,7 +54,7 @@ class Outcome(NamedTuple):
 
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gradwire"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

@@ -23,16 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.errors import RankFailed
 from gradwire.exchange import Exchange, exchange_for
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
 
-pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 WORLD = 4
 STEP = 3
 """The step that cannot be finished."""
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 """More than any rank may need, on a busy machine too; a rank that hangs never answers."""
 
 
@@ -61,7 +60,6 @@ class Report(NamedTuple):
     """What a survivor's training loop met."""
 
     kind: str
-    is_rank_failed: bool
     ranks: tuple[int, ...] | None
     step: int | None
     text: str
@@ -82,7 +80,8 @@ def strike(how: str, grad: Tensor) -> None:
 
 def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report | None:
     net = Net()
-    model = ddp(net) if wrapped else net
+    # DDP would broadcast buffers itself in the forward pass, and meet the dead rank there.
+    model = ddp(net, broadcast_buffers=False) if wrapped else net
     limit = timedelta(seconds=accident.timeout_s)
     gw.attach(model, exchange_of(accident.codec), bucket_cap_mb=SMALL_MB, timeout=limit)
     optimizer = momentum(model.parameters())
@@ -97,7 +96,6 @@ def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report |
     except Exception as error:
         return Report(
             type(error).__name__,
-            isinstance(error, RankFailed),
             getattr(error, "ranks", None),
             getattr(error, "step", None),
             str(error),
@@ -131,7 +129,7 @@ def outcomes(wrapped: bool) -> Iterator[dict[str, list[Outcome]]]:
 
 @pytest.mark.parametrize("name", ACCIDENTS)
 def test_survivors_name_the_rank_and_the_step(
-    name: str, wrapped: bool, outcomes: dict[str, list[Outcome]]
+    name: str, outcomes: dict[str, list[Outcome]]
 ) -> None:
     victim = ACCIDENTS[name].victim
     for rank, (report, error, _) in enumerate(outcomes[name]):
@@ -141,9 +139,7 @@ def test_survivors_name_the_rank_and_the_step(
         assert report is not None, f"rank {rank} finished a step without rank {victim}"
         assert f"rank {victim} " in report.text
         assert f"step {STEP} " in report.text
-        if not wrapped:
-            assert report.is_rank_failed
-            assert (report.ranks, report.step) == ((victim,), STEP)
+        assert (report.kind, report.ranks, report.step) == ("RankFailed", (victim,), STEP)
 
 
 SCRIPT = """
@@ -218,5 +214,5 @@ def test_an_error_inside_one_rank_reaches_all(doomed: Ranks) -> None:
     for rank in (0, 2, 3):
         kind, ranks, text = found[rank]
         assert (kind, ranks) == ("RankFailed", (1,))
-        assert "TypeError in gather" in text
+        assert "rank 1 of 4 raised TypeError" in text
         assert f"step {STEP} " in text

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..collective._types import Collective
 from ..compress.none import none
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
@@ -133,12 +134,12 @@ def _resolve(given: Any) -> Exchange:
         given = load("compress", given)()
     if isinstance(given, Compressor):
         return exchange_for(given)
-    if isinstance(given, type) or not callable(getattr(given, "run", None)):
+    if isinstance(given, type | Collective) or not callable(getattr(given, "run", None)):
         raise invalid(
             "exchange",
             given,
             "a compressor, an exchange, or a compressor's name",
-            "write gw.attach(model, gw.compress.topk(density=0.01))",
+            "write gw.attach(model, gw.compress.topk(density=0.01)), or make an exchange by gw.pair",
         )
     chosen: Exchange = given
     return chosen
@@ -195,11 +196,22 @@ def _agree(
         "bucket_cap_mb": settings.bucket_cap_mb,
         "num_channels": settings.num_channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
-        "compressed parameters": sum(settings.compress_if(name, p) for name, p in params),
     }
-    compare(fingerprint(params, shared), engine.channels[0])
+    sparse = _sparse_weights(model)
+    tensors: list[tuple[str, Tensor, str]] = [
+        (name, p, "sparse" if id(p) in sparse else _how(settings, name, p)) for name, p in params
+    ]
     if not is_ddp:
-        broadcast_all([*model.parameters(), *model.buffers()], engine.channels[0])
+        frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        tensors += [(name, p, "frozen") for name, p in frozen]
+        tensors += [(name, b, "buffer") for name, b in model.named_buffers()]
+    compare(fingerprint(tensors, shared), engine.channels[0])
+    if not is_ddp:
+        broadcast_all([tensor for _, tensor, _ in tensors], engine.channels[0])
+
+
+def _how(settings: Settings, name: str, param: Tensor) -> str:
+    return "compressed" if settings.compress_if(name, param) else "uncompressed"
 
 
 def _messages(

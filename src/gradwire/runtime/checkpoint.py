@@ -108,7 +108,7 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
     if world_size < 1:
         raise invalid("world_size", world_size, "at least 1", "pass the new number of ranks")
     olds = sorted(state_dicts, key=lambda s: int(s["rank"]))
-    count = olds[0]["world_size"] if olds else 0
+    count = olds[0]["world_size"] if olds else 1
     if [s["rank"] for s in olds] != list(range(count)):
         raise InvalidSetting(
             f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "

@@ -8,6 +8,7 @@ run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +68,13 @@ class DDPHooks:
     def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
         self._handle = handle
         self._names = {id(param): name for name, param in params}
+        self._over = threading.Event()
         self._waiting: list[_Bucket] = []
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
         synchroniser = self._handle.synchroniser
         if not synchroniser.open:
-            self._handle.begin_step()
+            self._begin()
         names = [self._names[id(param)] for param in bucket.parameters()]
         buffer = bucket.buffer()
         entry = _Bucket(names, buffer, synchroniser.ends_of(names))
@@ -81,10 +83,23 @@ class DDPHooks:
         for name, grad in zip(names, grads, strict=True):
             synchroniser.ready(name, grad)
         if synchroniser.complete:
-            # Before the last future is tied: DDP may open the next step as soon as that completes.
-            self._close()
+            self._close(entry)
         self._tie()
         return entry.future
+
+    def _begin(self) -> None:
+        self._handle.begin_step()
+        self._over = threading.Event()
+        self._waiting = []
+        if torch._C._current_graph_task_id() != -1:
+            # Runs before DDP's own end of backward, which can say of a failed future only that it
+            # holds no tensor. A rank that has joined calls the hook outside of any backward.
+            torch.autograd.Variable._execution_engine.queue_callback(self._raise_failure)
+
+    def _raise_failure(self) -> None:
+        if not self._handle.synchroniser.open:
+            self._over.wait()
+        self._handle.synchroniser.engine.check()
 
     def _tie(self) -> None:
         """Completes the futures of buckets whose messages have all been launched by now."""
@@ -95,17 +110,25 @@ class DDPHooks:
             ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
             synchroniser.engine.when_done(ends, bucket.completion(synchroniser.grads))
 
-    def _close(self) -> None:
-        """All gradients are handed in: the step ends when the last message does."""
-        synchroniser, handle = self._handle.synchroniser, self._handle
-        backward_end_s = wall_clock()
-        synchroniser.open = False
+    def _close(self, last: _Bucket) -> None:
+        """All gradients are handed in: the step ends when the last message does.
 
-        def over(failure: BaseException | None) -> None:
+        The last bucket's future waits for that: DDP returns, and may open the next step, as soon
+        as all futures are there.
+        """
+        synchroniser, handle, over = self._handle.synchroniser, self._handle, self._over
+        backward_end_s = wall_clock()
+        complete = last.completion(synchroniser.grads)
+        synchroniser.open = False
+        self._waiting.remove(last)
+
+        def end(failure: BaseException | None) -> None:
             if failure is None:
                 handle.end_step(backward_end_s)
+            complete(failure)
+            over.set()
 
-        synchroniser.engine.when_done(synchroniser.all_ends(), over)
+        synchroniser.engine.when_done(synchroniser.all_ends(), end)
 
 
 class _Bucket:

@@ -56,8 +56,12 @@ class Engine:
         self.rank = 0 if self._alone else dist.get_rank(group)
         self.world = 1 if self._alone else dist.get_world_size(group)
         self.timeout = timeout
-        self.channels = [] if self.world == 1 else open_channels(group, num_channels, timeout)
-        self._lanes = [f"communication {i}" for i in range(max(1, num_channels))]
+        name = "" if self.world == 1 else self._name(group)
+        # One channel more than asked for: small news must not wait behind a large message.
+        self.channels = (
+            open_channels(name, self.rank, self.world, num_channels + 1, timeout) if name else []
+        )
+        self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._tails: list[Task | None] = [None] * len(self._lanes)
         self._on_span = on_span
         self._lock = threading.Lock()
@@ -68,11 +72,7 @@ class Engine:
         self._manager = TaskManager(
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
         )
-        self._pulse = (
-            None
-            if self.world == 1
-            else Pulse(self._name(group), self.rank, self.world, self._alarmed)
-        )
+        self._pulse = Pulse(name, self.rank, self.world, self._alarmed) if name else None
 
     def _name(self, group: Group | None) -> str:
         """A name for this engine that its ranks share and no other live engine has."""
@@ -87,10 +87,13 @@ class Engine:
         if self._pulse is not None:
             self._pulse.place = (step, 0)
 
-    def launch(self, index: int, name: str, text: Steps[Any]) -> Task:
-        """Starts the message of issue number ``index``; returns the task that is its end,
-        whose result is what the text returned."""
-        lane = index % len(self._lanes)
+    def launch(self, index: int, name: str, text: Steps[Any], *, is_news: bool = False) -> Task:
+        """Starts the message of issue number ``index``; returns the task that is its end.
+
+        That task's result is what the text returned. ``is_news`` puts the message on the channel
+        that gradients do not take.
+        """
+        lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         driver = _Text(self, text, index, lane, self._step, end)
@@ -124,9 +127,20 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank, tells the others, and returns the error to raise."""
+        alarm = Alarm((self.rank,), self._step, f"on rank {self.rank} of {self.world} {text}")
+        if self._pulse is not None:
+            self._pulse.raise_alarm(alarm)
+        self._fail(self._lost(alarm, "its own report"))
+        assert self._failure is not None
+        return self._failure
+
     def close(self) -> None:
-        """Ends the threads. Process groups stay with torch.distributed, which destroys them."""
+        """Ends the threads and gives the channels back."""
         self._manager.stop()
+        self._manager.join(self.timeout.total_seconds())
+        self.channels.clear()
         if self._pulse is not None:
             self._pulse.stop()
 
@@ -155,7 +169,7 @@ class Engine:
         """Runs in the thread of the first task that raised."""
         if task.lane == COMPUTE or task.lane is None or self._pulse is None:
             if self._pulse is not None:
-                text = f"{type(error).__name__} in {task.name} on rank {self.rank} of {self.world}: {error}"
+                text = f"rank {self.rank} of {self.world} raised {type(error).__name__}: {error}"
                 self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
             self._fail(error)
             return

@@ -12,17 +12,23 @@ from ..errors import RanksDiffer
 from .wire import Group, gather_objects
 
 Fingerprint = dict[str, Any]
+Described = tuple[str, tuple[int, ...], str, str]
+"""Name, shape, dtype and treatment of one tensor of the model."""
+
+_SETTINGS, _TENSORS = "settings", "tensors"
 
 
 def fingerprint(
-    params: Sequence[tuple[str, torch.Tensor]], settings: dict[str, object]
+    tensors: Sequence[tuple[str, torch.Tensor, str]], settings: dict[str, object]
 ) -> Fingerprint:
-    """Version, settings, and every parameter's name, shape and dtype."""
+    """Versions, settings, and every tensor's name, shape, dtype and treatment."""
     return {
-        "gradwire version": __version__,
-        "torch version": torch.__version__.partition("+")[0],
-        **{f"setting {name}": repr(value) for name, value in settings.items()},
-        "parameters": [(name, tuple(p.shape), str(p.dtype)) for name, p in params],
+        _SETTINGS: {
+            "gradwire version": __version__,
+            "torch version": torch.__version__.partition("+")[0],
+            **{f"setting {name}": repr(value) for name, value in settings.items()},
+        },
+        _TENSORS: [(name, tuple(t.shape), str(t.dtype), how) for name, t, how in tensors],
     }
 
 
@@ -38,17 +44,16 @@ def compare(mine: Fingerprint, channel: Group) -> None:
 
 
 def _difference(one: Fingerprint, other: Fingerprint) -> str | None:
-    for key in one.keys() | other.keys():
-        a, b = one.get(key), other.get(key)
-        if a != b and key != "parameters":
-            return f"{key} is {a} against {b}"
-    for a, b in zip(one["parameters"], other["parameters"], strict=False):
+    for key, value in one[_SETTINGS].items():
+        if value != other[_SETTINGS].get(key):
+            return f"{key} is {value} against {other[_SETTINGS].get(key)}"
+    for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
         if a != b:
-            return f"parameter {_shown(a)} against {_shown(b)}"
-    a, b = len(one["parameters"]), len(other["parameters"])
-    return f"{a} parameters that require a gradient against {b}" if a != b else None
+            return f"{_shown(a)} against {_shown(b)}"
+    a, b = len(one[_TENSORS]), len(other[_TENSORS])
+    return f"{a} parameters and buffers against {b}" if a != b else None
 
 
-def _shown(param: tuple[str, tuple[int, ...], str]) -> str:
-    name, shape, dtype = param
-    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}"
+def _shown(tensor: Described) -> str:
+    name, shape, dtype, how = tensor
+    return f"{name} {list(shape)} {dtype.removeprefix('torch.')} ({how})"

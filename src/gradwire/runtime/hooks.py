@@ -26,13 +26,16 @@ class ModuleHooks:
         def hook(param: Tensor) -> None:
             if not self._handle.syncing:
                 return
-            if not self._handle.synchroniser.open:
+            synchroniser = self._handle.synchroniser
+            if synchroniser.open and name in synchroniser.grads:
+                synchroniser.abandon(name)
+            if not synchroniser.open:
                 self._handle.begin_step()
                 # Runs when autograd has finished this backward pass, still inside backward().
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             if param.grad is not None and param.grad.is_sparse:
                 param.grad = self._as_expected(name, param.grad)
-            self._handle.synchroniser.ready(name, param.grad)
+            synchroniser.ready(name, param.grad)
 
         return hook
 

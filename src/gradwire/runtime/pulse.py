@@ -19,8 +19,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+
+from .wire import default_store
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
@@ -60,10 +61,8 @@ class Pulse:
     """
 
     def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
-        # torch has no public way to the job's store; a clone has a connection of its own, so that
-        # a blocked call of the main thread does not stop the pulse.
-        default: Any = dist.distributed_c10d._get_default_store()
-        self._store: Any = PrefixStore(f"gradwire/{name}", default.clone())
+        # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
+        self._store: Any = PrefixStore(f"gradwire/{name}", default_store().clone())
         self._store.set_timeout(timedelta(seconds=PATIENCE_S))
         self._rank, self._world, self._on_alarm = rank, world, on_alarm
         self.place = (0, 0)

@@ -15,7 +15,8 @@ class Recorder:
 
     def __init__(self, num_steps: int) -> None:
         self._lock = threading.Lock()
-        self._steps: deque[list[Span]] = deque([[]], maxlen=max(1, num_steps))
+        # One more than asked for: the last is the step that is going on.
+        self._steps: deque[list[Span]] = deque([[]], maxlen=num_steps + 1)
         self._step_s: deque[float] = deque(maxlen=1000)
         self._began_s: float | None = None
         self.num_steps = 0

@@ -49,6 +49,7 @@ class Synchroniser:
 
     def ready(self, name: str, grad: Tensor | None) -> None:
         """Hands in one gradient (None: it counts as zero) and launches what became complete."""
+        self.engine.check()
         with self._lock:
             if name in self.grads:
                 return
@@ -60,6 +61,19 @@ class Synchroniser:
                     message.index, f"message {message.index}", message.text(self.grads)
                 )
                 self._ends.append(end)
+
+    def abandon(self, name: str) -> None:
+        """A gradient came a second time in one step: the step can neither be ended nor repeated.
+
+        Alone, nobody is held up by the old attempt, and it is forgotten.
+        """
+        if self.engine.world > 1:
+            raise self.engine.give_up(
+                f"the gradient of {name} came twice, so an earlier backward pass raised before its "
+                "end, or the parameter is shared by segments of a reentrant activation checkpoint "
+                "(use_reentrant=False is accepted)"
+            )
+        self.open = False
 
     @property
     def complete(self) -> bool:
@@ -109,7 +123,9 @@ class Synchroniser:
         self._used.copy_(torch.tensor(flags, dtype=torch.int32))
         if self.engine.world > 1:
             index = len(self.messages)
-            self._ends.append(self.engine.launch(index, "presence", _sum_flags(self._used)))
+            self._ends.append(
+                self.engine.launch(index, "presence", _sum_flags(self._used), is_news=True)
+            )
         return self._used
 
 

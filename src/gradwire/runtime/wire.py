@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from ..collective._verbs import (
     AllGather,
@@ -22,68 +25,83 @@ from ..collective._verbs import (
 
 Group = Any
 """A torch.distributed process group."""
-
-# torch 2.13 renamed these two; older releases know the second name only.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Callable[..., Any] = getattr(
-    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-)
+Channel = Any
+"""A gloo process group of gradwire's own."""
 
 
-def open_channels(group: Group | None, count: int, timeout: timedelta) -> list[Group]:
-    """``count`` further process groups of the same ranks, each for one message at a time.
+def open_channels(
+    name: str, rank: int, world: int, count: int, timeout: timedelta
+) -> list[Channel]:
+    """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of ``group`` is: buffers lie in host memory. Only the
-    ranks of ``group`` take part in making them.
+    They are gloo groups whatever the backend of the user's group is: buffers lie in host memory.
+    ``name`` is known to these ranks and used once. Groups that ``dist.new_group`` makes are named
+    by how many groups a process has, so ranks that are in different numbers of them would wait for
+    each other for ever; and such groups are kept, with their connections, until the job ends.
     """
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    store = default_store()
     return [
-        dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=True)
-        for _ in range(count)
+        ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        for i in range(count)
     ]
 
 
-def carry_out(verbs: Sequence[Verb], channel: Group) -> None:
+def default_store() -> Any:
+    """The job's rendezvous store, for which torch has no public name."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def carry_out(verbs: Sequence[Verb], channel: Channel) -> None:
     """Starts all verbs on one channel, then waits for all of them."""
     works = [_start(verb, channel) for verb in verbs]
     for work in works:
-        if work is not None:
-            work.wait()
+        work.wait()
 
 
-def _start(verb: Verb, channel: Group) -> Any:
+def _start(verb: Verb, channel: Channel) -> Any:
     match verb:
         case Send(dst, buf):
-            return dist.isend(buf, group=channel, group_dst=dst)
+            return channel.send([buf], dst, 0)
         case Recv(src, buf):
-            return dist.irecv(buf, group=channel, group_src=src)
+            return channel.recv([buf], src, 0)
         case AllReduce(buf):
-            return dist.all_reduce(buf, group=channel, async_op=True)
+            return channel.allreduce([buf])
         case AllGather(out, buf):
-            return _all_gather(out, buf, group=channel, async_op=True)
+            return channel._allgather_base(out, buf)
         case AllToAll(out, buf, out_sizes, in_sizes):
-            return dist.all_to_all_single(
-                out, buf, list(out_sizes), list(in_sizes), group=channel, async_op=True
-            )
+            return channel.alltoall_base(out, buf, list(out_sizes), list(in_sizes))
         case ReduceScatter(out, buf):
-            return _reduce_scatter(out, buf, group=channel, async_op=True)
+            return channel._reduce_scatter_base(out, buf)
         case Broadcast(src, buf):
-            return dist.broadcast(buf, group=channel, group_src=src, async_op=True)
+            options = BroadcastOptions()
+            options.rootRank = src
+            return channel.broadcast([buf], options)
         case _:
             raise AssertionError(f"{verb!r} is not a communication verb")
 
 
-def broadcast_all(tensors: Sequence[Tensor], channel: Group, *, src: int = 0) -> None:
+def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
     """Replaces tensors, wherever they lie, by those of group rank ``src``."""
     for tensor in tensors:
         host = tensor.detach().cpu().contiguous()
-        dist.broadcast(host, group=channel, group_src=src)
-        if dist.get_rank(channel) != src:
+        if host.numel():
+            # As bytes: gloo does not know every dtype.
+            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], channel)
+        if channel.rank() != src:
             tensor.detach().copy_(host)
 
 
-def gather_objects(value: object, channel: Group) -> list[Any]:
+def gather_objects(value: object, channel: Channel) -> list[Any]:
     """Every rank's ``value`` in rank order; for small set-up data only, never for gradients."""
-    found: list[Any] = [None] * dist.get_world_size(channel)
-    dist.all_gather_object(found, value, group=channel)
-    return found
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = torch.zeros(channel.size(), dtype=torch.int64)
+    carry_out([AllGather(sizes, torch.tensor([own.numel()]))], channel)
+    longest = int(sizes.max())
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: own.numel()] = own
+    found = torch.zeros(channel.size() * longest, dtype=torch.uint8)
+    carry_out([AllGather(found, padded)], channel)
+    return [
+        pickle.loads(part[:size].numpy().tobytes())
+        for part, size in zip(found.view(-1, longest), sizes.tolist(), strict=True)
+    ]

@@ -1,0 +1,159 @@
+"""Saved and resumed is uninterrupted, bit for bit; state that does not fit is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.exchange import Exchange
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import CHOSEN, ONEBIT, SMALL_MB, TOPK, Net, adamw, ddp, digest, named
+from tests.runtime.training import train
+
+pytestmark = pytest.mark.multi
+SAVED_AT, NUM_STEPS = 7, 13
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[str, str, int]:
+    def fresh(seed: int) -> tuple[Net, Any, gw.runtime.handle.Handle, Any]:  # type: ignore[name-defined]
+        net = Net(seed)
+        model = ddp(net, broadcast_buffers=False) if wrapped else net
+        handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+        return net, model, handle, adamw(model.parameters())
+
+    net, model, handle, optimizer = fresh(0)
+    train(model, optimizer, rank, range(SAVED_AT))
+    states = through_a_file([net.state_dict(), optimizer.state_dict(), handle.state_dict()])
+    train(model, optimizer, rank, range(SAVED_AT, NUM_STEPS))
+    whole = digest([*net.parameters(), *handle.residuals().values()])
+
+    net, model, handle, optimizer = fresh(1)
+    for part, state in zip((net, optimizer, handle), states, strict=True):
+        part.load_state_dict(state)
+    train(model, optimizer, rank, range(SAVED_AT, NUM_STEPS))
+    return whole, digest([*net.parameters(), *handle.residuals().values()]), handle.step
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    exchange: Exchange, wrapped: bool, two: Ranks
+) -> None:
+    for whole, again, step in two.run(resumed, exchange, wrapped):
+        assert (again, step) == (whole, NUM_STEPS)
+
+
+def refusals(rank: int, world: int) -> dict[str, str]:
+    net = Net()
+    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(2))
+    before = digest(handle.residuals().values())
+    state = handle.state_dict()
+    params = state["params"]
+    some = next(iter(params))
+    wrong: dict[str, dict[str, Any]] = {
+        "world size": {**state, "world_size": 3},
+        "rank": {**state, "rank": 1 - rank},
+        "algorithm": {**state, "algorithm": repr(ONEBIT)},
+        "version": {**state, "version": 0},
+        "nothing of ours": {"step": 1},
+        "missing": {**state, "params": {k: v for k, v in params.items() if k != some}},
+        "unexpected": {**state, "params": {**params, "new.weight": {}}},
+        "size": {**state, "params": {**params, some: {"residual_N": torch.zeros(1)}}},
+    }
+    texts = {}
+    for name, given in wrong.items():
+        with pytest.raises(ValueError) as raised:  # noqa: PT011
+            handle.load_state_dict(given)
+        texts[name] = str(raised.value)
+    assert digest(handle.residuals().values()) == before
+    handle.load_state_dict(wrong["missing"], strict=False)
+    return texts
+
+
+def test_state_that_does_not_fit_is_refused_with_the_remedy(two: Ranks) -> None:
+    expected = {
+        "world size": ("saved by 3 ranks", "there are 2", "gw.redistribute"),
+        "rank": ("saved by rank", "each rank loads its own"),
+        "algorithm": ("onebit", "topk", "attach with the same settings"),
+        "version": ("version", "got 0"),
+        "nothing of ours": ("not a gradwire state_dict", "handle.state_dict()"),
+        "missing": ("missing", "same model", "strict=False"),
+        "unexpected": ("new.weight", "same model"),
+        "size": ("1 elements", "same model"),
+    }
+    for texts in two.run(refusals):
+        for name, parts in expected.items():
+            assert all(part in texts[name] for part in parts), texts[name]
+
+
+def train_and_save(rank: int, world: int) -> dict[str, Any]:
+    net = Net()
+    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(3))
+    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
+
+
+def load_and_go_on(rank: int, world: int, states: list[dict[str, Any]]) -> str:
+    net = Net()
+    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle.load_state_dict(states[rank])
+    loaded = handle.residuals()
+    for name, fields in states[rank]["params"].items():
+        if fields:
+            assert torch.equal(loaded[name], fields["residual_N"])
+    train(net, adamw(net.parameters()), rank, range(3, 6))
+    return digest(net)
+
+
+def pending(states: list[dict[str, Any]], name: str) -> torch.Tensor:
+    """What the ranks' residuals would add to a mean."""
+    return sum(s["params"][name]["residual_N"].double() for s in states) / len(states)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+def test_redistribution_keeps_what_is_pending(
+    old: int, new: int, two: Ranks, four: Ranks
+) -> None:
+    pools = {2: two, 4: four}
+    states = pools[old].run(train_and_save)
+    shared = gw.redistribute(states[::-1], new)
+    names = [name for name, fields in states[0]["params"].items() if fields]
+    assert len(names) == 4
+    for name in names:
+        assert bool(pending(states, name).any())
+        torch.testing.assert_close(pending(shared, name), pending(states, name))
+    assert len(set(pools[new].run(load_and_go_on, shared))) == 1
+
+
+def state_of(rank: int, world: int = 2) -> dict[str, Any]:
+    return {"rank": rank, "world_size": world, "params": {}}
+
+
+@pytest.mark.parametrize(
+    ("states", "world_size", "said"),
+    [
+        (lambda: [state_of(0)], 2, "all 2 old ranks, got those of ranks [0]"),
+        (lambda: [state_of(0), state_of(0)], 2, "[0, 0]"),
+        (lambda: [], 2, "got those of ranks []"),
+        (lambda: [state_of(0), state_of(1)], 0, "world_size must be at least 1, got 0"),
+    ],
+)
+def test_redistribution_refuses_what_is_not_whole(
+    states: Callable[[], list[dict[str, Any]]], world_size: int, said: str
+) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        gw.redistribute(states(), world_size)
+    assert said in str(raised.value)

@@ -1,0 +1,212 @@
+"""What a user sees of an attached model: figures, timelines, and the way out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.exchange import Exchange, exchange_for
+from gradwire.spec import TensorSpec
+from gradwire.trace.span import Trace
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, TOPK, Net, adamw, batch, ddp, digest
+from tests.runtime.training import gradients, named, train
+
+pytestmark = pytest.mark.multi
+NUM_CHANNELS = 2
+
+
+def observed(
+    rank: int, world: int, exchange: Exchange, wrapped: bool
+) -> tuple[dict[str, Any], Trace, Trace, list[tuple[str, int, str]]]:
+    net = Net()
+    model = ddp(net) if wrapped else net
+    handle = gw.attach(
+        model, exchange, bucket_cap_mb=SMALL_MB, num_channels=NUM_CHANNELS, trace_steps=3
+    )
+    empty = handle.trace()
+    train(model, adamw(model.parameters()), rank, range(5))
+    sizes = [
+        (m.name, m.spec.numel, "own" if m.exchange == exchange else "dense")
+        if hasattr(m, "name")
+        else (m.spec.name, m.spec.numel, "own" if m.exchange == exchange else "dense")
+        for m in handle.synchroniser.messages
+    ]
+    return handle.stats(), handle.trace(), empty, sizes
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@pytest.mark.parametrize("exchange", [DENSE, ONEBIT, TOPK], ids=named)
+def test_stats_and_trace(exchange: Exchange, wrapped: bool, two: Ranks) -> None:
+    for rank, (stats, trace, empty, sizes) in enumerate(two.run(observed, exchange, wrapped)):
+        assert empty == Trace()
+        check_stats(stats, rank, exchange, sizes)
+        check_trace(trace, rank, len(sizes))
+
+
+def check_stats(
+    stats: dict[str, Any], rank: int, exchange: Any, sizes: list[tuple[str, int, str]]
+) -> None:
+    assert (stats["rank"], stats["world_size"], stats["steps"]) == (rank, 2, 5)
+    assert stats["messages"] == len(sizes) >= 3
+    assert stats["step_s"] > 0
+    assert stats["compute_s_per_step"] > 0
+    assert stats["communication_s_per_step"] > 0
+    assert stats["wait_s_per_step"] >= 0
+    assert (stats["residual_norm"] > 0) == (exchange != DENSE)
+    expected = sum(
+        (exchange if kind == "own" else DENSE).wire_bytes(TensorSpec("", numel), 2)[rank]
+        for _, numel, kind in sizes
+    )
+    # What is more are the flags that tell which parameters were used, an int32 each.
+    assert 0 <= stats["wire_bytes_per_step"] - expected <= 4 * len(list(Net().parameters()))
+
+
+def check_trace(trace: Trace, rank: int, num_messages: int) -> None:
+    assert trace.steps() == [2, 3, 4]
+    lanes = {lane for _, lane in trace.lanes()}
+    assert lanes == {"forward", "backward", "compute", "communication", "wait"}
+    assert {span.rank for span in trace.spans} == {rank}
+    assert all(span.end_s >= span.start_s for span in trace.spans)
+    network = [span for span in trace.spans if span.lane == "communication"]
+    assert all(span.size_bytes > 0 for span in network)
+    assert all(span.size_bytes == 0 for span in trace.spans if span.lane != "communication")
+    assert {span.message for span in network} >= set(range(num_messages))
+    channels = [[s for s in network if s.message % NUM_CHANNELS == c] for c in range(NUM_CHANNELS)]
+    for lane in (*channels, [s for s in trace.spans if s.lane == "compute"]):
+        assert all(before.end_s <= after.start_s for before, after in pairwise(lane))
+    for step in trace.steps():
+        names = {(s.message, s.name) for s in trace.only(step=step).spans if s.lane == "compute"}
+        assert {(m, name) for m in range(num_messages) for name in ("gather", "scatter")} <= names
+
+
+class Deep(nn.Sequential):
+    """Twelve equal layers, large enough that a transfer takes longer than a thread switch."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(*(nn.Linear(200, 200, bias=False) for _ in range(12)))
+
+
+def interleaved(rank: int, world: int) -> int:
+    model = Deep()
+    exchange = exchange_for(gw.compress.onebit())
+    handle = gw.attach(model, exchange, bucket_cap_mb=0.1, trace_steps=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10):
+        torch.manual_seed(10 * step + rank)
+        optimizer.zero_grad()
+        model(torch.randn(4, 200)).square().mean().backward()
+        optimizer.step()
+    spans = handle.trace().spans
+    network = [s for s in spans if s.lane == "communication"]
+    return sum(
+        any(
+            n.message != s.message and n.start_s < s.end_s and s.start_s < n.end_s for n in network
+        )
+        for s in spans
+        if s.lane == "compute"
+    )
+
+
+def test_one_message_computes_while_another_is_on_its_way(two: Ranks) -> None:
+    assert all(overlaps > 0 for overlaps in two.run(interleaved))
+
+
+def num_hooks(model: nn.Module) -> int:
+    own = [model._forward_hooks, model._forward_pre_hooks]
+    of_params = [p._post_accumulate_grad_hooks or {} for p in model.parameters()]
+    return sum(map(len, [*own, *of_params]))
+
+
+def detached(rank: int, world: int, wrapped: bool) -> None:
+    net = Net()
+    model = ddp(net, broadcast_buffers=False) if wrapped else net
+    before = num_hooks(model)
+    x, y = batch(rank, 0)
+
+    def backward() -> list[Any]:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        return gradients(net)
+
+    handle = gw.attach(model, TOPK, bucket_cap_mb=SMALL_MB)
+    means = backward()
+    handle.detach()
+    handle.detach()
+    assert not handle.attached
+    assert num_hooks(model) == before
+    after = backward()
+
+    local = Net()
+    local.load_state_dict(net.state_dict())
+    nn.functional.cross_entropy(local(x), y).backward()
+    expected = gradients(local)
+    if wrapped:
+        for grad in expected:
+            torch.distributed.all_reduce(grad.div_(world))  # type: ignore[union-attr]
+    assert all(map(torch.allclose, after, expected))
+    assert not any(map(torch.equal, means[:1], after[:1]))
+
+    model.zero_grad()
+    again = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    train(model, adamw(model.parameters()), rank, range(3))
+    assert again.step == 3
+    assert handle.step == 1
+    parts = [torch.zeros_like(net.deep.weight) for _ in range(world)]
+    torch.distributed.all_gather(parts, net.deep.weight.detach())
+    assert len({digest([part]) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_detach_leaves_the_model_as_it_was_and_attach_works_again(
+    wrapped: bool, two: Ranks
+) -> None:
+    two.run(detached, wrapped)
+
+
+def many_times(rank: int, world: int) -> list[int]:
+    def open_files() -> int:
+        import os
+
+        return len(os.listdir("/proc/self/fd"))
+
+    counts = []
+    for _ in range(3):
+        for _ in range(5):
+            model = Net()
+            handle = gw.attach(model, DENSE)
+            train(model, adamw(model.parameters()), rank, range(1))
+            handle.detach()
+        torch.distributed.barrier()
+        counts.append(open_files())
+    return counts
+
+
+def test_detach_gives_connections_back(two: Ranks) -> None:
+    for first, *_, last in two.run(many_times):
+        assert last - first < 10
+
+
+def no_sync(rank: int, world: int, wrapped: bool) -> None:
+    net = Net()
+    model = ddp(net, broadcast_buffers=False) if wrapped else net
+    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    with handle.no_sync():
+        assert handle.syncing != (not wrapped)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(1))
+    assert handle.step == 0
+    assert handle.syncing
+    local = Net()
+    train(local, torch.optim.SGD(local.parameters(), lr=0.0), rank, range(1))
+    assert digest(gradients(net)) == digest(gradients(local))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_no_sync_leaves_gradients_local(wrapped: bool, two: Ranks) -> None:
+    two.run(no_sync, wrapped)

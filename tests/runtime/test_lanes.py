@@ -1,0 +1,172 @@
+"""The task manager alone, with tasks that only note that they ran."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from gradwire.runtime.lanes import Task, TaskManager
+
+WAIT_S = 20.0
+
+
+class Stage:
+    """A manager of two lanes, and a note of what it ran and what went wrong."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.observed: list[tuple[str, float, float]] = []
+        self.errors: list[tuple[str, str]] = []
+        self.failed = threading.Event()
+        ticks = count()
+        self.manager = TaskManager(
+            ["compute", "network"],
+            observe=lambda task, start, end: self.observed.append((task.name, start, end)),
+            on_error=self._on_error,
+            clock=lambda: float(next(ticks)),
+        )
+
+    def _on_error(self, task: Task, error: BaseException) -> None:
+        self.errors.append((task.name, str(error)))
+        self.failed.set()
+
+    def task(
+        self, name: str, lane: str | None = "compute", order: int = 0, fn: Any = None
+    ) -> Task:
+        def work() -> Any:
+            self.ran.append(name)
+            return fn() if fn is not None else None
+
+        return Task(name, work, lane, order=(order,))
+
+    def wait_for(self, *tasks: Task) -> None:
+        """Blocks until all tasks are done."""
+        over = threading.Event()
+        self.manager.add(Task("over", over.set), tasks)
+        assert over.wait(WAIT_S), f"still waiting; ran {self.ran}"
+
+    def hold(self, lane: str) -> Callable[[], None]:
+        """Keeps a lane busy until the returned function is called."""
+        go, busy = threading.Event(), threading.Event()
+
+        def work() -> None:
+            busy.set()
+            go.wait(WAIT_S)
+
+        self.manager.add(Task("hold", work, lane))
+        assert busy.wait(WAIT_S)
+        return go.set
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.manager.stop()
+    made.manager.join(WAIT_S)
+
+
+def test_a_task_waits_for_all_that_it_depends_on(stage: Stage) -> None:
+    release = stage.hold("network")
+    first, second = stage.task("first"), stage.task("second", "network")
+    both = stage.task("both")
+    stage.manager.add(both, [first, second])
+    stage.manager.add(first)
+    stage.manager.add(second)
+    stage.wait_for(first)
+    assert stage.ran == ["first"]
+    release()
+    stage.wait_for(both)
+    assert stage.ran == ["first", "second", "both"]
+
+
+def test_completion_promotes_along_a_chain_across_lanes(stage: Stage) -> None:
+    lanes = ["compute", "network", None, "compute", None, "network"]
+    tasks = [stage.task(str(i), lane) for i, lane in enumerate(lanes)]
+    for before, task in reversed(list(zip(tasks, tasks[1:], strict=False))):
+        stage.manager.add(task, [before])
+    assert stage.ran == []
+    stage.manager.add(tasks[0])
+    stage.wait_for(tasks[-1])
+    assert stage.ran == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_ready_tasks_of_a_lane_run_in_their_order_and_then_as_they_came(stage: Stage) -> None:
+    release = stage.hold("compute")
+    tasks = [
+        stage.manager.add(stage.task(name, order=order))
+        for name, order in [("c", 3), ("a", 1), ("b1", 2), ("b2", 2), ("d", 4)]
+    ]
+    release()
+    stage.wait_for(*tasks)
+    assert stage.ran == ["a", "b1", "b2", "c", "d"]
+
+
+def test_lanes_do_not_hold_each_other_up(stage: Stage) -> None:
+    release = stage.hold("network")
+    later = stage.manager.add(stage.task("later", "network"))
+    now = stage.manager.add(stage.task("now", "compute"))
+    stage.wait_for(now)
+    assert (stage.ran, later.done) == (["now"], False)
+    release()
+    stage.wait_for(later)
+
+
+def test_a_task_that_waits_for_done_tasks_only_runs_at_once(stage: Stage) -> None:
+    first = stage.manager.add(stage.task("first", None))
+    assert first.done
+    stage.manager.add(stage.task("second", None), [first])
+    assert stage.ran == ["first", "second"]
+
+
+def test_a_task_without_a_lane_runs_in_the_thread_that_promoted_it(stage: Stage) -> None:
+    threads: list[str] = []
+
+    def note() -> None:
+        threads.append(threading.current_thread().name)
+
+    release = stage.hold("network")
+    work = stage.manager.add(stage.task("work", "network"))
+    after = stage.manager.add(stage.task("after", None, fn=note), [work])
+    stage.manager.add(stage.task("alone", None, fn=note))
+    release()
+    stage.wait_for(after)
+    assert threads == [threading.current_thread().name, "gradwire network"]
+
+
+def test_results_are_kept_and_lane_tasks_are_observed(stage: Stage) -> None:
+    task = stage.manager.add(stage.task("task", fn=lambda: 42))
+    inline = stage.manager.add(stage.task("inline", None, fn=lambda: 43), [task])
+    stage.wait_for(inline)
+    assert (task.result, inline.result) == (42, 43)
+    assert stage.observed == [("task", 0.0, 1.0)]
+
+
+@pytest.mark.parametrize("lane", ["compute", None])
+def test_the_first_error_stops_everything(stage: Stage, lane: str | None) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    release = stage.hold("network")
+    stage.manager.add(stage.task("queued", "network"))
+    bad = stage.task("bad", lane, fn=fail)
+    after = stage.task("after")
+    stage.manager.add(after, [bad])
+    stage.manager.add(bad)
+    assert stage.failed.wait(WAIT_S)
+    stage.manager.add(stage.task("late"))
+    release()
+    stage.manager.join(WAIT_S)
+    assert stage.errors == [("bad", "broken")]
+    assert stage.ran == ["bad"]
+    assert not (bad.done or after.done)
+
+
+def test_stop_ends_the_threads(stage: Stage) -> None:
+    stage.manager.stop()
+    stage.manager.join(WAIT_S)
+    assert not [t.name for t in threading.enumerate() if t.name in ("gradwire compute",)]

@@ -1,0 +1,267 @@
+"""A user's mistake gets a ValueError that says what was given, what is accepted and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting, RanksDiffer
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, Net, ddp, momentum, train
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def frozen() -> nn.Module:
+    return linear().requires_grad_(False)
+
+
+def after_backward() -> nn.Module:
+    model = linear()
+    model(torch.ones(1, 3)).sum().backward()
+    return model
+
+
+def complex_model() -> nn.Module:
+    return nn.Linear(3, 2, dtype=torch.complex64)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "unknown name": (lambda: gw.attach(linear(), "topq"), ("'topq'", "onebit", "mean 'topk'")),
+    "a class": (
+        lambda: gw.attach(linear(), gw.compress.topk),
+        ("topk", "a compressor, an exchange", "gw.compress.topk(density=0.01)"),
+    ),
+    "a collective": (
+        lambda: gw.attach(linear(), gw.collective.ring()),
+        ("ring()", "a compressor, an exchange", "gw.pair"),
+    ),
+    "nothing": (lambda: gw.attach(linear(), None), ("got None", "a compressor")),
+    "density 0": (lambda: gw.compress.topk(density=0), ("got 0", "(0, 1]", "0.01")),
+    "density 4": (lambda: gw.compress.topk(density=4), ("got 4", "(0, 1]", "0.01")),
+    "no module": (lambda: gw.attach(torch.ones(2), "topk"), ("'Tensor'", "nn.Module", "pass")),
+    "no trainable parameter": (
+        lambda: gw.attach(frozen(), "topk"),
+        ("no parameter that requires a gradient", "attach after requires_grad"),
+    ),
+    "complex parameters": (
+        lambda: gw.attach(complex_model(), "topk"),
+        ("complex64", "real floating-point", "freeze"),
+    ),
+    "gradients present": (
+        lambda: gw.attach(after_backward(), "topk"),
+        ("2 parameters hold gradients", "before the first backward", "zero_grad"),
+    ),
+    "bucket of nothing": (
+        lambda: gw.attach(linear(), "topk", bucket_cap_mb=0),
+        ("bucket_cap_mb", "got 0", "positive", "25"),
+    ),
+    "no channel": (
+        lambda: gw.attach(linear(), "topk", num_channels=0),
+        ("num_channels", "got 0", "at least 1", "4"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str) -> None:
+    make, parts = MISTAKES[name]
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        make()
+    assert isinstance(raised.value, InvalidSetting)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_a_second_attach() -> None:
+    model = linear()
+    handle = gw.attach(model, "topk")
+    with pytest.raises(InvalidSetting, match=r"attached already.*handle\.detach\(\)"):
+        gw.attach(model, "onebit")
+    handle.detach()
+    gw.attach(model, "onebit").detach()
+
+
+@pytest.mark.parametrize("what", ["attach", "state_dict", "load_state_dict", "detach"])
+def test_not_during_backward(what: str) -> None:
+    model, other = linear(), linear()
+    handle = gw.attach(model, "topk")
+    caught: list[Exception] = []
+
+    def in_backward(grad: Tensor) -> None:
+        calls = {
+            "attach": lambda: gw.attach(other, "topk"),
+            "state_dict": handle.state_dict,
+            "load_state_dict": lambda: handle.load_state_dict({}),
+            "detach": handle.detach,
+        }
+        try:
+            calls[what]()
+        except ValueError as error:
+            caught.append(error)
+
+    out = model(torch.ones(1, 3))
+    out.register_hook(in_backward)
+    out.sum().backward()
+    assert len(caught) == 1
+    assert what in str(caught[0])
+    assert "during a backward pass" in str(caught[0])
+    assert handle.attached
+    handle.detach()
+
+
+def on_ddp(rank: int, world: int) -> list[str]:
+    taken = ddp(linear())
+    taken.register_comm_hook(None, allreduce_hook)
+    texts = []
+    for make in (
+        lambda: gw.attach(taken, "topk"),
+        lambda: gw.attach(ddp(linear()), "topk", group=dist.group.WORLD),
+    ):
+        with pytest.raises(ValueError) as raised:  # noqa: PT011
+            make()
+        texts.append(str(raised.value))
+    return texts
+
+
+@pytest.mark.multi
+def test_mistakes_with_ddp(two: Ranks) -> None:
+    for taken, group in two.run(on_ddp):
+        assert "DDP refused the communication hook" in taken
+        assert "one hook" in taken
+        assert "build it without, then attach" in taken
+        assert "DDP's own group is used" in group
+
+
+def outside_the_group(rank: int, world: int) -> str | None:
+    group = dist.new_group([1])
+    if rank == 1:
+        gw.attach(Net(), DENSE, group=group).detach()
+        return None
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        gw.attach(Net(), DENSE, group=group)
+    return str(raised.value)
+
+
+@pytest.mark.multi
+def test_a_group_without_this_rank(two: Ranks) -> None:
+    text = two.run(outside_the_group)[0]
+    assert "a group this rank is in" in text
+
+
+# Ranks that differ: on rank 1 something is not as on rank 0.
+
+
+def widths(*sizes: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)))
+
+
+def attach_with(model: nn.Module, exchange: Any = DENSE, **settings: Any) -> Any:
+    return gw.attach(model, exchange, **settings)
+
+
+def with_buffer(size: int) -> nn.Module:
+    model = linear()
+    model.register_buffer("seen", torch.zeros(size))
+    return model
+
+
+def only_bias(name: str, param: Tensor) -> bool:
+    return name.endswith("bias")
+
+
+def only_weight(name: str, param: Tensor) -> bool:
+    return name.endswith("weight")
+
+
+DIFFERENCES: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
+    "shape": (
+        lambda rank: attach_with(widths(3, 4 + rank)),
+        ("0.weight [4, 3] float32 (compressed) against 0.weight [5, 3] float32",),
+    ),
+    "dtype": (
+        lambda rank: attach_with(linear().to([torch.float32, torch.bfloat16][rank])),
+        ("weight [2, 3] float32 (compressed) against weight [2, 3] bfloat16",),
+    ),
+    "number of parameters": (
+        lambda rank: attach_with(widths(*[3] * (2 + rank))),
+        ("2 parameters and buffers against 4",),
+    ),
+    "frozen on one rank": (
+        lambda rank: attach_with(linear() if rank else frozen_bias()),
+        ("bias [2] float32 (frozen) against bias [2] float32 (uncompressed)",),
+    ),
+    "bucket_cap_mb": (
+        lambda rank: attach_with(linear(), bucket_cap_mb=1.0 + rank),
+        ("bucket_cap_mb is 1.0 against 2.0",),
+    ),
+    "compressor": (
+        lambda rank: attach_with(linear(), ["onebit", "topk"][rank]),
+        ("setting exchange", "onebit", "topk"),
+    ),
+    "settings of the compressor": (
+        lambda rank: attach_with(linear(), gw.compress.topk(density=[0.1, 0.2][rank])),
+        ("setting exchange", "density=0.1", "density=0.2"),
+    ),
+    "what is compressed": (
+        lambda rank: attach_with(linear(), "topk", compress_if=[only_bias, only_weight][rank]),
+        ("weight [2, 3] float32 (uncompressed) against weight [2, 3] float32 (compressed)",),
+    ),
+    "sparse on one rank": (
+        lambda rank: attach_with(nn.Embedding(4, 2, sparse=bool(rank))),
+        ("weight [4, 2] float32 (compressed) against weight [4, 2] float32 (sparse)",),
+    ),
+    "buffers": (
+        lambda rank: attach_with(with_buffer(2 + rank)),
+        ("seen [2] float32 (buffer) against seen [3] float32 (buffer)",),
+    ),
+}
+
+
+def frozen_bias() -> nn.Module:
+    model = linear()
+    model.bias.requires_grad_(False)  # type: ignore[union-attr]
+    return model
+
+
+def differ(rank: int, world: int, name: str) -> tuple[str, str]:
+    make, _ = DIFFERENCES[name]
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        make(rank)
+    # The ranks can still talk to each other, and attach what they agree on.
+    train(net := Net(), momentum(net.parameters()), rank, range(1))
+    net.zero_grad()
+    handle = gw.attach(net, DENSE)
+    train(net, momentum(net.parameters()), rank, range(1))
+    handle.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_ranks_that_differ(name: str, two: Ranks) -> None:
+    first, second = two.run(differ, name, timeout_s=30.0)
+    assert first == second
+    assert first[0] == RanksDiffer.__name__
+    for part in ("rank 0 and rank 1", "start all ranks with the same", *DIFFERENCES[name][1]):
+        assert part in first[1]
+
+
+def one_differs(rank: int, world: int) -> str:
+    with pytest.raises(RanksDiffer) as raised:
+        gw.attach(widths(3, 5 if rank == 2 else 4), DENSE)
+    return str(raised.value)
+
+
+@pytest.mark.multi
+def test_the_rank_that_differs_is_named_on_all(four: Ranks) -> None:
+    assert all("rank 0 and rank 2" in text for text in four.run(one_differs))
