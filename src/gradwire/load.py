@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import UnknownName, invalid
 
-KINDS = {"compress": "compressor", "collective": "collective"}
+KINDS = {"compress": "compressor", "collective": "collective", "plan": "planner"}
 """Folders that are registries, and what one of their files is called."""
 
 

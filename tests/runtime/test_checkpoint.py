@@ -12,8 +12,18 @@ import torch
 import gradwire as gw
 from gradwire.exchange import Exchange
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import CHOSEN, ONEBIT, SMALL_MB, TOPK, Net, adamw, ddp, digest, named
-from tests.runtime.training import train
+from tests.runtime.training import (
+    CHOSEN,
+    ONEBIT,
+    SMALL_MB,
+    TOPK,
+    Net,
+    adamw,
+    ddp,
+    digest,
+    named,
+    train,
+)
 
 pytestmark = pytest.mark.multi
 SAVED_AT, NUM_STEPS = 7, 13
@@ -124,9 +134,7 @@ def pending(states: list[dict[str, Any]], name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
-def test_redistribution_keeps_what_is_pending(
-    old: int, new: int, two: Ranks, four: Ranks
-) -> None:
+def test_redistribution_keeps_what_is_pending(old: int, new: int, two: Ranks, four: Ranks) -> None:
     pools = {2: two, 4: four}
     states = pools[old].run(train_and_save)
     shared = gw.redistribute(states[::-1], new)
@@ -147,7 +155,7 @@ def state_of(rank: int, world: int = 2) -> dict[str, Any]:
     [
         (lambda: [state_of(0)], 2, "all 2 old ranks, got those of ranks [0]"),
         (lambda: [state_of(0), state_of(0)], 2, "[0, 0]"),
-        (lambda: [], 2, "got those of ranks []"),
+        (list, 2, "got those of ranks []"),
         (lambda: [state_of(0), state_of(1)], 0, "world_size must be at least 1, got 0"),
     ],
 )

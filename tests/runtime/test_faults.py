@@ -149,12 +149,12 @@ import gradwire as gw
 from tests.runtime.training import Net, SMALL_MB, momentum, train
 
 rank, port = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", rank=rank, world_size=3, init_method=f"tcp://127.0.0.1:{port}")
+dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
 model = Net()
 gw.attach(model, "onebit", bucket_cap_mb=SMALL_MB)
 optimizer = momentum(model.parameters())
 train(model, optimizer, rank, range(2))
-if rank == 2:
+if rank == 1:
     raise ZeroDivisionError("the user's own mistake")
 train(model, optimizer, rank, range(2, 5))
 """
@@ -177,7 +177,7 @@ def test_a_job_ends_when_one_rank_raises() -> None:
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        for rank in range(3)
+        for rank in range(2)
     ]
     try:
         texts = [job.communicate(timeout=60)[1] for job in jobs]
@@ -185,10 +185,9 @@ def test_a_job_ends_when_one_rank_raises() -> None:
         for job in jobs:
             job.kill()
             job.wait()
-    assert [job.returncode for job in jobs] == [1, 1, 1], texts
-    assert "ZeroDivisionError: the user's own mistake" in texts[2]
-    for text in texts[:2]:
-        assert "RankFailed: step 2 cannot be finished: rank 2 of 3 stopped answering" in text
+    assert [job.returncode for job in jobs] == [1, 1], texts
+    assert "ZeroDivisionError: the user's own mistake" in texts[1]
+    assert "RankFailed: step 2 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
 
 
 def raise_in_encode(rank: int, world: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,20 @@ from gradwire.exchange import Exchange, exchange_for
 from gradwire.spec import TensorSpec
 from gradwire.trace.span import Trace
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, TOPK, Net, adamw, batch, ddp, digest
-from tests.runtime.training import gradients, named, train
+from tests.runtime.training import (
+    DENSE,
+    ONEBIT,
+    SMALL_MB,
+    TOPK,
+    Net,
+    adamw,
+    batch,
+    ddp,
+    digest,
+    gradients,
+    named,
+    train,
+)
 
 pytestmark = pytest.mark.multi
 NUM_CHANNELS = 2
@@ -77,7 +90,12 @@ def check_trace(trace: Trace, rank: int, num_messages: int) -> None:
     assert all(span.size_bytes > 0 for span in network)
     assert all(span.size_bytes == 0 for span in trace.spans if span.lane != "communication")
     assert {span.message for span in network} >= set(range(num_messages))
-    channels = [[s for s in network if s.message % NUM_CHANNELS == c] for c in range(NUM_CHANNELS)]
+    # What comes after the gradients (which parameters were used) has a channel of its own.
+    channel_of = {m: m % NUM_CHANNELS for m in range(num_messages)}
+    channels = [
+        [s for s in network if channel_of.get(s.message, NUM_CHANNELS) == channel]
+        for channel in range(NUM_CHANNELS + 1)
+    ]
     for lane in (*channels, [s for s in trace.spans if s.lane == "compute"]):
         assert all(before.end_s <= after.start_s for before, after in pairwise(lane))
     for step in trace.steps():
@@ -106,9 +124,7 @@ def interleaved(rank: int, world: int) -> int:
     spans = handle.trace().spans
     network = [s for s in spans if s.lane == "communication"]
     return sum(
-        any(
-            n.message != s.message and n.start_s < s.end_s and s.start_s < n.end_s for n in network
-        )
+        any(n.message != s.message and n.start_s < s.end_s and s.start_s < n.end_s for n in network)
         for s in spans
         if s.lane == "compute"
     )
@@ -171,11 +187,6 @@ def test_detach_leaves_the_model_as_it_was_and_attach_works_again(
 
 
 def many_times(rank: int, world: int) -> list[int]:
-    def open_files() -> int:
-        import os
-
-        return len(os.listdir("/proc/self/fd"))
-
     counts = []
     for _ in range(3):
         for _ in range(5):
@@ -184,7 +195,7 @@ def many_times(rank: int, world: int) -> list[int]:
             train(model, adamw(model.parameters()), rank, range(1))
             handle.detach()
         torch.distributed.barrier()
-        counts.append(open_files())
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
     return counts
 
 

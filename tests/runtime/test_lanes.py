@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -34,9 +34,7 @@ class Stage:
         self.errors.append((task.name, str(error)))
         self.failed.set()
 
-    def task(
-        self, name: str, lane: str | None = "compute", order: int = 0, fn: Any = None
-    ) -> Task:
+    def task(self, name: str, lane: str | None = "compute", order: int = 0, fn: Any = None) -> Task:
         def work() -> Any:
             self.ran.append(name)
             return fn() if fn is not None else None
@@ -87,7 +85,7 @@ def test_a_task_waits_for_all_that_it_depends_on(stage: Stage) -> None:
 def test_completion_promotes_along_a_chain_across_lanes(stage: Stage) -> None:
     lanes = ["compute", "network", None, "compute", None, "network"]
     tasks = [stage.task(str(i), lane) for i, lane in enumerate(lanes)]
-    for before, task in reversed(list(zip(tasks, tasks[1:], strict=False))):
+    for before, task in reversed(list(pairwise(tasks))):
         stage.manager.add(task, [before])
     assert stage.ran == []
     stage.manager.add(tasks[0])
@@ -163,7 +161,8 @@ def test_the_first_error_stops_everything(stage: Stage, lane: str | None) -> Non
     stage.manager.join(WAIT_S)
     assert stage.errors == [("bad", "broken")]
     assert stage.ran == ["bad"]
-    assert not (bad.done or after.done)
+    assert not bad.done
+    assert not after.done
 
 
 def test_stop_ends_the_threads(stage: Stage) -> None:

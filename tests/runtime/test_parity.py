@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
+from tests.runtime.models import (
+    Branches,
+    Frozen,
+    Mixed,
+    OneElement,
+    OneParameter,
+    Recomputed,
+    Tied,
+    Words,
+    sparse_rows,
+)
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, Net, adamw, batch, ddp, digest, gradients
+from tests.runtime.training import DENSE, SMALL_MB, Net, adamw, ddp, digest, gradients, loss_of
 
 pytestmark = pytest.mark.multi
 Wrapped = tuple[nn.Module, Callable[[], Any]]
@@ -49,11 +58,6 @@ def close(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
         torch.testing.assert_close(mine.to_dense(), their.to_dense())
 
 
-def losses_of(model: nn.Module, rank: int, step: int) -> Tensor:
-    x, y = batch(rank, step)
-    return F.cross_entropy(model(x), y)
-
-
 # Loops: every one is run under DDP and under gradwire on equal models, and returns gradients.
 
 
@@ -61,7 +65,7 @@ def ten_steps(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
     optimizer = adamw(model.parameters())
     for step in range(10):
         optimizer.zero_grad()
-        losses_of(model, rank, step).backward()
+        loss_of(model, rank, step).backward()
         optimizer.step()
     return [*gradients(model), *(p.detach() for p in model.parameters())]
 
@@ -71,7 +75,7 @@ def accumulating(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | Non
     for step in range(9):
         last = step % 3 == 2
         with nullcontext() if last else no_sync():
-            (losses_of(model, rank, step) / 3).backward()
+            (loss_of(model, rank, step) / 3).backward()
         if last:
             kept = gradients(model)
             optimizer.step()
@@ -81,7 +85,7 @@ def accumulating(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | Non
 
 def never_zeroed(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
     for step in range(3):
-        losses_of(model, rank, step).backward()
+        loss_of(model, rank, step).backward()
     return gradients(model)
 
 
@@ -89,13 +93,13 @@ def zeroed_in_place(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | 
     optimizer = adamw(model.parameters())
     for step in range(4):
         optimizer.zero_grad(set_to_none=False)
-        losses_of(model, rank, step).backward()
+        loss_of(model, rank, step).backward()
         optimizer.step()
     return gradients(model)
 
 
 def clipped(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
-    losses_of(model, rank, 0).backward()
+    loss_of(model, rank, 0).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     return [norm, *gradients(model)]
 
@@ -105,104 +109,10 @@ def some_step_unused(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor |
     kept: list[Tensor | None] = []
     for step in range(6):
         optimizer.zero_grad()
-        losses_of(model, rank, step).backward()
+        loss_of(model, rank, step).backward()
         kept += gradients(model)
         optimizer.step()
     return [*kept, *(p.detach() for p in model.parameters())]
-
-
-# Models.
-
-
-class Frozen(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.middle.requires_grad_(False)
-        self.last.bias.requires_grad_(False)
-
-
-class Tied(nn.Module):
-    """One matrix used twice, registered under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.start = nn.Linear(13, 30)
-        self.one = nn.Linear(30, 30)
-        self.two = nn.Linear(30, 30)
-        self.two.weight = self.one.weight
-        self.last = nn.Linear(30, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.two(torch.tanh(self.one(torch.tanh(self.start(x))))))  # type: ignore[no-any-return]
-
-
-class Branches(nn.Module):
-    """Two branches; ``choose`` says which ones take part in the coming forward pass."""
-
-    def __init__(self, choose: Callable[[int], tuple[bool, bool]]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.start = nn.Linear(13, 30)
-        self.left, self.right = nn.Linear(30, 40), nn.Linear(30, 40)
-        self.last = nn.Linear(40, 5)
-        self._choose, self._step = choose, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = self._choose(self._step)
-        self._step += 1
-        x = torch.tanh(self.start(x))
-        y = torch.zeros(x.shape[0], 40)
-        if left:
-            y = y + self.left(x)
-        if right:
-            y = y + self.right(x)
-        return self.last(torch.relu(y))  # type: ignore[no-any-return]
-
-
-class Mixed(nn.Module):
-    """bfloat16, float32 and float64 layers in one model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.low = nn.Linear(13, 30, dtype=torch.bfloat16)
-        self.usual = nn.Linear(30, 30)
-        self.high = nn.Linear(30, 5, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.low(x.bfloat16())).float()
-        return self.high(torch.tanh(self.usual(x)).double())  # type: ignore[no-any-return]
-
-
-class OneParameter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.only = nn.Parameter(torch.randn(13, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.only
-
-
-class OneElement(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.only = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :5] * self.only
-
-
-class Recomputed(Net):
-    """Activations of the middle are computed again in the backward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        def inner(x: Tensor) -> Tensor:
-            return torch.tanh(self.deep(torch.relu(self.middle(x))))
-
-        x = torch.tanh(self.norm(self.first(x)))
-        return self.last(checkpoint(inner, x, use_reentrant=False))  # type: ignore[no-any-return]
 
 
 CASES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any], dict[str, Any]]] = {
@@ -282,39 +192,6 @@ def test_parameters_unused_on_some_ranks_count_as_zero_there(way: str, four: Ran
     assert not any(four.run(unused_on_one, way))
 
 
-class Words(nn.Module):
-    """A sparse embedding; ``rows`` are the words of the coming batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.Embedding(50, 6, sparse=True)
-        self.bag = nn.EmbeddingBag(20, 6, mode="sum", sparse=True)
-        self.last = nn.Linear(6, 5)
-        self.rows = torch.zeros(0, dtype=torch.int64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.table(self.rows).sum(0) + self.bag(self.rows % 20, torch.tensor([0]))[0]
-        return self.last(found + x[:, :6])  # type: ignore[no-any-return]
-
-
-def sparse_rows(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
-    inner = getattr(model, "module", model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept: list[Tensor | None] = []
-    for step in range(4):
-        # Repeated words, other words on each rank, and no word at all on rank 1 in steps 1 and 3.
-        words = [(7 * step + rank) % 50, 3, 3, (step * step + 2 * rank) % 50]
-        inner.rows = torch.tensor([] if rank == 1 and step % 2 else words, dtype=torch.int64)
-        optimizer.zero_grad()
-        losses_of(model, rank, step).backward()
-        kept += [
-            None if g is None else g.coalesce() if g.is_sparse else g for g in gradients(model)
-        ]
-        optimizer.step()
-    return [*kept, *(p.detach() for p in model.parameters())]
-
-
 def sparse_tables(rank: int, world: int, way: str) -> str:
     theirs = sparse_rows(rank, *by_ddp(Words()))
     ours = sparse_rows(rank, *WAYS[way](Words()))
@@ -332,7 +209,7 @@ def uneven(rank: int, model: nn.Module) -> list[Tensor | None]:
     with model.join():  # type: ignore[operator]
         for step in range(2 + 2 * rank):
             optimizer.zero_grad()
-            losses_of(model, rank, step).backward()
+            loss_of(model, rank, step).backward()
             optimizer.step()
     return [p.detach() for p in model.parameters()]
 

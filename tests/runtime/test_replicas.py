@@ -49,15 +49,15 @@ def test_modules_with_momentum(exchange: Exchange, four: Ranks) -> None:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
-def test_ddp_with_adamw(exchange: Exchange, four: Ranks) -> None:
-    check(four, exchange, True, "adamw")
+def test_ddp_with_adamw(exchange: Exchange, two: Ranks) -> None:
+    check(two, exchange, True, "adamw")
 
 
 @pytest.mark.parametrize("exchange", CHOSEN, ids=named)
 @pytest.mark.parametrize(
     ("wrapped", "optimizer"), [(False, "adamw"), (True, "momentum")], ids=["module", "ddp"]
 )
-def test_two_ranks_with_the_other_optimizer(
-    exchange: Exchange, wrapped: bool, optimizer: str, two: Ranks
+def test_four_ranks_with_the_other_optimizer(
+    exchange: Exchange, wrapped: bool, optimizer: str, four: Ranks
 ) -> None:
-    check(two, exchange, wrapped, optimizer)
+    check(four, exchange, wrapped, optimizer)

@@ -104,13 +104,17 @@ def ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, **{"bucket_cap_mb": SMALL_MB, **settings})
 
 
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    x, y = batch(rank, step)
+    return F.cross_entropy(model(x), y)
+
+
 def train(model: nn.Module, optimizer: Optimizer, rank: int, steps: Iterable[int]) -> list[float]:
     """The unchanged loop of a user; returns the losses."""
     losses = []
     for step in steps:
-        x, y = batch(rank, step)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = loss_of(model, rank, step)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

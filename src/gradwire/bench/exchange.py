@@ -25,7 +25,7 @@ class ExchangeBench:
     rate_bytes_per_s: float = 62_500_000.0
     numel: int = 10_000_000
     repeats: int = 7
-    pieces: int = 1
+    pieces: int = 2
 
     def __post_init__(self) -> None:
         if self.hosts < 2:

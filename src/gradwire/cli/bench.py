@@ -26,7 +26,7 @@ def exchange(
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
     repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
-    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
+    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time one gradient through every exchange, encode and decode included.

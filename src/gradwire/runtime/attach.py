@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,9 +24,10 @@ from ..load import load
 from . import ddp
 from .engine import Engine
 from .fingerprint import compare, fingerprint
+from .fusing import default_cap_bytes, fuse
 from .handle import Handle
 from .hooks import ModuleHooks, time_forward
-from .messages import Message, fuse
+from .messages import Message
 from .recorder import Recorder
 from .sparse_message import SparseMessage
 from .synchroniser import Synchroniser
@@ -39,13 +41,15 @@ class Settings:
     """What ``attach`` was asked for, checked."""
 
     exchange: Exchange
-    bucket_cap_mb: float
+    bucket_cap_mb: float | None
     num_channels: int
     compress_if: Callable[[str, Tensor], bool]
 
     def __post_init__(self) -> None:
-        if not self.bucket_cap_mb > 0:
-            raise invalid("bucket_cap_mb", self.bucket_cap_mb, "a positive number", "write 25")
+        if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
+            raise invalid(
+                "bucket_cap_mb", self.bucket_cap_mb, "a positive number or None", "leave it out"
+            )
         if self.num_channels < 1:
             raise invalid("num_channels", self.num_channels, "at least 1", "write 4")
 
@@ -60,7 +64,7 @@ def attach(
     exchange: Exchange | Compressor | str,
     *,
     group: Group | None = None,
-    bucket_cap_mb: float = 4.0,
+    bucket_cap_mb: float | None = None,
     num_channels: int = 4,
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
@@ -75,10 +79,10 @@ def attach(
     ``exchange`` is a compressor (the collective that suits its traits is chosen, with error
     feedback if it needs it), a compressor's name, or an exchange made by ``gw.pair``.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` (MiB) bounds how much is fused into one message, ``num_channels`` how many
-    messages are on their way at once. ``group`` is the process group (default: all ranks; without
-    ``init_process_group``: this process alone). ``timeout`` bounds every wait for a peer. All ranks
-    of the group must call this, with the same arguments.
+    ``bucket_cap_mb`` (MiB) is how much is fused into one message (default: see `fusing`),
+    ``num_channels`` how many messages are on their way at once. ``group`` is the process group
+    (default: all ranks; without ``init_process_group``: this process alone). ``timeout`` bounds
+    every wait for a peer. All ranks of the group must call this, with the same arguments.
 
     Raises ``InvalidSetting`` (a ValueError) for a user's mistake, ``RanksDiffer`` if ranks
     disagree.
@@ -139,7 +143,7 @@ def _resolve(given: Any) -> Exchange:
             "exchange",
             given,
             "a compressor, an exchange, or a compressor's name",
-            "write gw.attach(model, gw.compress.topk(density=0.01)), or make an exchange by gw.pair",
+            "write gw.attach(model, gw.compress.topk(density=0.01)), or make one by gw.pair",
         )
     chosen: Exchange = given
     return chosen
@@ -169,9 +173,13 @@ def _refuse_wrong_moment(model: nn.Module) -> None:
 
 def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters that require a gradient, shared ones once, in order of registration."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner: nn.Module = model
+    ignored: Collection[str] = ()
+    if isinstance(model, DistributedDataParallel):
+        # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
+        inner, ignored = model.module, model.parameters_to_ignore
     params: list[tuple[str, Tensor]] = [
-        (name, p) for name, p in inner.named_parameters() if p.requires_grad
+        (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
     ]
     if not params:
         raise InvalidSetting(
@@ -191,7 +199,7 @@ def _agree(
 ) -> None:
     """Compares fingerprints, then gives every rank the parameters and buffers of rank 0."""
     is_ddp = isinstance(model, DistributedDataParallel)
-    shared = {
+    shared: dict[str, object] = {
         "exchange": settings.exchange,
         "bucket_cap_mb": settings.bucket_cap_mb,
         "num_channels": settings.num_channels,
@@ -227,7 +235,13 @@ def _messages(
     def kind(name: str, param: Tensor) -> object:
         return name if id(param) in sparse else exchange_of(name, param) != dense
 
-    cap_bytes = int(settings.bucket_cap_mb * 2**20)
+    @cache
+    def cap_bytes(this_kind: object) -> int:
+        if settings.bucket_cap_mb is not None:
+            return int(settings.bucket_cap_mb * 2**20)
+        members = [(name, p) for name, p in params if kind(name, p) == this_kind]
+        return default_cap_bytes(members, exchange_of(*members[0]), engine.world)
+
     made: list[Message | SparseMessage] = []
     for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
         name, param = members[0]

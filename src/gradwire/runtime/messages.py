@@ -1,4 +1,4 @@
-"""Which gradients travel together: parameters fused by size into messages.
+"""Message: gradients that travel together, in one flat buffer.
 
 A message keeps one flat host buffer. Its text gathers the gradients into it, exchanges them, and
 scatters the mean back. State is kept by the message but named by parameter, so it survives any
@@ -8,7 +8,7 @@ parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,25 +131,3 @@ def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
         names: Iterable[Any] = getattr(state, "_fields", range(len(state)))
         for name, part in zip(names, state, strict=True):
             yield from leaves(part, f"{path}.{name}" if path else str(name))
-
-
-def fuse(
-    params: Sequence[tuple[str, Tensor]],
-    *,
-    kind: Callable[[str, Tensor], Any],
-    cap_bytes: int,
-) -> list[list[tuple[str, Tensor]]]:
-    """Cuts parameters into messages of one dtype and one ``kind``, each of at most ``cap_bytes``.
-
-    Backward produces gradients roughly in reverse order of registration, so messages are filled in
-    that order; they come back in the order in which they fill, the issue order.
-    """
-    open_messages: dict[Any, list[tuple[str, Tensor]]] = {}
-    closed: list[list[tuple[str, Tensor]]] = []
-    for name, param in reversed(params):
-        key = (param.dtype, kind(name, param))
-        message = open_messages.setdefault(key, [])
-        message.append((name, param))
-        if sum(p.numel() * p.element_size() for _, p in message) >= cap_bytes:
-            closed.append(open_messages.pop(key))
-    return [*closed, *open_messages.values()]

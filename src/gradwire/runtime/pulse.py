@@ -81,6 +81,8 @@ class Pulse:
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
+        if not self._thread.is_alive():
+            self._store = None  # Gives the connection back.
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tells all other ranks, if the store lives, and gives them the time to hear it."""

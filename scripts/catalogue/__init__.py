@@ -1,0 +1,1 @@
+"""Model definitions, their work and the throughput model behind ``gradwire.catalogue``."""

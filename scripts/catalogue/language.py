@@ -1,0 +1,83 @@
+"""An LSTM language model written here; BERT and GPT-2 as transformers defines them.
+
+Token ids are (batch, length) int64; what comes out is (batch, length, vocabulary), and for the
+classifier (batch, num_labels).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class LSTM(nn.Module):
+    """Two LSTM layers over WikiText-2's vocabulary, input and output embedding tied.
+
+    Source: table 6 of HiPress ("LSTM": 327.97 MB, largest gradient 190.42 MB, 10 gradients), which
+    is this model: 33,278 words, 1,500 units, ``2 * 4 + 1`` gradients and the bias of the output.
+    """
+
+    def __init__(self, num_words: int = 33_278, width: int = 1_500, num_layers: int = 2) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(num_words, width)
+        self.rnns = nn.ModuleList(
+            nn.LSTM(width, width, batch_first=True) for _ in range(num_layers)
+        )
+        self.dropout = nn.Dropout(0.65)
+        self.decoder = nn.Linear(width, num_words)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out = self.dropout(self.encoder(ids))
+        for rnn in self.rnns:
+            out = self.dropout(rnn(out)[0])
+        return self.decoder(out)
+
+
+class _Transformer(nn.Module):
+    """One of transformers' models, returning the scores by themselves.
+
+    The mask to be added to the attention scores is given: to make one, transformers looks at
+    values, and tensors on the meta device have none.
+    """
+
+    def __init__(self, model: nn.Module, scores: str) -> None:
+        super().__init__()
+        self.model = model
+        self.scores = scores
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        mask = torch.zeros((batch, 1, length, length), device=ids.device)
+        out = self.model(input_ids=ids, attention_mask=mask)
+        return getattr(out, self.scores)
+
+
+def bert_base() -> nn.Module:
+    """BERT-base, uncased, with a classifier of two labels (IMDb)."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(num_labels=2, attn_implementation="eager")
+    return _Transformer(BertForSequenceClassification(config), "logits")
+
+
+def bert_large() -> nn.Module:
+    """BERT-large, uncased, with both heads of pre-training."""
+    from transformers import BertConfig, BertForPreTraining
+
+    config = BertConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        attn_implementation="eager",
+    )
+    return _Transformer(BertForPreTraining(config), "prediction_logits")
+
+
+def gpt2() -> nn.Module:
+    """GPT-2 small (12 layers, 768 units), output embedding tied to the input's."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(use_cache=False, attn_implementation="eager")
+    return _Transformer(GPT2LMHeadModel(config), "logits")

@@ -1,0 +1,37 @@
+"""Profiles of well-known models, one JSON file each: ``load("vgg16")``, ``names()``.
+
+Tensors come from the models' definitions and times from a throughput model of one GPU that each
+profile's ``source`` states in full; none is a measurement. ``scripts/make_catalogue.py`` writes
+these files. May import: errors, cost.profile.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from ..cost.profile import Profile
+from ..errors import UnknownName
+
+_SUFFIX = ".json"
+
+
+def names() -> tuple[str, ...]:
+    """Names of all profiles, sorted.
+
+    >>> "vgg16" in names()
+    True
+    """
+    listed = (entry.name for entry in files(__name__).iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in listed if name.endswith(_SUFFIX)))
+
+
+def load(name: str) -> Profile:
+    """The profile of that name; raises ``UnknownName`` (which lists the names there are).
+
+    >>> load("vgg16").layers[0].name
+    'features.0'
+    """
+    if name not in names():
+        raise UnknownName("catalogue profile", name, names())
+    text = files(__name__).joinpath(name + _SUFFIX).read_text(encoding="utf-8")
+    return Profile.parse(text, f"catalogue profile {name!r}")

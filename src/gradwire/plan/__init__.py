@@ -1,0 +1,21 @@
+"""Planners, one a file: pure functions ``(profile, cluster, *, settings) -> Plan``.
+
+``gradwire.plan.usbyte`` is the function that ``usbyte.py`` defines. A plan is data: runtime and
+simulator read the same one. ``_types`` and ``_check`` may import: errors, units, spec, cost; the
+others may import sim as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..load import make_registry
+
+if TYPE_CHECKING:
+    from .bytescheduler import bytescheduler as bytescheduler
+    from .ddp import ddp as ddp
+    from .mgwfbp import mgwfbp as mgwfbp
+    from .usbyte import usbyte as usbyte
+    from .wfbp import wfbp as wfbp
+
+make_registry(__name__)

@@ -1,0 +1,73 @@
+"""Buckets: a layer's gradients of one dtype laid end to end, which planners cut and merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cost.profile import Profile, ProfiledTensor
+from ..errors import invalid
+from ._types import Chunk, Message
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors of one layer and one dtype, in the profile's order; none of them is empty."""
+
+    layer: int
+    """The layer's place in forward order."""
+    tensors: tuple[ProfiledTensor, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.tensors[0].dtype
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def item_bytes(self) -> int:
+        return self.tensors[0].size_bytes // self.tensors[0].numel
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
+        """Elements ``start:stop`` of the whole bucket, as chunks of its tensors."""
+        stop = self.numel if stop is None else stop
+        found, offset = [], 0
+        for tensor in self.tensors:
+            first, last = max(start - offset, 0), min(stop - offset, tensor.numel)
+            if first < last:
+                found.append(Chunk(tensor=tensor.name, start=first, stop=last))
+            offset += tensor.numel
+        return tuple(found)
+
+    def block_numel(self, block_bytes: int) -> int:
+        """Elements in a block of at most ``block_bytes``, and at least one."""
+        return max(1, block_bytes // self.item_bytes)
+
+
+def buckets(profile: Profile) -> list[Bucket]:
+    """All buckets in forward order: one a layer that owns elements, more where it mixes dtypes."""
+    found = []
+    for place, layer in enumerate(profile.layers):
+        by_dtype: dict[str, list[ProfiledTensor]] = {}
+        for tensor in layer.tensors:
+            if tensor.numel:
+                by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        found += [Bucket(place, tuple(tensors)) for tensors in by_dtype.values()]
+    return found
+
+
+def whole(*fused: Bucket) -> Message:
+    """One message of several whole buckets."""
+    return Message(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
+
+
+def at_least_one(what: str, given: int) -> int:
+    """``given`` if it is a whole number from 1 on; raises ``InvalidSetting`` otherwise."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise invalid(what, given, "a whole number, 1 or more", "sizes are in bytes")
+    return given

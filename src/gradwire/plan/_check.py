@@ -1,0 +1,87 @@
+"""check: does a plan carry every element of every gradient exactly once, and can it be carried out?
+
+There is no order to refuse: messages wait only for gradients and for messages before them, so every
+order is met, if slowly, and a plan cannot say otherwise. What can be wrong is which elements go
+where, and by which exchange.
+"""
+
+from __future__ import annotations
+
+from ..cost.profile import Profile, ProfiledTensor
+from ..errors import InvalidSetting
+from ._types import DENSE, Chunk, Plan
+
+_Range = tuple[int, int, int]
+"""First element, element behind the last one, number of the message."""
+
+
+def check(plan: Plan, profile: Profile) -> None:
+    """Returns if ``plan`` is sound for ``profile``; messages are numbered from 0 in errors.
+
+    Raises ``InvalidSetting`` that names the first fault found: a plan of another model, a credit
+    below 1, an unknown exchange or tensor, an empty message, a range outside its tensor, mixed
+    dtypes in one message, doubled or lost elements.
+    """
+    if plan.model != profile.model:
+        raise _fault(
+            plan, f"made for model {plan.model!r}, and the profile is of {profile.model!r}"
+        )
+    if plan.credit < 1:
+        raise _fault(plan, f"credit {plan.credit} lets no message start; 1 or more is accepted")
+    if DENSE in plan.exchanges:
+        raise _fault(plan, f"exchange {DENSE!r} is built in and cannot be defined again")
+    tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
+    ranges: dict[str, list[_Range]] = {name: [] for name in tensors}
+    for number, message in enumerate(plan.messages):
+        where = f"message {number}"
+        if not message.chunks:
+            raise _fault(plan, f"{where} is empty")
+        if message.exchange != DENSE and message.exchange not in plan.exchanges:
+            known = ", ".join((DENSE, *plan.exchanges))
+            what = f"{where}: unknown exchange {message.exchange!r}; there are: {known}"
+            raise _fault(plan, what)
+        for chunk in message.chunks:
+            _check_chunk(plan, where, chunk, tensors)
+            ranges[chunk.tensor].append((chunk.start, chunk.stop, number))
+        dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
+        if len(dtypes) > 1:
+            raise _fault(plan, f"{where} mixes dtypes: {', '.join(sorted(dtypes))}")
+    for name, tensor in tensors.items():
+        _check_cover(plan, tensor, sorted(ranges[name]))
+
+
+def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, ProfiledTensor]) -> None:
+    tensor = tensors.get(chunk.tensor)
+    if tensor is None:
+        raise _fault(plan, f"{where}: unknown tensor {chunk.tensor!r}, which the profile lacks")
+    given = f"{where}: range {chunk.start}:{chunk.stop} of {chunk.tensor!r}"
+    if chunk.start >= chunk.stop:
+        raise _fault(plan, f"{given} is empty")
+    if chunk.start < 0 or chunk.stop > tensor.numel:
+        raise _fault(plan, f"{given} lies outside its {tensor.numel} elements")
+
+
+def _check_cover(plan: Plan, tensor: ProfiledTensor, ranges: list[_Range]) -> None:
+    reached, last = 0, -1
+    for start, stop, number in ranges:
+        if start < reached:
+            raise _fault(
+                plan,
+                f"doubled range: {tensor.name!r} elements {start}:{min(stop, reached)} are in "
+                f"message {last} and in message {number}",
+            )
+        if start > reached:
+            break
+        reached, last = stop, number
+    if reached < tensor.numel:
+        following = next((start for start, _, _ in ranges if start > reached), tensor.numel)
+        raise _fault(
+            plan, f"lost elements: {tensor.name!r} elements {reached}:{following} are in no message"
+        )
+
+
+def _fault(plan: Plan, what: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"plan of {plan.planner!r} for {plan.model!r} cannot be used: {what}; "
+        "plan again for this profile"
+    )

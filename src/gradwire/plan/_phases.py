@@ -1,0 +1,150 @@
+"""The two phases of US-Byte: from an order of priorities to unequal blocks and when they start.
+
+Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second phase).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..cost.cluster import Cluster
+from ..cost.profile import Profile
+from ..sim.clock import backward_ends
+from ._buckets import Bucket
+
+
+class Block(NamedTuple):
+    """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic`` on."""
+
+    bucket: int
+    first_basic: int
+    num_basic: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What algorithm 1 knows: buckets in forward order, cut into basic blocks, and all times."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    layer_ends_s: list[float]
+    """When each layer's backward ends, layers in forward order."""
+    forward_s: list[float]
+    layer: list[int]
+    """The layer of each bucket."""
+    size_bytes: list[int]
+    basic_bytes: list[int]
+    num_basic: list[int]
+
+    @classmethod
+    def of(
+        cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
+    ) -> Instance:
+        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each."""
+        blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
+        sizes = [b.size_bytes for b in cut]
+        return cls(
+            alpha_s=cluster.alpha_s,
+            beta_s_per_byte=cluster.beta_s_per_byte,
+            layer_ends_s=backward_ends(profile),
+            forward_s=[layer.forward_s for layer in profile.layers],
+            layer=[b.layer for b in cut],
+            size_bytes=sizes,
+            basic_bytes=blocks_bytes,
+            num_basic=[-(-size // block) for size, block in zip(sizes, blocks_bytes, strict=True)],
+        )
+
+    def blocks(self, place: Sequence[int]) -> list[Block]:
+        """All blocks in issue order; the bucket of the smallest ``place`` is the most urgent.
+
+        Between two ends of layers the most urgent bucket that is ready sends as many basic blocks
+        as fit, and at least one; if it is the most urgent one still, its block grows.
+        """
+        sent = [0] * len(self.layer)
+        blocks = self._first_phase(place, sent)
+        free_s = max(self.layer_ends_s[0], blocks[-1].end_s if blocks else 0.0)
+        for bucket, num_basic in enumerate(self.num_basic):
+            if sent[bucket] == num_basic:
+                continue
+            first, start_s = sent[bucket], free_s
+            if blocks and blocks[-1].bucket == bucket:
+                _, first, _, start_s, _ = blocks.pop()
+            blocks.append(self._block(bucket, first, num_basic - first, start_s))
+            free_s = blocks[-1].end_s
+        return blocks
+
+    def iteration_s(self, blocks: Sequence[Block]) -> float:
+        """When the last forward ends (equations 11 and 12)."""
+        done_s = [self.layer_ends_s[0]] * len(self.forward_s)
+        layer = self.layer
+        for block in blocks:
+            done_s[layer[block.bucket]] = max(block.end_s, done_s[layer[block.bucket]])
+        now_s = 0.0
+        for layer_done_s, forward_s in zip(done_s, self.forward_s, strict=True):
+            now_s = (now_s if now_s > layer_done_s else layer_done_s) + forward_s
+        return now_s
+
+    def uncut(self) -> list[Block]:
+        """Every bucket whole, in backward order: the messages of wait-free backpropagation."""
+        blocks: list[Block] = []
+        free_s = 0.0
+        for bucket in reversed(range(len(self.layer))):
+            start_s = max(free_s, self.layer_ends_s[self.layer[bucket]])
+            blocks.append(self._block(bucket, 0, self.num_basic[bucket], start_s))
+            free_s = blocks[-1].end_s
+        return blocks
+
+    def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[Block]:
+        """Algorithm 1 with its accumulation mended; counts in ``sent`` what it sends."""
+        blocks: list[Block] = []
+        waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
+        coming, began_s = len(self.layer) - 1, 0.0
+        last, first, start_s, done_s = -1, 0, 0.0, 0.0  # the block that may still grow
+        for layer in range(len(self.layer_ends_s) - 1, -1, -1):
+            end_s = self.layer_ends_s[layer]
+            while waiting and max(done_s, began_s) < end_s:
+                bucket = waiting[0][1]
+                if bucket != last:
+                    if last >= 0:
+                        blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+                    last, first = bucket, sent[bucket]
+                    start_s = max(done_s, began_s)
+                # This counts the whole block, of which a part may be counted already. The paper
+                # takes it off what that part has left of the bucket, and so loses blocks.
+                sent[bucket] = self._reach(bucket, first, sent[bucket], end_s - start_s)
+                if sent[bucket] == self.num_basic[bucket]:
+                    heapq.heappop(waiting)
+                done_s = start_s + self._seconds(bucket, first, sent[bucket])
+            while coming >= 0 and self.layer[coming] == layer:
+                heapq.heappush(waiting, (place[coming], coming))
+                coming -= 1
+            began_s = end_s
+        if last >= 0:
+            blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+        return blocks
+
+    def _reach(self, bucket: int, first: int, reached: int, gap_s: float) -> int:
+        """Up to which basic block a block from ``first`` on goes that starts ``gap_s`` before the
+        layer's end (equations 4 to 7), beyond what it has ``reached`` before."""
+        basic_bytes = self.basic_bytes[bucket]
+        room_s = gap_s - self.alpha_s
+        if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):
+            return self.num_basic[bucket]
+        fit = first + math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
+        return min(max(fit, reached + 1), self.num_basic[bucket])
+
+    def _seconds(self, bucket: int, first: int, stop: int) -> float:
+        """Seconds that basic blocks ``first:stop`` take as one message."""
+        basic_bytes, size_bytes = self.basic_bytes[bucket], self.size_bytes[bucket]
+        stop_bytes = size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
+        return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
+
+    def _block(self, bucket: int, first: int, num_basic: int, start_s: float) -> Block:
+        end_s = start_s + self._seconds(bucket, first, first + num_basic)
+        return Block(bucket, first, num_basic, start_s, end_s)

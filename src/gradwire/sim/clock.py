@@ -1,0 +1,216 @@
+"""The virtual clock: when messages start and end on a link, and layers before and after them.
+
+Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
+that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap.
+Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
+    delta t (equation 8) is not needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from ..cost.cluster import Cluster
+from ..cost.profile import Profile
+from ..errors import InvalidSetting
+from ..plan._check import check
+from ..plan._types import DENSE, Plan
+
+NEVER = float("inf")
+
+
+class Line(Protocol):
+    """Messages that wait for the wire."""
+
+    def next_s(self) -> float:
+        """When a message could start at the earliest; ``NEVER`` when none is left."""
+
+    def take(self, now_s: float) -> int:
+        """Removes and returns the message that starts now."""
+
+
+class FixedOrder:
+    """The head of the line waits: message 0 first, then message 1."""
+
+    def __init__(self, ready_s: Sequence[float]) -> None:
+        self._ready_s = ready_s
+        self._head = 0
+
+    def next_s(self) -> float:
+        return self._ready_s[self._head] if self._head < len(self._ready_s) else NEVER
+
+    def take(self, now_s: float) -> int:
+        self._head += 1
+        return self._head - 1
+
+
+class ByPriority:
+    """Of the messages that are ready, the one of the smallest priority starts."""
+
+    def __init__(self, ready_s: Sequence[float], priority: Sequence[int]) -> None:
+        self._ready_s = ready_s
+        self._priority = priority
+        self._coming = sorted(range(len(ready_s)), key=lambda i: (ready_s[i], i), reverse=True)
+        self._ready: list[tuple[int, int]] = []
+
+    def next_s(self) -> float:
+        if self._ready:
+            return 0.0
+        return self._ready_s[self._coming[-1]] if self._coming else NEVER
+
+    def take(self, now_s: float) -> int:
+        while self._coming and self._ready_s[self._coming[-1]] <= now_s:
+            arrived = self._coming.pop()
+            heapq.heappush(self._ready, (self._priority[arrived], arrived))
+        return heapq.heappop(self._ready)[1]
+
+
+@dataclass
+class Carried:
+    """Messages in the order in which they started, and when each started and ended."""
+
+    order: list[int]
+    start_s: list[float]
+    end_s: list[float]
+
+
+def carry(line: Line, alpha_s: float, work_s: Sequence[float], credit: int) -> Carried:
+    """Carries all messages of ``line``: each takes ``alpha_s`` and then ``work_s`` of a whole link.
+
+    ``work_s`` is indexed by message; at most ``credit`` messages are between start and end.
+    """
+    carried = Carried([], [0.0] * len(work_s), [0.0] * len(work_s))
+    if credit == 1:
+        _carry_singly(line, alpha_s, work_s, carried)
+    else:
+        _carry_shared(line, alpha_s, work_s, credit, carried)
+    return carried
+
+
+def _carry_singly(line: Line, alpha_s: float, work_s: Sequence[float], carried: Carried) -> None:
+    free_s = 0.0
+    while (next_s := line.next_s()) < NEVER:
+        start_s = max(free_s, next_s)
+        message = line.take(start_s)
+        free_s = start_s + (alpha_s + work_s[message])
+        carried.order.append(message)
+        carried.start_s[message] = start_s
+        carried.end_s[message] = free_s
+
+
+def _carry_shared(
+    line: Line, alpha_s: float, work_s: Sequence[float], credit: int, carried: Carried
+) -> None:
+    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
+    now_s, served_s = 0.0, 0.0
+    latent: list[tuple[float, int]] = []  # (end of its latency, message), in order of start
+    sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
+    while True:
+        while len(latent) + len(sharing) < credit and line.next_s() <= now_s:
+            message = line.take(now_s)
+            carried.order.append(message)
+            carried.start_s[message] = now_s
+            latent.append((now_s + alpha_s, message))
+        while latent and latent[0][0] <= now_s:
+            message = latent.pop(0)[1]
+            heapq.heappush(sharing, (served_s + work_s[message], message))
+        full = len(latent) + len(sharing) >= credit
+        launch_s = NEVER if full else line.next_s()
+        latency_s = latent[0][0] if latent else NEVER
+        end_s = NEVER
+        if sharing:  # rounding may have served a hair more than the work there was
+            end_s = now_s + max(0.0, sharing[0][0] - served_s) * len(sharing)
+        until_s = min(launch_s, latency_s, end_s)
+        if until_s == NEVER:
+            return
+        if end_s == until_s:
+            served_s, message = heapq.heappop(sharing)
+            carried.end_s[message] = end_s
+        elif sharing:
+            served_s += (until_s - now_s) / len(sharing)
+        now_s = until_s
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When everything of one iteration starts and ends; layers in forward order, messages in issue
+    order, seconds from the start of the backward pass."""
+
+    backward_start_s: list[float]
+    backward_end_s: list[float]
+    message_start_s: list[float]
+    message_end_s: list[float]
+    message_bytes: list[int]
+    forward_start_s: list[float]
+    forward_end_s: list[float]
+
+    @property
+    def iteration_s(self) -> float:
+        """From the start of the backward pass to the end of the next forward (equation 12)."""
+        return self.forward_end_s[-1]
+
+
+def backward_ends(profile: Profile) -> list[float]:
+    """When each layer's gradients are ready, layers in forward order (equation 2)."""
+    return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[::-1]
+
+
+def forward_times(
+    forward_s: Sequence[float], may_start_s: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Starts and ends of forward computations one behind the other (equation 11)."""
+    starts_s, ends_s, now_s = [], [], 0.0
+    for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
+        start_s = max(now_s, earliest_s)
+        now_s = start_s + duration_s
+        starts_s.append(start_s)
+        ends_s.append(now_s)
+    return starts_s, ends_s
+
+
+def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
+    """Carries ``plan`` out on the virtual clock.
+
+    Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses an exchange
+    whose cost is not modelled (all but "dense").
+    """
+    check(plan, profile)
+    for number, message in enumerate(plan.messages):
+        if message.exchange != DENSE:
+            raise InvalidSetting(
+                f"message {number} goes by exchange {message.exchange!r}, whose cost is not "
+                f"modelled; only {DENSE!r} is: simulate a plan of dense messages"
+            )
+    backward_end_s = backward_ends(profile)
+    layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
+    item_bytes = {
+        t.name: t.size_bytes // t.numel for la in profile.layers for t in la.tensors if t.numel
+    }
+    layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
+    sizes = [sum(c.numel * item_bytes[c.tensor] for c in m.chunks) for m in plan.messages]
+    # The smaller a layer's number, the later its backward ends.
+    ready_s = [backward_end_s[min(own)] for own in layers]
+    beta = cluster.beta_s_per_byte
+    carried = carry(
+        FixedOrder(ready_s), cluster.alpha_s, [beta * size for size in sizes], plan.credit
+    )
+    may_start_s = [backward_end_s[0]] * len(profile.layers)
+    for own, end_s in zip(layers, carried.end_s, strict=True):
+        for layer in own if plan.overlap_forward else (0,):
+            may_start_s[layer] = max(may_start_s[layer], end_s)
+    forward_start_s, forward_end_s = forward_times(
+        [layer.forward_s for layer in profile.layers], may_start_s
+    )
+    return Timing(
+        backward_start_s=[*backward_end_s[1:], 0.0],
+        backward_end_s=backward_end_s,
+        message_start_s=carried.start_s,
+        message_end_s=carried.end_s,
+        message_bytes=sizes,
+        forward_start_s=forward_start_s,
+        forward_end_s=forward_end_s,
+    )

@@ -1,0 +1,200 @@
+"""Deliberately wrong plans, planners and traces, each wrong in the one thing its name says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.plan._types import Chunk, ExchangeSetting, Message, Plan
+from gradwire.plan.wfbp import wfbp
+from gradwire.trace.span import Span, Trace
+
+from . import plan_laws as laws
+
+
+def _with(plan: Plan, **changed: Any) -> Plan:
+    return plan.model_copy(update=changed)
+
+
+def _first(plan: Plan, *chunks: Chunk, exchange: str = "dense") -> Plan:
+    """The plan with other chunks in its first message."""
+    message = Message(chunks=chunks, exchange=exchange)
+    return _with(plan, messages=(message, *plan.messages[1:]))
+
+
+def _chunk(plan: Plan, **changed: Any) -> Chunk:
+    return plan.messages[0].chunks[0].model_copy(update=changed)
+
+
+def lost_block(plan: Plan) -> Plan:
+    return _with(plan, messages=plan.messages[1:])
+
+
+def lost_tail(plan: Plan) -> Plan:
+    """As a partitioner that drops the rows left over."""
+    return _first(plan, _chunk(plan, stop=_chunk(plan).stop - 1))
+
+
+def lost_middle(plan: Plan) -> Plan:
+    stop = _chunk(plan).stop
+    return _first(plan, _chunk(plan, stop=stop // 2), _chunk(plan, start=stop // 2 + 1))
+
+
+def doubled_block(plan: Plan) -> Plan:
+    return _with(plan, messages=(*plan.messages, plan.messages[0]))
+
+
+def doubled_range(plan: Plan) -> Plan:
+    stop = _chunk(plan).stop
+    return _first(plan, _chunk(plan, stop=stop // 2), _chunk(plan, start=stop // 2 - 1))
+
+
+def unknown_tensor(plan: Plan) -> Plan:
+    return _first(plan, _chunk(plan, tensor="no.such"))
+
+
+def beyond_the_end(plan: Plan) -> Plan:
+    return _first(plan, _chunk(plan, stop=_chunk(plan).stop + 1))
+
+
+def before_the_start(plan: Plan) -> Plan:
+    return _first(plan, _chunk(plan, start=-1))
+
+
+def empty_range(plan: Plan) -> Plan:
+    return _first(plan, *plan.messages[0].chunks, _chunk(plan, stop=0))
+
+
+def empty_message(plan: Plan) -> Plan:
+    return _with(plan, messages=(*plan.messages, Message(chunks=())))
+
+
+def mixed_dtypes(plan: Plan) -> Plan:
+    """Everything in one message."""
+    every = tuple(chunk for message in plan.messages for chunk in message.chunks)
+    return _with(plan, messages=(Message(chunks=every),))
+
+
+def no_credit(plan: Plan) -> Plan:
+    """An order that no message can ever follow: none may start."""
+    return _with(plan, credit=0)
+
+
+def unknown_exchange(plan: Plan) -> Plan:
+    return _first(plan, *plan.messages[0].chunks, exchange="sparse")
+
+
+def dense_defined_again(plan: Plan) -> Plan:
+    dense = ExchangeSetting(compressor="topk", collective="allgather_sparse")
+    return _with(plan, exchanges={"dense": dense})
+
+
+def foreign_profile(plan: Plan) -> Plan:
+    return _with(plan, model="resnet50")
+
+
+REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
+    (lost_block, r"lost elements: '\w+' elements 0:\d+ are in no message"),
+    (lost_tail, r"lost elements: '\w+' elements (\d+):\d+ are in no message"),
+    (lost_middle, r"lost elements: '\w+' elements \d+:\d+ are in no message"),
+    (doubled_block, r"doubled range: '\w+' elements 0:\d+ are in message 0 and in message \d"),
+    (doubled_range, r"doubled range: '\w+' elements .* are in message 0 and in message 0"),
+    (unknown_tensor, "message 0: unknown tensor 'no.such'"),
+    (beyond_the_end, r"message 0: range 0:\d+ of '\w+' lies outside its \d+ elements"),
+    (before_the_start, r"message 0: range -1:\d+ of '\w+' lies outside"),
+    (empty_range, r"message 0: range 0:0 of '\w+' is empty"),
+    (empty_message, r"message \d is empty"),
+    (mixed_dtypes, "message 0 mixes dtypes: bfloat16, float32"),
+    (no_credit, "credit 0 lets no message start"),
+    (unknown_exchange, "message 0: unknown exchange 'sparse'; there are: dense"),
+    (dense_defined_again, "exchange 'dense' is built in"),
+    (foreign_profile, "for 'resnet50' cannot be used: it was made for another model"),
+)
+"""What is wrong, and the words by which ``check`` must call it."""
+
+
+def loses_blocks(profile: Profile, cluster: Cluster) -> Plan:
+    """A planner as the paper's algorithm 1 is printed: what a message had before is forgotten."""
+    return lost_tail(wfbp(profile, cluster))
+
+
+_calls = itertools.count()
+
+
+def depends_on_the_call(profile: Profile, cluster: Cluster) -> Plan:
+    return _with(wfbp(profile, cluster), settings={"call": next(_calls)})
+
+
+def holds_what_json_lacks(profile: Profile, cluster: Cluster) -> Plan:
+    """A tuple, which comes back as something else."""
+    return _with(wfbp(profile, cluster), settings={"orders": 1j})
+
+
+def names_another_model(profile: Profile, cluster: Cluster) -> Plan:
+    return foreign_profile(wfbp(profile, cluster))
+
+
+PLANNER_BITES = (
+    (laws.law_every_element_is_sent_once, loses_blocks),
+    (laws.law_same_facts_same_plan, depends_on_the_call),
+    (laws.law_json_keeps_everything, holds_what_json_lacks),
+    (laws.law_plans_for_the_model, names_another_model),
+)
+
+
+def _changed(lane: str, change: Callable[[Span], Span]) -> Callable[[Trace], Trace]:
+    """Changes the last span of a lane."""
+
+    def changes(trace: Trace) -> Trace:
+        last = [span for span in trace.spans if span.lane == lane][-1]
+        return Trace.of([*(span for span in trace.spans if span is not last), change(last)])
+
+    return changes
+
+
+def _all_at_once(span: Span) -> Span:
+    return replace(span, start_s=0.0, end_s=span.duration_s)
+
+
+def _every_message(change: Callable[[Span], Span]) -> Callable[[Trace], Trace]:
+    return lambda trace: Trace.of(
+        change(span) if span.lane == "communication" else span for span in trace.spans
+    )
+
+
+TRACE_BITES = (
+    (laws.law_messages_wait_for_gradients, _every_message(_all_at_once)),
+    (
+        laws.law_messages_start_in_issue_order,
+        _changed("communication", lambda s: replace(s, start_s=0.0)),
+    ),
+    (
+        laws.law_credit_is_kept,
+        _changed("communication", lambda s: replace(s, start_s=0.0)),
+    ),
+    (laws.law_no_link_above_100_percent, _every_message(_all_at_once)),
+    (
+        laws.law_each_message_takes_its_time,
+        _changed("communication", lambda s: replace(s, end_s=s.start_s)),
+    ),
+    (
+        laws.law_forward_waits_for_its_messages,
+        _changed("communication", lambda s: replace(s, end_s=s.end_s + 100)),
+    ),
+    (
+        laws.law_layers_run_one_behind_the_other,
+        _changed("forward", lambda s: replace(s, start_s=0.0, end_s=s.duration_s)),
+    ),
+    (
+        laws.law_bytes_are_the_rings,
+        _changed("communication", lambda s: replace(s, size_bytes=s.size_bytes + 1)),
+    ),
+    (
+        laws.law_price_is_the_traces,
+        _changed("forward", lambda s: replace(s, end_s=s.end_s + 1e-9)),
+    ),
+)

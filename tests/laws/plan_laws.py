@@ -1,0 +1,169 @@
+"""The laws of planners, which take any planner, and of simulated traces, which take any plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.plan._check import check
+from gradwire.plan._price import iteration_s
+from gradwire.plan._types import Plan
+from gradwire.trace.span import Span, Trace
+
+Planner = Callable[[Profile, Cluster], Plan]
+
+SLACK = 1e-9
+"""Relative; times are sums of a few hundred floats."""
+
+
+def law_every_element_is_sent_once(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+    plan = planner(profile, cluster)
+    check(plan, profile)
+    sent = {t.name: [0] * t.numel for layer in profile.layers for t in layer.tensors}
+    for message in plan.messages:
+        assert message.chunks, "a message is empty"
+        for chunk in message.chunks:
+            for element in range(chunk.start, chunk.stop):
+                sent[chunk.tensor][element] += 1
+    for name, counts in sent.items():
+        assert set(counts) <= {1}, f"{name}: elements sent {sorted(set(counts))} times"
+
+
+def law_same_facts_same_plan(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+    copy = Profile.parse(profile.model_dump_json())
+    assert planner(profile, cluster) == planner(copy, cluster)
+
+
+def law_json_keeps_everything(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+    plan = planner(profile, cluster)
+    back = Plan.parse(plan.to_json())
+    assert back == plan
+    assert back.to_json() == plan.to_json()
+
+
+def law_plans_for_the_model(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+    assert planner(profile, cluster).model == profile.model
+
+
+PLANNER_LAWS = (
+    law_every_element_is_sent_once,
+    law_same_facts_same_plan,
+    law_json_keeps_everything,
+    law_plans_for_the_model,
+)
+
+
+def _messages(plan: Plan, trace: Trace) -> list[Span]:
+    spans = {s.message: s for s in trace.spans if s.lane == "communication"}
+    assert sorted(spans) == list(range(len(plan.messages))), "a message never left"
+    return [spans[number] for number in range(len(plan.messages))]
+
+
+def _size_bytes(plan: Plan, profile: Profile, number: int) -> int:
+    items = {t.name: t.size_bytes // max(1, t.numel) for la in profile.layers for t in la.tensors}
+    return sum(chunk.numel * items[chunk.tensor] for chunk in plan.messages[number].chunks)
+
+
+def _lane(trace: Trace, lane: str) -> dict[str, Span]:
+    return {span.name: span for span in trace.spans if span.lane == lane}
+
+
+def _owners(profile: Profile) -> dict[str, str]:
+    return {tensor.name: layer.name for layer in profile.layers for tensor in layer.tensors}
+
+
+def law_messages_wait_for_gradients(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    backward, owners = _lane(trace, "backward"), _owners(profile)
+    for span in _messages(plan, trace):
+        for chunk in plan.messages[span.message].chunks:
+            assert span.start_s >= backward[owners[chunk.tensor]].end_s
+
+
+def law_messages_start_in_issue_order(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    starts = [span.start_s for span in _messages(plan, trace)]
+    assert starts == sorted(starts)
+
+
+def law_credit_is_kept(plan: Plan, profile: Profile, cluster: Cluster, trace: Trace) -> None:
+    spans = [s for s in _messages(plan, trace) if s.duration_s > 0]
+    for one in spans:
+        open_then = [s for s in spans if s.start_s <= one.start_s < s.end_s]
+        assert len(open_then) <= plan.credit, f"{len(open_then)} messages at {one.start_s}"
+
+
+def law_no_link_above_100_percent(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    """In no stretch of time are more bytes carried whole than the link carries in it."""
+    spans = _messages(plan, trace)
+    work_s = [cluster.beta_s_per_byte * _size_bytes(plan, profile, s.message) for s in spans]
+    for one, other in itertools.product(spans, spans):
+        window = [
+            work
+            for s, work in zip(spans, work_s, strict=True)
+            if s.start_s >= one.start_s and s.end_s <= other.end_s
+        ]
+        assert sum(window) <= (other.end_s - one.start_s) * (1 + SLACK) + SLACK or not window
+
+
+def law_each_message_takes_its_time(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    for span in _messages(plan, trace):
+        alone_s = cluster.all_reduce_s(_size_bytes(plan, profile, span.message))
+        assert span.duration_s >= alone_s * (1 - SLACK) - SLACK
+        if plan.credit == 1:
+            assert span.duration_s <= alone_s * (1 + SLACK) + SLACK
+
+
+def law_forward_waits_for_its_messages(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    forward, owners = _lane(trace, "forward"), _owners(profile)
+    for span in _messages(plan, trace):
+        for chunk in plan.messages[span.message].chunks:
+            first = owners[chunk.tensor] if plan.overlap_forward else profile.layers[0].name
+            assert forward[first].start_s >= span.end_s
+
+
+def law_layers_run_one_behind_the_other(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
+    names = [layer.name for layer in profile.layers]
+    lanes = [_lane(trace, "backward")[name] for name in reversed(names)]
+    lanes += [_lane(trace, "forward")[name] for name in names]
+    seconds = [layer.backward_s for layer in reversed(profile.layers)]
+    seconds += [layer.forward_s for layer in profile.layers]
+    for span, took_s in zip(lanes, seconds, strict=True):
+        assert abs(span.duration_s - took_s) <= SLACK
+    for before, after in itertools.pairwise(lanes):
+        assert after.start_s >= before.end_s
+
+
+def law_bytes_are_the_rings(plan: Plan, profile: Profile, cluster: Cluster, trace: Trace) -> None:
+    n = cluster.num_ranks
+    for span in _messages(plan, trace):
+        assert span.size_bytes == 2 * (n - 1) * _size_bytes(plan, profile, span.message) // n
+
+
+def law_price_is_the_traces(plan: Plan, profile: Profile, cluster: Cluster, trace: Trace) -> None:
+    assert iteration_s(plan, profile, cluster) == trace.iteration_s
+
+
+TRACE_LAWS = (
+    law_messages_wait_for_gradients,
+    law_messages_start_in_issue_order,
+    law_credit_is_kept,
+    law_no_link_above_100_percent,
+    law_each_message_takes_its_time,
+    law_forward_waits_for_its_messages,
+    law_layers_run_one_behind_the_other,
+    law_bytes_are_the_rings,
+    law_price_is_the_traces,
+)

@@ -1,0 +1,130 @@
+"""Every planner, with every example of its settings, keeps every law; wrong plans are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.errors import InvalidSetting
+from gradwire.load import examples, load, names
+from gradwire.plan._check import check
+from gradwire.plan._types import Plan
+from gradwire.plan.wfbp import wfbp
+from gradwire.sim.timeline import simulate
+from gradwire.trace.span import Trace
+from tests.plan.profiles import DTYPES, clusters, exact_cluster, profile_of, profiles
+from tests.strategies import bounded
+
+from . import broken_plans as broken
+from .plan_laws import PLANNER_LAWS, TRACE_LAWS, Planner
+
+SOUND = profile_of(
+    ([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5), ([40], 0.25, 0.5), dtypes=DTYPES
+)
+ALONE = profile_of(([], 0.5, 0.25), ([], 0.0, 0.0))
+"""No gradients at all: nothing to send, and no planner may stumble over it."""
+
+
+def _id(example: Any) -> str:
+    if isinstance(example, partial):
+        return ",".join([example.func.__name__, *(f"{k}={v}" for k, v in example.keywords.items())])
+    return str(example.__name__)
+
+
+every_planner = pytest.mark.parametrize("planner", examples("plan"), ids=_id)
+
+
+@every_planner
+@pytest.mark.parametrize("law", PLANNER_LAWS, ids=lambda law: law.__name__)
+def test_planner_law(law: Callable[..., None], planner: Planner) -> None:
+    @bounded(8)
+    @given(profile=profiles(), cluster=clusters)
+    def holds(profile: Profile, cluster: Cluster) -> None:
+        law(planner, profile, cluster)
+
+    for profile in (SOUND, ALONE):
+        law(planner, profile, exact_cluster())
+    holds()
+
+
+@every_planner
+def test_trace_laws(planner: Planner) -> None:
+    @bounded(12)
+    @given(profile=profiles(), cluster=clusters)
+    def hold(profile: Profile, cluster: Cluster) -> None:
+        plan = planner(profile, cluster)
+        if len(plan.messages) > 40:  # the laws compare every message with every other one
+            return
+        trace = simulate(plan, profile, cluster)
+        assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
+        for law in TRACE_LAWS:
+            law(plan, profile, cluster, trace)
+
+    hold()
+
+
+@every_planner
+def test_example_is_of_its_file(planner: Any) -> None:
+    own = planner.func if isinstance(planner, partial) else planner
+    assert load("plan", own.__name__) is own
+    plan = planner(SOUND, exact_cluster())
+    assert plan.planner == own.__name__
+    if isinstance(planner, partial):
+        assert planner.keywords.items() <= plan.settings.items(), "settings are not recorded"
+
+
+@pytest.mark.parametrize("name", names("plan"))
+def test_header_fields(name: str) -> None:
+    """The file's docstring states what every planner's must; the plain one is among its examples."""
+    planner = load("plan", name)
+    module = sys.modules[planner.__module__]
+    for heading in (f"{name}: ", "Source:", "Differences from the paper:", "Settings:", "Order:"):
+        assert heading in str(module.__doc__), f"{name} does not state {heading}"
+    assert planner in module.EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"), broken.REFUSED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_broken_plans_are_refused_by_name(breaks: Callable[[Plan], Plan], words: str) -> None:
+    sound = wfbp(SOUND, exact_cluster())
+    check(sound, SOUND)
+    with pytest.raises(InvalidSetting, match=words):
+        check(breaks(sound), SOUND)
+    with pytest.raises(InvalidSetting, match=words):
+        simulate(breaks(sound), SOUND, exact_cluster())
+
+
+def _fails(law: Callable[..., None], *args: object) -> bool:
+    try:
+        law(*args)
+    except (AssertionError, InvalidSetting, ValueError, TypeError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("law", "planner"), broken.PLANNER_BITES, ids=lambda p: p.__name__)
+def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
+    assert not _fails(law, wfbp, SOUND, exact_cluster())
+    assert _fails(law, planner, SOUND, exact_cluster())
+
+
+@pytest.mark.parametrize(("law", "spoils"), broken.TRACE_BITES, ids=lambda p: p.__name__)
+def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Trace]) -> None:
+    cluster = exact_cluster()
+    plan = wfbp(SOUND, cluster)
+    trace = simulate(plan, SOUND, cluster)
+    assert not _fails(law, plan, SOUND, cluster, trace)
+    assert _fails(law, plan, SOUND, cluster, spoils(trace))
+
+
+def test_every_law_has_a_specimen() -> None:
+    assert {law for law, _ in broken.PLANNER_BITES} == set(PLANNER_LAWS)
+    assert {law for law, _ in broken.TRACE_BITES} == set(TRACE_LAWS)

@@ -1,0 +1,33 @@
+"""The files in examples/ run as their docstrings say, and train."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_on_two_ranks_and_its_loss_falls(path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loss = re.search(r"loss ([0-9.]+)", done.stdout)
+    assert loss is not None, done.stdout
+    # Both start above 1: a variance of the targets of about 21 and of 1.
+    assert float(loss[1]) < 0.6
