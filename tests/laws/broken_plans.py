@@ -112,7 +112,10 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (no_credit, "credit 0 lets no message start"),
     (unknown_exchange, "message 0: unknown exchange 'sparse'; there are: dense"),
     (dense_defined_again, "exchange 'dense' is built in"),
-    (foreign_profile, "for 'resnet50' cannot be used: it was made for another model"),
+    (
+        foreign_profile,
+        "for 'resnet50' cannot be used: made for model 'resnet50', and the profile is of",
+    ),
 )
 """What is wrong, and the words by which ``check`` must call it."""
 
@@ -130,8 +133,8 @@ def depends_on_the_call(profile: Profile, cluster: Cluster) -> Plan:
 
 
 def holds_what_json_lacks(profile: Profile, cluster: Cluster) -> Plan:
-    """A tuple, which comes back as something else."""
-    return _with(wfbp(profile, cluster), settings={"orders": 1j})
+    """Not a number, for which JSON has no word."""
+    return _with(wfbp(profile, cluster), settings={"density": float("nan")})
 
 
 def names_another_model(profile: Profile, cluster: Cluster) -> Plan:

@@ -57,11 +57,9 @@ def test_planner_law(law: Callable[..., None], planner: Planner) -> None:
 @every_planner
 def test_trace_laws(planner: Planner) -> None:
     @bounded(12)
-    @given(profile=profiles(), cluster=clusters)
+    @given(profile=profiles(largest=120), cluster=clusters)
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, cluster)
-        if len(plan.messages) > 40:  # the laws compare every message with every other one
-            return
         trace = simulate(plan, profile, cluster)
         assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
         for law in TRACE_LAWS:
@@ -82,7 +80,7 @@ def test_example_is_of_its_file(planner: Any) -> None:
 
 @pytest.mark.parametrize("name", names("plan"))
 def test_header_fields(name: str) -> None:
-    """The file's docstring states what every planner's must; the plain one is among its examples."""
+    """The file's docstring states what a planner's must; with no settings it is an example."""
     planner = load("plan", name)
     module = sys.modules[planner.__module__]
     for heading in (f"{name}: ", "Source:", "Differences from the paper:", "Settings:", "Order:"):
@@ -118,7 +116,7 @@ def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
 
 @pytest.mark.parametrize(("law", "spoils"), broken.TRACE_BITES, ids=lambda p: p.__name__)
 def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Trace]) -> None:
-    cluster = exact_cluster()
+    cluster = exact_cluster(hop_s=0.0)  # or latency would hide a link that carries too much
     plan = wfbp(SOUND, cluster)
     trace = simulate(plan, SOUND, cluster)
     assert not _fails(law, plan, SOUND, cluster, trace)

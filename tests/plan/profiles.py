@@ -43,13 +43,16 @@ def exact_cluster(num_ranks: int = 2, hop_s: float = 2**-9, rate: float = 2.0**2
 
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-6, 2e-2))
-_layers = st.tuples(st.lists(st.integers(0, 3000), max_size=3), seconds, seconds)
 
 
 @st.composite
-def profiles(draw: st.DrawFn) -> Profile:
-    """Up to seven layers, some without gradients, some of mixed dtypes, some that take no time."""
-    rows = draw(st.lists(_layers, min_size=1, max_size=7))
+def profiles(draw: st.DrawFn, largest: int = 3000) -> Profile:
+    """Up to seven layers, some without gradients, some of mixed dtypes, some that take no time.
+
+    A tensor has up to ``largest`` elements.
+    """
+    numels = st.lists(st.integers(0, largest), max_size=3)
+    rows = draw(st.lists(st.tuples(numels, seconds, seconds), min_size=1, max_size=7))
     return profile_of(*rows, dtypes=draw(st.sampled_from([DTYPES, DTYPES[:1], DTYPES[1:]])))
 
 

@@ -25,6 +25,7 @@ from ..contract import Member
 from ..exchange import Exchange, exchange_for, pair, with_error_feedback
 from ..kernels._build import backend
 from ..runtime.engine import Engine
+from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import own_counters
 from .ranks import Report
@@ -68,7 +69,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(settings["threads"])
     numel, repeats = settings["numel"], settings["repeats"]
     backend()
-    engine = Engine(None, num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None)
+    engine = Engine(join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None)
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(numel) * 1e-3
     work_N = torch.empty_like(source_N)

@@ -91,11 +91,20 @@ class Instance:
         return now_s
 
     def uncut(self) -> list[Block]:
-        """Every bucket whole, in backward order: the messages of wait-free backpropagation."""
+        """Every bucket whole: in backward order until the backward pass ends, then in forward
+        order (theorem 1)."""
         blocks: list[Block] = []
-        free_s = 0.0
-        for bucket in reversed(range(len(self.layer))):
-            start_s = max(free_s, self.layer_ends_s[self.layer[bucket]])
+        backward_s, free_s = self.layer_ends_s[0], 0.0
+        left = len(self.layer)
+        while left:
+            start_s = max(free_s, self.layer_ends_s[self.layer[left - 1]])
+            if start_s >= backward_s:
+                break
+            left -= 1
+            blocks.append(self._block(left, 0, self.num_basic[left], start_s))
+            free_s = blocks[-1].end_s
+        for bucket in range(left):
+            start_s = max(free_s, backward_s)
             blocks.append(self._block(bucket, 0, self.num_basic[bucket], start_s))
             free_s = blocks[-1].end_s
         return blocks

@@ -17,7 +17,7 @@ SCHEMA = 1
 DENSE = "dense"
 """The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
 
-Setting = bool | int | float | str
+Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 
 
 class _Frozen(BaseModel):

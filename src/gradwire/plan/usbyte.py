@@ -9,9 +9,9 @@ Differences from the paper:
       delta t (equation 8) is not needed. A layer that mixes dtypes counts as several.
     - Algorithm 2 is one of three starts of a hill climb over the priorities (the others: forward
       and backward order), of at most ``trials`` orders in all, because alone it is sometimes well
-      behind the best order. The plan of whole layers in backward order stands for
-      election too. So no plan is longer than wfbp's, or than the sequential one. ``trials=0`` is
-      algorithm 2 without the climb.
+      behind the best order. Whole layers in backward order (forward order in the second phase)
+      stand for election too. So no plan is longer than wfbp's or than the sequential one.
+      ``trials=0`` leaves out the climb.
     - If the second phase begins with the layer that the first one ended with, the two blocks are
       one.
 Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds at least one element);

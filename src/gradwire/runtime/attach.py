@@ -2,61 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..collective._types import Collective
 from ..compress.none import none
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
 from ..exchange import Exchange, exchange_for
 from ..kernels._build import backend
-from ..load import load
 from . import ddp
 from .engine import Engine
-from .fingerprint import compare, fingerprint
+from .fingerprint import Fingerprint, agree, fingerprint, refuse
 from .fusing import default_cap_bytes, fuse
 from .handle import Handle
 from .hooks import ModuleHooks, time_forward
+from .membership import join
 from .messages import Message
 from .recorder import Recorder
+from .settings import Named, Settings, matrices, resolve, sparse_weights, trained
 from .sparse_message import SparseMessage
 from .synchroniser import Synchroniser
 from .wire import Group, broadcast_all
 
-_attached: WeakKeyDictionary[nn.Module, Handle] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What ``attach`` was asked for, checked."""
-
-    exchange: Exchange
-    bucket_cap_mb: float | None
-    num_channels: int
-    compress_if: Callable[[str, Tensor], bool]
-
-    def __post_init__(self) -> None:
-        if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
-            raise invalid(
-                "bucket_cap_mb", self.bucket_cap_mb, "a positive number or None", "leave it out"
-            )
-        if self.num_channels < 1:
-            raise invalid("num_channels", self.num_channels, "at least 1", "write 4")
-
-
-def matrices(name: str, param: Tensor) -> bool:
-    """The default ``compress_if``: all but vectors (biases, norms), which are small."""
-    return param.dim() >= 2
+_attached: dict[int, weakref.ref[Tensor]] = {}
+"""Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
 
 
 def attach(
@@ -82,22 +58,29 @@ def attach(
     ``bucket_cap_mb`` (MiB) is how much is fused into one message (default: see `fusing`),
     ``num_channels`` how many messages are on their way at once. ``group`` is the process group
     (default: all ranks; without ``init_process_group``: this process alone). ``timeout`` bounds
-    every wait for a peer. All ranks of the group must call this, with the same arguments.
+    every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back. All
+    ranks of the group must call this, with the same arguments; every backward pass must reach at
+    least one attached parameter on every rank.
 
     Raises ``InvalidSetting`` (a ValueError) for a user's mistake, ``RanksDiffer`` if ranks
     disagree.
     """
-    settings = Settings(_resolve(exchange), bucket_cap_mb, num_channels, compress_if)
-    _refuse_wrong_moment(model)
-    if isinstance(model, DistributedDataParallel):
-        if group is not None:
-            raise invalid("group", group, "None for a DDP model", "DDP's own group is used")
-        group = model.process_group
-    if dist.is_initialized() and dist.get_rank(group) < 0:
-        raise invalid("group", group, "a group this rank is in", "attach on its ranks only")
-    params = _trained(model)
+    group = _group_of(model, group)
+    who = join(group)
+    try:
+        _refuse_wrong_moment(model)
+        settings = Settings(
+            resolve(exchange), bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
+        )
+        params = trained(model)
+        own = _fingerprint(model, params, settings)
+    except Exception as error:
+        refuse(who, error)
+        raise
+    backend()  # Builds kernels that no run has built yet: now, not inside the first step.
+    agree(who, own, timeout)
     recorder = Recorder(trace_steps)
-    engine = Engine(group, num_channels=num_channels, timeout=timeout, on_span=recorder.add)
+    engine = Engine(who, num_channels=num_channels, timeout=timeout, on_span=recorder.add)
     try:
         return _connect(model, params, settings, engine, recorder)
     except BaseException:
@@ -105,17 +88,28 @@ def attach(
         raise
 
 
+def _group_of(model: nn.Module, group: Group | None) -> Group | None:
+    """The process group that the exchanges are to run in."""
+    if isinstance(model, DistributedDataParallel):
+        if group is not None:
+            raise invalid("group", group, "None for a DDP model", "DDP's own group is used")
+        group = model.process_group
+    if dist.is_initialized() and dist.get_rank(group) < 0:
+        raise invalid("group", group, "a group this rank is in", "attach on its ranks only")
+    return group
+
+
 def _connect(
     model: nn.Module,
-    params: list[tuple[str, Tensor]],
+    params: list[Named],
     settings: Settings,
     engine: Engine,
     recorder: Recorder,
 ) -> Handle:
-    """Makes ranks agree, then hooks the model."""
-    backend()  # Builds kernels that no run has built yet: now, not inside the first step.
-    if engine.world > 1:
-        _agree(engine, model, params, settings)
+    """Gives every rank the tensors of rank 0, then hooks the model."""
+    is_ddp = isinstance(model, DistributedDataParallel)
+    if engine.world > 1 and not is_ddp:
+        broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
     messages = _messages(model, params, settings, engine)
     handle = Handle(model, settings.exchange, engine, Synchroniser(engine, messages), recorder)
     if isinstance(model, DistributedDataParallel):
@@ -123,40 +117,29 @@ def _connect(
     else:
         ModuleHooks(handle, params)
     time_forward(handle, model)
-    _attached[model] = handle
-    handle.on_detach(lambda: forget(model))
+    _attached.update({id(p): weakref.ref(p) for _, p in params})
+    handle.on_detach(lambda: forget([id(p) for _, p in params]))
+    # A model that is dropped without detach takes its threads with it.
+    weakref.finalize(handle, engine.close)
     return handle
 
 
-def forget(model: nn.Module) -> None:
-    """Lets a model be attached again."""
-    _attached.pop(model, None)
-
-
-def _resolve(given: Any) -> Exchange:
-    if isinstance(given, str):
-        given = load("compress", given)()
-    if isinstance(given, Compressor):
-        return exchange_for(given)
-    if isinstance(given, type | Collective) or not callable(getattr(given, "run", None)):
-        raise invalid(
-            "exchange",
-            given,
-            "a compressor, an exchange, or a compressor's name",
-            "write gw.attach(model, gw.compress.topk(density=0.01)), or make one by gw.pair",
-        )
-    chosen: Exchange = given
-    return chosen
+def forget(params: Sequence[int]) -> None:
+    """Lets parameters, given by id, be attached again."""
+    for key in params:
+        _attached.pop(key, None)
 
 
 def _refuse_wrong_moment(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
-    if model in _attached:
-        raise InvalidSetting(
-            "this model is attached already; a model has one exchange: call handle.detach() on the "
-            "first handle, then attach again"
-        )
+    for name, param in model.named_parameters():
+        known = _attached.get(id(param))
+        if known is not None and known() is param:
+            raise InvalidSetting(
+                f"this model is attached already ({name} is exchanged); a parameter has one "
+                "exchange: call handle.detach() on the first handle, then attach again"
+            )
     if torch._C._current_graph_task_id() != -1:
         raise InvalidSetting(
             "attach was called during a backward pass; accepted is any moment between steps: call "
@@ -171,33 +154,26 @@ def _refuse_wrong_moment(model: nn.Module) -> None:
         )
 
 
-def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters that require a gradient, shared ones once, in order of registration."""
-    inner: nn.Module = model
-    ignored: Collection[str] = ()
-    if isinstance(model, DistributedDataParallel):
-        # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
-        inner, ignored = model.module, model.parameters_to_ignore
-    params: list[tuple[str, Tensor]] = [
-        (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
-    ]
-    if not params:
-        raise InvalidSetting(
-            "the model has no parameter that requires a gradient; nothing would be exchanged: "
-            "attach after requires_grad is set"
-        )
-    for name, p in params:
-        if not p.dtype.is_floating_point:
-            raise invalid(
-                f"dtype of parameter {name}", p.dtype, "a real floating-point dtype", "freeze it"
-            )
-    return params
+def _tensors(
+    model: nn.Module, params: list[Named], settings: Settings
+) -> list[tuple[str, Tensor, str]]:
+    """Every tensor that ranks must share, with its name and how it is treated."""
+    sparse = sparse_weights(model)
+
+    def how(name: str, param: Tensor) -> str:
+        if id(param) in sparse:
+            return "sparse"
+        return "compressed" if settings.compress_if(name, param) else "uncompressed"
+
+    tensors = [(name, p, how(name, p)) for name, p in params]
+    if not isinstance(model, DistributedDataParallel):
+        frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        tensors += [(name, p, "frozen") for name, p in frozen]
+        tensors += [(name, b, "buffer") for name, b in model.named_buffers()]
+    return tensors
 
 
-def _agree(
-    engine: Engine, model: nn.Module, params: list[tuple[str, Tensor]], settings: Settings
-) -> None:
-    """Compares fingerprints, then gives every rank the parameters and buffers of rank 0."""
+def _fingerprint(model: nn.Module, params: list[Named], settings: Settings) -> Fingerprint:
     is_ddp = isinstance(model, DistributedDataParallel)
     shared: dict[str, object] = {
         "exchange": settings.exchange,
@@ -205,28 +181,14 @@ def _agree(
         "num_channels": settings.num_channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
     }
-    sparse = _sparse_weights(model)
-    tensors: list[tuple[str, Tensor, str]] = [
-        (name, p, "sparse" if id(p) in sparse else _how(settings, name, p)) for name, p in params
-    ]
-    if not is_ddp:
-        frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        tensors += [(name, p, "frozen") for name, p in frozen]
-        tensors += [(name, b, "buffer") for name, b in model.named_buffers()]
-    compare(fingerprint(tensors, shared), engine.channels[0])
-    if not is_ddp:
-        broadcast_all([tensor for _, tensor, _ in tensors], engine.channels[0])
-
-
-def _how(settings: Settings, name: str, param: Tensor) -> str:
-    return "compressed" if settings.compress_if(name, param) else "uncompressed"
+    return fingerprint(_tensors(model, params, settings), shared)
 
 
 def _messages(
-    model: nn.Module, params: list[tuple[str, Tensor]], settings: Settings, engine: Engine
+    model: nn.Module, params: list[Named], settings: Settings, engine: Engine
 ) -> list[Message | SparseMessage]:
     """Messages in issue order. Vectors and row-sparse gradients do not take the exchange."""
-    sparse = _sparse_weights(model)
+    sparse = sparse_weights(model)
     dense = exchange_for(none())
 
     def exchange_of(name: str, param: Tensor) -> Exchange:
@@ -251,12 +213,3 @@ def _messages(
             used = exchange_of(name, param)
             made.append(Message(index, members, used, engine.rank, engine.world))
     return made
-
-
-def _sparse_weights(model: nn.Module) -> set[int]:
-    """Ids of parameters whose module announces row-sparse gradients."""
-    return {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    }

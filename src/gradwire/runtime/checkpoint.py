@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .messages import Message
+from .messages import Message, leaves
 
 SCHEMA = 1
 _log = logging.getLogger("gradwire")
@@ -95,7 +95,15 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
                         f"{path} of {slot.name} has {tensor.numel()} elements and the parameter "
                         f"{slot.stop - slot.start}; load the state of the same model"
                     )
-        message.restore(params, saved.get("messages", {}).get(_key(message.names), {}))
+        whole = saved.get("messages", {}).get(_key(message.names), {})
+        known_paths = {path for path, _ in leaves(message.state)}
+        lost = {path for name in message.names for path in params.get(name, {})} - known_paths
+        if lost and strict:
+            raise InvalidSetting(
+                f"the state holds {', '.join(sorted(lost))} of {message.names[0]}, which is not "
+                "compressed any more; attach with the compress_if it was saved with"
+            )
+        message.restore(params, whole)
 
 
 def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:

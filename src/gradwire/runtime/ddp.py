@@ -123,10 +123,12 @@ class DDPHooks:
         self._waiting.remove(last)
 
         def end(failure: BaseException | None) -> None:
-            if failure is None:
-                handle.end_step(backward_end_s)
-            complete(failure)
-            over.set()
+            try:
+                if failure is None:
+                    handle.end_step(backward_end_s)
+            finally:
+                complete(failure)
+                over.set()
 
         synchroniser.engine.when_done(synchroniser.all_ends(), end)
 
@@ -136,7 +138,8 @@ class _Bucket:
 
     def __init__(self, names: list[str], buffer: Tensor, messages: list[int]) -> None:
         self.names, self.buffer, self.messages = names, buffer, messages
-        self.future: torch.futures.Future[Tensor] = torch.futures.Future()
+        devices: Any = [buffer.device] if buffer.is_cuda else []
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
         """What to call when all messages of this bucket are done, or the step has failed."""

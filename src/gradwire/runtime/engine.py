@@ -11,22 +11,21 @@ lane.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from ..collective._verbs import Compute, Steps, Verb, sent_bytes
 from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
+from .membership import Membership
 from .pulse import Alarm, Pulse
-from .wire import Group, carry_out, open_channels
+from .wire import carry_out, open_channels
 
 COMPUTE = "compute"
+_JOIN_S = 10.0
 
 
 @dataclass
@@ -39,24 +38,21 @@ class StepCounters:
 
 
 class Engine:
-    """Runs texts for one rank of ``group`` (None: this process alone).
+    """Runs texts for one rank of those that ``who`` names.
 
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
     """
 
     def __init__(
         self,
-        group: Group | None,
+        who: Membership,
         *,
         num_channels: int,
         timeout: timedelta,
         on_span: Callable[[Span], None],
     ) -> None:
-        self._alone = not dist.is_initialized()
-        self.rank = 0 if self._alone else dist.get_rank(group)
-        self.world = 1 if self._alone else dist.get_world_size(group)
+        name, self.rank, self.world = who
         self.timeout = timeout
-        name = "" if self.world == 1 else self._name(group)
         # One channel more than asked for: small news must not wait behind a large message.
         self.channels = (
             open_channels(name, self.rank, self.world, num_channels + 1, timeout) if name else []
@@ -73,12 +69,6 @@ class Engine:
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = Pulse(name, self.rank, self.world, self._alarmed) if name else None
-
-    def _name(self, group: Group | None) -> str:
-        """A name for this engine that its ranks share and no other live engine has."""
-        ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-        _ENGINES[ranks] += 1
-        return f"{'-'.join(map(str, ranks))}/{_ENGINES[ranks]}"
 
     def begin_step(self, step: int) -> None:
         """Names the step that the next messages belong to."""
@@ -139,7 +129,7 @@ class Engine:
     def close(self) -> None:
         """Ends the threads and gives the channels back."""
         self._manager.stop()
-        self._manager.join(self.timeout.total_seconds())
+        self._manager.join(_JOIN_S)
         self.channels.clear()
         if self._pulse is not None:
             self._pulse.stop()
@@ -204,12 +194,10 @@ class Engine:
             self._failure = error
             waiters = list(self._waiters)
         self._manager.stop()
+        for channel in self.channels:
+            channel.abort()  # Lanes that wait for a lost peer come back.
         for waiter in waiters:
             waiter(error)
-
-
-_ENGINES: Counter[tuple[int, ...]] = Counter()
-"""How many engines were made for a group: attach is collective, so all its ranks count alike."""
 
 
 class _Once:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from .._version import __version__
 from ..errors import RanksDiffer
-from .wire import Group, gather_objects
+from .membership import Membership
 
 Fingerprint = dict[str, Any]
 Described = tuple[str, tuple[int, ...], str, str]
 """Name, shape, dtype and treatment of one tensor of the model."""
 
-_SETTINGS, _TENSORS = "settings", "tensors"
+_SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
 
 
 def fingerprint(
@@ -32,15 +34,26 @@ def fingerprint(
     }
 
 
-def compare(mine: Fingerprint, channel: Group) -> None:
-    """Raises ``RanksDiffer`` on every rank if any two ranks' fingerprints differ."""
-    found = gather_objects(mine, channel)
+def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
+    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints differ."""
+    if who.world == 1:
+        return
+    found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
+    for rank, other in enumerate(found):
+        if _REFUSAL in other:
+            raise RanksDiffer(f"rank {rank} refused to attach: {other[_REFUSAL]}")
     for rank, other in enumerate(found):
         if difference := _difference(found[0], other):
             raise RanksDiffer(
                 f"rank 0 and rank {rank} do not train the same thing: {difference}; start all "
                 "ranks with the same model, settings and versions"
             )
+
+
+def refuse(who: Membership, error: Exception) -> None:
+    """Tells the other ranks, who may wait for this one, that it does not attach."""
+    if who.world > 1:
+        who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
 
 
 def _difference(one: Fingerprint, other: Fingerprint) -> str | None:

@@ -82,15 +82,19 @@ class Handle:
         """Figures of the run so far on this rank.
 
         ``wire_bytes_per_step`` counts what the collectives send; ``wait_s_per_step`` is how long
-        backward waited for the network after its own end; ``residual_norm`` is over all parameters.
+        backward waited for the network after its own end; ``communication_s_per_step`` adds up all
+        channels, waits for peers included; ``residual_norm`` is over all parameters.
         """
-        squares = [float(r.double().square().sum()) for r in self.residuals().values()]
+        norms = [
+            torch.linalg.vector_norm(residual, dtype=torch.float64)
+            for residual in self.residuals().values()
+        ]
         return {
             **self._recorder.stats(),
             "rank": self.rank,
             "world_size": self.world_size,
             "messages": len(self.synchroniser.messages),
-            "residual_norm": sum(squares) ** 0.5,
+            "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
         }
 
     def residuals(self) -> dict[str, Tensor]:
@@ -99,7 +103,9 @@ class Handle:
         for message in self._messages():
             for tensor in residuals_of(message.state).values():
                 for slot in message.slots:
-                    found[slot.name] = tensor[slot.start : slot.stop]
+                    part = tensor[slot.start : slot.stop]
+                    known = found.get(slot.name)
+                    found[slot.name] = part if known is None else known + part
         return found
 
     def trace(self) -> Trace:

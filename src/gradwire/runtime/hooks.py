@@ -65,6 +65,7 @@ def time_forward(handle: Handle, model: nn.Module) -> None:
     started: list[float] = []
 
     def before(module: nn.Module, args: Any) -> None:
+        started.clear()  # of a forward pass that raised
         if torch.is_grad_enabled():
             started.append(wall_clock())
 

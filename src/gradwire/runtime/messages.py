@@ -57,6 +57,7 @@ class Message:
             for slot, (_, param) in zip(self.slots, params, strict=True)
         }
         self.member = Member(rank, world)
+        self._set_aside: dict[str, dict[str, Tensor]] = {}
         self.state: State = exchange.init(self.spec, world)
 
     @property
@@ -78,8 +79,11 @@ class Message:
     @torch.no_grad()
     def _gather(self, grads: Grads) -> None:
         views, present = self._present(grads)
+        self._set_aside = {}
         if len(present) < len(self._views):
             self.flat_N.zero_()
+            absent = [slot for slot in self.slots if grads[slot.name] is None]
+            self._set_aside = {slot.name: self._own_state(slot) for slot in absent}
         # One call for all parameters: a copy each from Python costs microseconds apiece.
         if present:
             torch._foreach_copy_(views, present)
@@ -95,17 +99,27 @@ class Message:
         pairs = [(v, g) for name, v in self._views.items() if (g := grads[name]) is not None]
         return [view for view, _ in pairs], [grad for _, grad in pairs]
 
+    def take_back(self, name: str) -> None:
+        """Undoes the last step for a parameter that no rank used: its mean is not delivered.
+
+        Some codecs decode zeros to something else, and a pending residual would arrive where
+        plain training has no gradient; so state is as it was before the step.
+        """
+        self.restore({name: self._set_aside[name]}, {})
+
+    def _own_state(self, slot: Slot) -> dict[str, Tensor]:
+        """Copies of the per-element state of one parameter, by path."""
+        return {
+            path: tensor[slot.start : slot.stop].clone()
+            for path, tensor in leaves(self.state)
+            if path.endswith("_N")
+        }
+
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
         """State cut by parameter name, and the rest of it by path."""
-        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
-        whole: dict[str, Tensor] = {}
-        for path, tensor in leaves(self.state):
-            if path.endswith("_N"):
-                for slot in self.slots:
-                    by_name[slot.name][path] = tensor[slot.start : slot.stop].clone()
-            else:
-                whole[path] = tensor.clone()
-        return by_name, whole
+        by_name = {slot.name: self._own_state(slot) for slot in self.slots}
+        rest = {p: tensor.clone() for p, tensor in leaves(self.state) if not p.endswith("_N")}
+        return by_name, rest
 
     def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
         """Fills the state from what ``save`` returned; absent entries keep their first values."""

@@ -26,6 +26,8 @@ from .wire import default_store
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
 """How long a number must stand still. Six periods: a busy machine may skip some."""
+STORE_PATIENCE_S = 30.0
+"""How long the store may take to answer while nothing else is wrong: hosts migrate, links stall."""
 LINGER_S = 2 * PERIOD_S
 """How long an error waits after its alarm. The process that it ends may be the store's host."""
 
@@ -63,7 +65,7 @@ class Pulse:
     def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
         # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
         self._store: Any = PrefixStore(f"gradwire/{name}", default_store().clone())
-        self._store.set_timeout(timedelta(seconds=PATIENCE_S))
+        self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
         self._rank, self._world, self._on_alarm = rank, world, on_alarm
         self.place = (0, 0)
         self._beat = 0

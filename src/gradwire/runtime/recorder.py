@@ -27,7 +27,10 @@ class Recorder:
 
     def add(self, span: Span) -> None:
         with self._lock:
-            self._steps[-1].append(span)
+            spans = self._steps[-1]
+            if span.lane == "forward" and spans and spans[-1].lane == "forward":
+                spans.pop()  # Evaluation between steps must not pile up.
+            spans.append(span)
 
     def end_step(self, counters: StepCounters, now_s: float) -> None:
         """Closes a step: adds its counters and opens a new list of spans."""

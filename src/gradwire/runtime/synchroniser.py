@@ -100,22 +100,22 @@ class Synchroniser:
         """The mean of one parameter, for those that handed in None."""
         return self._message_of[name].mean(name)
 
-    def finish(self) -> list[str]:
+    def finish(self) -> set[str]:
         """Waits for all means; returns the names that handed in None but have a gradient now.
 
-        A parameter that no rank used, and for which no earlier residual arrived either, is not
-        among them: its gradient stays None on every rank, as in plain training.
+        A parameter that no rank used is not among them: its gradient stays None on every rank, as
+        in plain training, and what is pending for it stays pending.
         """
         used = self._launch_presence()
         self.engine.wait(self._ends)
         self.open = False
         absent = [name for name in self.names if self.grads[name] is None]
         arrived = dict(zip(self.names, used.tolist(), strict=True))
-        return [name for name in absent if arrived[name] or self._carries(name)]
-
-    def _carries(self, name: str) -> bool:
-        mean = self.mean(name)
-        return bool(mean._nnz()) if mean.is_sparse else bool(mean.any())
+        for name in absent:
+            message = self._message_of[name]
+            if not arrived[name] and isinstance(message, Message):
+                message.take_back(name)
+        return {name for name in absent if arrived[name]}
 
     def _launch_presence(self) -> Tensor:
         """Counts the ranks that used each parameter, while the last messages are on their way."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -89,19 +88,3 @@ def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) 
             carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], channel)
         if channel.rank() != src:
             tensor.detach().copy_(host)
-
-
-def gather_objects(value: object, channel: Channel) -> list[Any]:
-    """Every rank's ``value`` in rank order; for small set-up data only, never for gradients."""
-    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = torch.zeros(channel.size(), dtype=torch.int64)
-    carry_out([AllGather(sizes, torch.tensor([own.numel()]))], channel)
-    longest = int(sizes.max())
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: own.numel()] = own
-    found = torch.zeros(channel.size() * longest, dtype=torch.uint8)
-    carry_out([AllGather(found, padded)], channel)
-    return [
-        pickle.loads(part[:size].numpy().tobytes())
-        for part, size in zip(found.view(-1, longest), sizes.tolist(), strict=True)
-    ]

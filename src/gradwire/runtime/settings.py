@@ -1,0 +1,104 @@
+"""What a user asks ``attach`` for, checked; and what of a model it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..collective._types import Collective
+from ..contract import Compressor
+from ..errors import InvalidSetting, invalid
+from ..exchange import Exchange, exchange_for
+from ..load import load
+
+Named = tuple[str, Tensor]
+"""A parameter and its name."""
+
+
+def matrices(name: str, param: Tensor) -> bool:
+    """The default ``compress_if``: all but vectors (biases, norms), which are small."""
+    return param.dim() >= 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``attach``; raises ``InvalidSetting`` for any that cannot be used."""
+
+    exchange: Exchange
+    bucket_cap_mb: float | None
+    num_channels: int
+    compress_if: Callable[[str, Tensor], bool]
+    timeout: timedelta
+    trace_steps: int
+
+    def __post_init__(self) -> None:
+        cap = self.bucket_cap_mb
+        if cap is not None and not (isinstance(cap, int | float) and cap > 0):
+            raise invalid("bucket_cap_mb", cap, "a positive number or None", "leave it out")
+        for name, least in (("num_channels", 1), ("trace_steps", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise invalid(name, value, f"an integer of at least {least}", "write 4")
+        if not callable(self.compress_if):
+            raise invalid(
+                "compress_if", self.compress_if, "a function of name and parameter", "leave it out"
+            )
+        if not isinstance(self.timeout, timedelta) or self.timeout <= timedelta(0):
+            raise invalid(
+                "timeout", self.timeout, "a positive timedelta", "write timedelta(minutes=5)"
+            )
+
+
+def resolve(given: Any) -> Exchange:
+    """The exchange that a user's argument stands for."""
+    if isinstance(given, str):
+        given = load("compress", given)()
+    if isinstance(given, Compressor):
+        return exchange_for(given)
+    wanted = all(callable(getattr(given, name, None)) for name in ("init", "run"))
+    if isinstance(given, type | Collective) or not wanted:
+        raise invalid(
+            "exchange",
+            given,
+            "a compressor, an exchange, or a compressor's name",
+            "write gw.attach(model, gw.compress.topk(density=0.01)), or make one by gw.pair",
+        )
+    chosen: Exchange = given
+    return chosen
+
+
+def trained(model: nn.Module) -> list[Named]:
+    """Parameters that require a gradient, shared ones once, in order of registration."""
+    inner: nn.Module = model
+    ignored: Collection[str] = ()
+    if isinstance(model, DistributedDataParallel):
+        # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
+        inner, ignored = model.module, model.parameters_to_ignore
+    params: list[Named] = [
+        (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
+    ]
+    if not params:
+        raise InvalidSetting(
+            "the model has no parameter that requires a gradient; nothing would be exchanged: "
+            "attach after requires_grad is set"
+        )
+    for name, p in params:
+        if not p.dtype.is_floating_point:
+            raise invalid(
+                f"dtype of parameter {name}", p.dtype, "a real floating-point dtype", "freeze it"
+            )
+    return params
+
+
+def sparse_weights(model: nn.Module) -> set[int]:
+    """Ids of parameters whose module announces row-sparse gradients."""
+    return {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }

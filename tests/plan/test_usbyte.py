@@ -1,0 +1,218 @@
+"""usbyte against brute force, against wfbp and sequential order, and theorem 1."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.errors import InvalidSetting
+from gradwire.plan._buckets import buckets
+from gradwire.plan._check import check
+from gradwire.plan._phases import Instance
+from gradwire.plan._price import iteration_s
+from gradwire.plan._types import Plan
+from gradwire.plan.usbyte import usbyte
+from gradwire.plan.wfbp import wfbp
+from gradwire.sim.clock import run
+from tests.plan.profiles import (
+    DTYPES,
+    TEN_GBIT,
+    clusters,
+    deep,
+    exact_cluster,
+    profile_of,
+    profiles,
+    random_instance,
+    vgg16,
+)
+from tests.strategies import bounded
+
+ROUNDING = 1e-12
+"""Relative: the same seconds added up in another order."""
+
+EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
+
+
+def _instance(profile: Profile, cluster: Cluster, basic_bytes: int) -> Instance:
+    return Instance.of(profile, cluster, buckets(profile), basic_bytes)
+
+
+def _brute_force_s(instance: Instance) -> float:
+    """The best of all orders of priority in the first phase, under the same merging rule."""
+    orders = itertools.permutations(range(len(instance.layer)))
+    return min(instance.iteration_s(instance.blocks(place)) for place in orders)
+
+
+@pytest.mark.parametrize(("num_layers", "num_instances"), [(3, 60), (5, 60), (6, 12)])
+def test_within_5_percent_of_brute_force(num_layers: int, num_instances: int) -> None:
+    draw = random.Random(num_layers)
+    for _ in range(num_instances):
+        profile, cluster, basic_bytes = random_instance(draw, num_layers)
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+        best_s = _brute_force_s(_instance(profile, cluster, basic_bytes))
+        assert iteration_s(plan, profile, cluster) <= 1.05 * best_s
+
+
+def _is_not_longer(profile: Profile, cluster: Cluster, basic_bytes: int) -> None:
+    plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+    took_s = iteration_s(plan, profile, cluster)
+    instance = _instance(profile, cluster, basic_bytes)
+    sequential_s = instance.iteration_s(instance.blocks(range(len(instance.layer))))
+    assert took_s <= sequential_s * (1 + ROUNDING)
+    assert took_s <= iteration_s(wfbp(profile, cluster), profile, cluster) * (1 + ROUNDING)
+
+
+def test_never_longer_than_wfbp_nor_than_sequential_order() -> None:
+    draw = random.Random(1)
+    for _ in range(100):
+        _is_not_longer(*random_instance(draw, draw.randint(1, 14)))
+
+
+@bounded(60)
+@given(profile=profiles(), cluster=clusters, basic_bytes=st.integers(1, 9000))
+def test_never_longer_on_awkward_profiles_either(
+    profile: Profile, cluster: Cluster, basic_bytes: int
+) -> None:
+    _is_not_longer(profile, cluster, basic_bytes)
+
+
+def test_the_climb_never_makes_algorithm_2_worse_and_sometimes_better() -> None:
+    draw = random.Random(2)
+    gains = []
+    for _ in range(100):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(4, 10))
+        plans = [
+            usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=trials)
+            for trials in (0, 64)
+        ]
+        greedy_s, climbed_s = (iteration_s(plan, profile, cluster) for plan in plans)
+        gains.append(greedy_s / climbed_s)
+    assert min(gains) >= 1
+    assert max(gains) > 1
+
+
+def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
+    draw = random.Random(3)
+    for _ in range(60):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 8))
+        instance = _instance(profile, cluster, basic_bytes)
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
+        places = itertools.islice(itertools.permutations(range(len(instance.layer))), 24)
+        schedules = [instance.blocks(place) for place in places]
+        assert iteration_s(plan, profile, cluster) <= instance.iteration_s(schedules[0])
+        for blocks in (*schedules, instance.uncut()):
+            for before, after in itertools.pairwise(blocks):
+                assert after.start_s >= before.end_s
+                assert after.bucket != before.bucket, "neighbours of one bucket were not merged"
+            counts = [0] * len(instance.layer)
+            for block in blocks:
+                assert block.first_basic == counts[block.bucket]
+                counts[block.bucket] += block.num_basic
+                assert block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
+            assert counts == instance.num_basic
+
+
+def _second_phase(plan: Plan, profile: Profile, cluster: Cluster) -> int:
+    """Number of the first message that starts when the backward pass has ended."""
+    timing = run(plan, profile, cluster)
+    backward_s = timing.backward_end_s[0]
+    return sum(start_s < backward_s for start_s in timing.message_start_s)
+
+
+def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
+    draw = random.Random(4)
+    num_tried = 0
+    for _ in range(40):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(2, 12))
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
+        sequential_s = iteration_s(plan, profile, cluster)
+        start = _second_phase(plan, profile, cluster)
+        for _ in range(10 if len(plan.messages) - start > 1 else 0):
+            tail = list(plan.messages[start:])
+            draw.shuffle(tail)
+            other = plan.model_copy(update={"messages": (*plan.messages[:start], *tail)})
+            assert iteration_s(other, profile, cluster) >= sequential_s * (1 - ROUNDING)
+            num_tried += 1
+    assert num_tried > 100
+
+
+def test_second_phase_is_in_forward_order() -> None:
+    profile = vgg16()
+    plan = usbyte(profile, EIGHT, trials=0)
+    tail = plan.messages[_second_phase(plan, profile, EIGHT) :]
+    layers = [int(message.chunks[0].tensor[1:]) // 2 for message in tail]
+    assert len(tail) > 2
+    assert layers == sorted(set(layers))
+
+
+def test_no_basic_block_of_vgg16s_fc6_is_lost() -> None:
+    """As printed, algorithm 1 keeps a few dozen of them; 4 MB blocks make 103."""
+    profile = vgg16()
+    instance = _instance(profile, EIGHT, 4_000_000)
+    fc6 = max(range(len(instance.layer)), key=instance.size_bytes.__getitem__)
+    assert instance.num_basic[fc6] == 103
+    for place in (range(16), range(15, -1, -1)):
+        blocks = [b for b in instance.blocks(place) if b.bucket == fc6]
+        assert sum(block.num_basic for block in blocks) == 103
+    check(usbyte(profile, EIGHT, basic_partition_bytes=4_000_000), profile)
+
+
+def test_blocks_are_unequal_and_cross_tensors() -> None:
+    """One layer of three tensors whose message is interrupted by a more urgent layer.
+
+    64 bytes a second, basic blocks of 16 bytes; t1..t3 are 256 bytes and ready after 1 s. The
+    middle layer takes 1.5 s: 6 blocks fit. Then t0 is more urgent, then the rest goes.
+    """
+    profile = profile_of(([16], 1.0, 0.5), ([20, 20, 24], 8.0, 1.0))
+    cluster = exact_cluster(hop_s=0.0, rate=64.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    cuts = [[(c.tensor, c.start, c.stop) for c in message.chunks] for message in plan.messages]
+    assert cuts == [
+        [("t1", 0, 8)],
+        [("t0", 0, 16)],
+        [("t1", 8, 20), ("t2", 0, 20), ("t3", 0, 24)],
+    ]
+
+
+def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
+    profile = profile_of(([4], 1.0, 8.0), ([64], 1.0, 8.0), ([64], 1.0, 8.0))
+    cluster = exact_cluster(hop_s=2**-4, rate=256.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    assert [len(message.chunks) for message in plan.messages] == [1, 1, 1]
+    assert iteration_s(plan, profile, cluster) == 24 + 0.125 + 16 / 256 + 3
+
+
+def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
+    profile = profile_of(([3, 5], 0.1, 0.1), ([7], 0.1, 0.1), dtypes=DTYPES)
+    check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
+
+
+@pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])
+def test_400_layers_are_planned_within_a_second(rate: float) -> None:
+    """CPU seconds of this process: what else the machine does is not the planner's time."""
+    profile = deep(400)
+    started_s = time.process_time()
+    plan = usbyte(profile, Cluster(num_ranks=8, rate_bytes_per_s=rate))
+    assert time.process_time() - started_s < 1.0
+    assert len(plan.messages) >= 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"basic_partition_bytes": 0}, "basic_partition_bytes must be a whole number, 1 or more"),
+        ({"basic_partition_bytes": math.pi}, "basic_partition_bytes must be"),
+        ({"trials": -1}, "trials must be a whole number, 0 or more"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        usbyte(vgg16(), EIGHT, **settings)
