@@ -1,7 +1,8 @@
 # `make demo` and `make test` each do all set-up on a fresh machine; nothing else has to be typed.
 #
 #   PYTHON  the interpreter the environment is made from (3.11 or newer)
-#   TORCH   the torch build that is installed first, before anything can choose another one
+#   TORCH   the torch build that is installed first, before anything can choose another one; pip's
+#           own options may follow it: TORCH="torch==2.13.0 --index-url URL"
 #   VENV    where the environment is put
 #   ARGS    what is handed on to `gradwire demo` or to pytest
 
@@ -11,8 +12,11 @@ VENV ?= .venv
 ARGS ?=
 
 BIN := $(VENV)/bin
-# Another TORCH is another stamp, so that changing it installs again.
-STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+# One stamp for what the demo needs and one for what development needs besides. Another TORCH is
+# another stamp, so that changing it installs again.
+TORCH_SUM := $(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+REPORT_STAMP := $(VENV)/.installed-report-$(TORCH_SUM)
+DEV_STAMP := $(VENV)/.installed-dev-$(TORCH_SUM)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -20,6 +24,8 @@ export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format setup system clean
+# Two installs at once would write the same environment.
+.NOTPARALLEL:
 
 help:
 	@echo 'make demo     train one model six ways on four shaped hosts and write a report'
@@ -28,30 +34,39 @@ help:
 	@echo 'make format   rewrite the sources in the house format'
 	@echo 'make clean    remove the environment and what tools left behind'
 
-demo: system setup
+demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
 
-test: system setup
+test: system $(DEV_STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: setup
+check: $(DEV_STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: setup
+format: $(DEV_STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-setup: $(STAMP)
+setup: $(DEV_STAMP)
 
 # torch comes first and alone: what pip is configured to look at (an index, a folder of wheels)
 # decides which build it is, and the second install then finds its requirement satisfied.
-$(STAMP): pyproject.toml | system
+define install
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
+endef
+
+$(REPORT_STAMP): pyproject.toml | system
+	$(call install,report)
 	@touch $@
+
+# The extra dev contains report.
+$(DEV_STAMP): pyproject.toml | system
+	$(call install,dev)
+	@touch $(REPORT_STAMP) $@
 
 # iproute2 shapes the hosts and g++ builds the kernels: fetched where that can be done without
 # asking (root, apt), and otherwise gradwire runs and says what it lacks. Only an interpreter that

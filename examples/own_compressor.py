@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract import Layout
-from gradwire.payload import Field, Format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +21,29 @@ class scaled_sign(gw.Compressor):
     """sign(g) * mean|g|, one byte an element for clarity."""
 
     traits: ClassVar[gw.Traits] = gw.Traits(
-        layout=Layout.PACKED, contraction=True, error_feedback=True
+        layout=gw.Layout.PACKED, contraction=True, error_feedback=True
     )
 
     def format(self, spec):
-        fields = (Field("scale", torch.float32, 1), Field("signs", torch.int8, spec.numel))
-        return Format(fields)
+        # float32 also for 16-bit gradients, float64 for float64: the dtype of sums and residuals.
+        scale_dtype = torch.promote_types(spec.dtype, torch.float32)
+        return gw.Format(
+            (gw.Field("scale", scale_dtype, 1), gw.Field("signs", torch.int8, spec.numel))
+        )
 
     def encode(self, state, grad_N, *, residual_N=None, buffer=None):
-        payload = gw.Payload.empty(self.format(gw.TensorSpec("", grad_N.numel())), buffer)
-        whole_N = grad_N.float() if residual_N is None else grad_N + residual_N
-        payload["scale"].copy_(whole_N.abs().mean())
-        payload["signs"].copy_(whole_N.sign())
+        spec = gw.TensorSpec("", grad_N.numel(), grad_N.dtype)
+        payload = gw.Payload.empty(self.format(spec), buffer)
+        whole_N = grad_N.to(payload["scale"].dtype)
         if residual_N is not None:
-            residual_N.copy_(whole_N - self.decode(payload, torch.empty_like(whole_N)))
+            whole_N = whole_N + residual_N
+        # A NaN or inf makes the scale so, and with it the mean on every rank ...
+        payload["scale"].copy_(whole_N.abs().mean())
+        payload["signs"].copy_(whole_N.sign().nan_to_num())
+        if residual_N is not None:
+            left_N = whole_N - self.decode(payload, torch.empty_like(whole_N))
+            # ... but it must not stay: the next step would see it again.
+            residual_N.copy_(left_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
         return payload, state
 
     def decode(self, payload, out_N, *, scale=1.0):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.collective._verbs import AllReduce, Steps
+from gradwire.contract import State
 from gradwire.errors import IncompatiblePair, InvalidSetting
-from gradwire.exchange import ErrorFeedback, clone_state, exchange_for, suited, texts
+from gradwire.exchange import ErrorFeedback, Result, clone_state, exchange_for, suited, texts
 from gradwire.load import examples
 
 
@@ -95,6 +97,44 @@ def test_outer_feedback_keeps_the_account_alone() -> None:
         assert torch.equal(mean_N, again_N)
         assert torch.equal(state.residual_N, outer.residual_N)
         assert not outer.inner.residual_N.any()
+
+
+class halves(gw.Exchange):
+    """Defines only ``init`` and ``run``: half of each gradient arrives, in the gradient's dtype."""
+
+    def init(self, spec: gw.TensorSpec, world: int) -> State:
+        return (spec.dtype,)
+
+    def run(self, rank: int, world: int, state: State, grad_N: torch.Tensor) -> Steps[Result]:
+        assert state == (grad_N.dtype,), f"initialised for {state[0]}, given {grad_N.dtype}"
+        half_N = grad_N / 2
+        mean_N = half_N / world
+        yield AllReduce(mean_N)
+        return mean_N, half_N.float(), state
+
+
+def test_what_rounding_the_sum_drops_stays_in_the_residual() -> None:
+    """1 + 2**-10 is no bfloat16: 1 is sent, and the rest waits with what did not arrive."""
+    exchange = gw.with_error_feedback(halves())
+    spec = gw.TensorSpec("w", 1, torch.bfloat16)
+    states = [exchange.init(spec, 2) for _ in range(2)]
+    for state in states:
+        state.residual_N.fill_(2.0**-10)
+    grads = [torch.ones(1, dtype=torch.bfloat16)] * 2
+    for mean_N, contributed_N, state in gw.run_local(exchange, grads, states):
+        assert mean_N.tolist() == contributed_N.tolist() == [0.5]
+        assert state.residual_N.tolist() == [0.5 + 2.0**-10]
+
+
+def test_an_exchange_of_ones_own_need_not_state_its_bytes() -> None:
+    spec = gw.TensorSpec("w", 8)
+    assert halves().wire_bytes(spec, 2) is None
+    assert gw.with_error_feedback(halves()).wire_bytes(spec, 2) is None
+
+    class only_the_form:
+        init, run = halves.init, halves.run
+
+    assert gw.with_error_feedback(only_the_form()).wire_bytes(spec, 2) is None
 
 
 def test_residuals_are_found_by_name() -> None:

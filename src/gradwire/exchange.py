@@ -21,7 +21,6 @@ from .collective._verbs import Compute, Steps
 from .collective.allgather_sparse import allgather_sparse
 from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
-from .collective.casync_ring import casync_ring
 from .contract import Compressor, Layout, Member, State
 from .errors import IncompatiblePair, invalid
 from .spec import TensorSpec, working_dtype
@@ -46,11 +45,12 @@ class Exchange(ABC):
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one gradient, the network's own headers aside."""
-        raise invalid(
-            "exchange", self, "one that states its bytes", "define wire_bytes(spec, world)"
-        )
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """Bytes that each rank sends for one gradient, the network's own headers aside.
+
+        None where the exchange does not state them.
+        """
+        return None
 
     def synchronise(
         self,
@@ -76,15 +76,26 @@ def _by_definition(
     out_N: Tensor,
     residual_N: Tensor | None,
 ) -> Steps[State]:
-    """``synchronise`` in terms of ``run``."""
-    whole_N = grad_N if residual_N is None else grad_N + residual_N
-    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, whole_N)
+    """``synchronise`` in terms of ``run``.
+
+    The exchange was initialised for the gradient's dtype and gets the sum in that; what this
+    rounding of the sum drops stays in the residual, as all that was not contributed does.
+    """
+    sent_N = grad_N
+    if residual_N is not None:
+        pending_N = residual_N
+
+        def add() -> Tensor:
+            return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
+
+        sent_N = yield Compute("merge", add, grad_N.numel())
+    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
 
     def finish() -> None:
         out_N.copy_(mean_N)
         if residual_N is not None:
-            left_N = whole_N - contributed_N
-            residual_N.copy_(torch.nan_to_num(left_N, nan=0.0, posinf=0.0, neginf=0.0))
+            residual_N.sub_(contributed_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
 
     yield Compute("decode", finish, grad_N.numel())
     return state
@@ -179,11 +190,7 @@ def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
     if codec.traits.layout is Layout.SPARSE:
         return allgather_sparse()
-    if codec.traits.additive:
-        # Summed by the library, 16-bit payloads would lose what nobody accounts for; the ring of
-        # re-encoding hops moves the same bytes along the same links and does account for it.
-        return allreduce() if codec.traits.exact_sum else casync_ring()
-    return casync_ps()
+    return allreduce() if codec.traits.additive else casync_ps()
 
 
 def exchange_for(codec: Compressor) -> Exchange:
@@ -242,8 +249,9 @@ class ErrorFeedback(Exchange):
         inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        return self.inner.wire_bytes(spec, world)
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it
+        return None if stated is None else stated(spec, world)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

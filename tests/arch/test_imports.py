@@ -13,7 +13,7 @@ ROWS = (
     ("spec", "payload", "contract", "trace"),
     ("load", "kernels"),
     ("dsl", "collective"),
-    ("compress", "cost"),
+    ("compress", "cost", "catalogue"),
     ("exchange",),
     ("plan._types", "plan._check"),
     ("sim",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from gradwire.exchange import ErrorFeedback, exchange_for
 from gradwire.load import KINDS, load, names
 from tests.cli.conftest import Ended
 
@@ -32,6 +33,19 @@ def test_traits_and_settings_are_the_declared_ones(gradwire: Run) -> None:
         assert ("error feedback" in by_name[name]["traits"]) == traits.error_feedback
         assert traits.layout.value in by_name[name]["traits"]
     assert "density=0.01" in by_name["topk"]["settings"]
+
+
+def test_the_exchange_is_the_one_a_bare_compressor_gets(gradwire: Run) -> None:
+    rows = json.loads(gradwire("list", "--json").out)["rows"]
+    shown = {row["name"]: row["exchange"] for row in rows if "exchange" in row}
+    assert set(shown) == set(names("compress"))
+    for name, text in shown.items():
+        made = exchange_for(load("compress", name)())
+        pair = made.inner if isinstance(made, ErrorFeedback) else made
+        assert text.partition(" ")[0] == type(pair.collective).__name__
+        assert text.endswith(" + error feedback") == isinstance(made, ErrorFeedback)
+    assert shown["none"] == "allreduce"
+    assert shown["onebit"] == "casync_ps + error feedback"
 
 
 def test_one_kind_as_text(gradwire: Run) -> None:

@@ -176,7 +176,7 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     """``synchronise`` with a residual does what the base class says in terms of ``run``.
 
     From one common state, because an exchange may cut and round elsewhere. Not for 16-bit
-    gradients: there the definition hands ``run`` the unrounded sum, and so another wire.
+    gradients: there the definition rounds the sum before it is encoded, and so has another wire.
     """
     if working_dtype(case.dtype) != case.dtype:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -205,6 +207,10 @@ DIFFERENCES: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
         lambda rank: attach_with(linear(), bucket_cap_mb=1.0 + rank),
         ("bucket_cap_mb is 1.0 against 2.0",),
     ),
+    "num_channels": (
+        lambda rank: attach_with(linear(), num_channels=2 + rank),
+        ("num_channels is 2 against 3",),
+    ),
     "compressor": (
         lambda rank: attach_with(linear(), ["onebit", "topk"][rank]),
         ("setting exchange", "onebit", "topk"),
@@ -255,6 +261,59 @@ def test_ranks_that_differ(name: str, two: Ranks) -> None:
     assert first[0] == RanksDiffer.__name__
     for part in ("rank 0 and rank 1", "start all ranks with the same", *DIFFERENCES[name][1]):
         assert part in first[1]
+
+
+def one_refuses(rank: int, world: int) -> tuple[str, str]:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        gw.attach(linear(), DENSE, num_channels=4 if rank else 0)
+    handle = gw.attach(linear(), DENSE)  # all ranks are still in step with each other
+    handle.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+@pytest.mark.multi
+def test_a_rank_that_refuses_tells_the_others(two: Ranks) -> None:
+    (own, reason), (other, told) = two.run(one_refuses, timeout_s=30.0)
+    assert (own, other) == ("InvalidSetting", RanksDiffer.__name__)
+    assert reason == "num_channels must be an integer of at least 1, got 0; write 4"
+    assert told == f"rank 0 refused to attach: InvalidSetting: {reason}"
+
+
+def test_a_part_of_an_attached_model_is_attached_already() -> None:
+    outer = nn.Sequential(linear(), linear())
+    handle = gw.attach(outer, DENSE)
+    with pytest.raises(ValueError, match=r"attached already \(weight is exchanged\).*detach"):
+        gw.attach(outer[0], DENSE)
+    handle.detach()
+    gw.attach(outer[0], DENSE).detach()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("timeout", 30),
+        ("trace_steps", -1),
+        ("compress_if", None),
+        ("num_channels", 2.5),
+        ("bucket_cap_mb", "4"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{setting} must be .*got .*; "):
+        gw.attach(linear(), DENSE, **{setting: value})
+
+
+def dropped() -> weakref.ref[nn.Module]:
+    model = linear()
+    gw.attach(model, DENSE)
+    model(torch.ones(1, model.in_features)).sum().backward()
+    return weakref.ref(model)
+
+
+def test_a_model_that_is_dropped_without_detach_is_freed() -> None:
+    seen = dropped()
+    gc.collect()
+    assert seen() is None
 
 
 def one_differs(rank: int, world: int) -> str:

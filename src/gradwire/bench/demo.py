@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import invalid
-from ..report import bars, curves, html, timeline
+from ..report import bars, curves, html, table, timeline
 from ..testbed.hosts import Testbed, open_hosts
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
@@ -15,6 +15,9 @@ from ..units import format_bytes, format_rate
 from .demo_rank import METHODS
 from .ranks import Report, run_ranks
 from .tasks import available, make_task
+
+CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
+"""Keys that have one value in all rows of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +73,22 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
     if not shaped:
         notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
     return Outcome(
-        [_row(method, results, demo.hosts if not shaped else 1) for method in METHODS],
+        [_row(demo, method, results, shaped) for method in METHODS],
         {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in METHODS},
         {m: results[0][m]["losses"] for m in METHODS},
         notes,
     )
 
 
-def _row(method: str, results: list[dict[str, Any]], sharers: int) -> dict[str, object]:
+def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -> dict[str, object]:
     own, ddp = results[0][method], results[0]["ddp"]
-    sent = sum(result[method]["sent_bytes"] for result in results) / len(results) / sharers
+    sent = sum(result[method]["sent_bytes"] for result in results) / len(results)
+    if not shaped:
+        sent /= demo.hosts
     return {
         "name": method,
+        "num_hosts": demo.hosts,
+        "link_bytes_per_s": demo.rate_bytes_per_s if shaped else None,
         "step_s": own["step_s"],
         "step_p20_s": own["step_p20_s"],
         "step_p80_s": own["step_p80_s"],
@@ -125,7 +132,7 @@ def write_report(
         title="gradwire demo",
         command=command,
         machine=machine,
-        rows=outcome.rows,
+        rows=table.without(outcome.rows, CONSTANT),
         pictures=pictures,
         notes=outcome.notes,
     )

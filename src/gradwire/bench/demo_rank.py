@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from ..collective._verbs import AllReduce, sent_bytes
 from ..compress.cast16 import cast16
 from ..compress.none import none
 from ..compress.onebit import onebit
@@ -137,13 +138,10 @@ def _ddp_trace(run: Run, task: Task) -> Trace:
     """Two more steps of the same model under DDP with a hook that notes when transfers end."""
     assert isinstance(run.model, DistributedDataParallel)
     spans: list[Span] = []
-    base = (
-        default_hooks.fp16_compress_hook
-        if run.method == "ddp-fp16"
-        else default_hooks.allreduce_hook
-    )
+    half = run.method == "ddp-fp16"
+    base = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
     traced = DistributedDataParallel(run.model.module)
-    traced.register_comm_hook(None, _timed(base, spans))
+    traced.register_comm_hook(None, _timed(base, spans, wire_dtype=torch.half if half else None))
     for _ in range(2):  # DDP cuts its buckets anew after the first step
         spans.clear()
         rank = dist.get_rank()
@@ -161,9 +159,16 @@ def _ddp_trace(run: Run, task: Task) -> Trace:
     return Trace.of(spans)
 
 
-def _timed(base: Callable[..., Any], spans: list[Span]) -> Any:
+def _timed(base: Callable[..., Any], spans: list[Span], *, wire_dtype: torch.dtype | None) -> Any:
+    """A comm hook that notes a span an all-reduce, with the bytes that a ring of them sends.
+
+    ``wire_dtype`` is what ``base`` casts buckets to, None if it does not.
+    """
+
     def timed_hook(state, bucket):  # type: ignore[no-untyped-def]
-        start_s, size_bytes = wall_clock(), bucket.buffer().nbytes
+        start_s, buffer = wall_clock(), bucket.buffer()
+        sent = torch.empty_like(buffer, dtype=wire_dtype or buffer.dtype, device="meta")
+        size_bytes = sent_bytes(AllReduce(sent), dist.get_rank(), dist.get_world_size())
         future = base(state, bucket)
 
         def note(done: torch.futures.Future[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 from typing import Any
 
 from ..errors import invalid
@@ -15,6 +15,8 @@ from .exchange_rank import EXCHANGES, TORCH
 from .ranks import Report, run_ranks
 
 Row = dict[str, object]
+CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "numel"})
+"""Keys that have one value in all rows of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class ExchangeBench:
     rate_bytes_per_s: float = 62_500_000.0
     numel: int = 10_000_000
     repeats: int = 7
-    pieces: int = 2
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
@@ -38,7 +40,11 @@ class ExchangeBench:
 def run(
     bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0
 ) -> list[dict[str, object]]:
-    """One row an exchange. A step's time is that of its slowest rank."""
+    """One row an exchange. A step's time is that of its slowest rank.
+
+    Bytes are means over ranks. The floor is the busiest rank's bytes over the link's rate, and None
+    where links are not shaped or the exchange does not state its bytes.
+    """
     settings = {
         "numel": bench.numel,
         "repeats": bench.repeats,
@@ -48,9 +54,9 @@ def run(
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
         results = run_ranks(hosts, "exchange_rank", settings, report=report, timeout_s=timeout_s)
-        sharers = 1 if hosts.shaped else bench.hosts
+        shaped = hosts.shaped
     slowest = {name: _slowest(results, name) for name in results[0]}
-    return [_row(bench, name, slowest, results, sharers) for name in results[0]]
+    return [_row(bench, name, slowest, results, shaped) for name in results[0]]
 
 
 def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
@@ -63,29 +69,35 @@ def _row(
     name: str,
     slowest: dict[str, list[float]],
     results: list[dict[str, Any]],
-    sharers: int,
+    shaped: bool,
 ) -> Row:
     seconds = slowest[name]
-    spread = quantiles(seconds, n=10) if len(seconds) > 1 else seconds * 9
-    formula = _formula_bytes(EXCHANGES["dense" if name == TORCH else name], bench)
-    floor_s = formula / bench.rate_bytes_per_s
+    spread = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    stated = _stated_bytes(EXCHANGES["dense" if name == TORCH else name], bench)
+    floor_s = max(stated) / bench.rate_bytes_per_s if shaped and stated else None
+    # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
+    sharers = 1 if shaped else bench.hosts
     sent = [bytes_ / sharers for r in results for bytes_ in r[name]["sent_bytes"]]
     return {
         "name": name,
-        "exchange_s": median(seconds),
-        "exchange_p20_s": spread[1],
-        "exchange_p80_s": spread[7],
+        "num_hosts": bench.hosts,
+        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "numel": bench.numel,
+        "step_s": median(seconds),
+        "step_p20_s": spread[1],
+        "step_p80_s": spread[7],
         "speedup_vs_dense": median(slowest["dense"]) / median(seconds),
         "time_vs_torch": median(seconds) / median(slowest[TORCH]),
-        "formula_bytes": formula,
-        "wire_bytes": sum(sent) / len(sent),
+        "formula_bytes_per_step": mean(stated) if stated else None,
+        "wire_bytes_per_step": mean(sent),
         "floor_s": floor_s,
-        "time_vs_floor": median(seconds) / floor_s,
+        "time_vs_floor": median(seconds) / floor_s if floor_s else None,
     }
 
 
-def _formula_bytes(exchange: Exchange, bench: ExchangeBench) -> int:
-    """Bytes that the busiest rank sends, by the exchange's own formula."""
+def _stated_bytes(exchange: Exchange, bench: ExchangeBench) -> list[int]:
+    """Bytes that each rank sends, by the exchange's own formula; empty if it has none."""
     specs = [TensorSpec("grad", b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
     sent = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
-    return max(map(sum, zip(*sent, strict=True)))
+    stated = [ranks for ranks in sent if ranks is not None]
+    return [sum(pieces) for pieces in zip(*stated, strict=True)] if len(stated) == len(sent) else []

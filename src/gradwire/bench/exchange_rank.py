@@ -17,13 +17,12 @@ from torch import Tensor
 
 from ..collective.casync_ring import casync_ring
 from ..collective.ring import ring
-from ..compress.cast16 import cast16
 from ..compress.none import none
 from ..compress.onebit import onebit
-from ..compress.topk import topk
 from ..contract import Member
 from ..exchange import Exchange, exchange_for, pair, with_error_feedback
 from ..kernels._build import backend
+from ..load import load, names
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
@@ -31,14 +30,14 @@ from ..testbed.counters import own_counters
 from .ranks import Report
 
 TORCH = "torch-all_reduce"
+_ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
 EXCHANGES: dict[str, Exchange] = {
-    "dense": exchange_for(none()),
+    "dense": _ALONE.pop("none"),
     "ring": pair(none(), ring()),
-    "cast16": exchange_for(cast16()),
-    "onebit": exchange_for(onebit()),
+    **_ALONE,
     "onebit-casync_ring": with_error_feedback(pair(onebit(), casync_ring())),
-    "topk": exchange_for(topk(density=0.01)),
 }
+"""Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
 
 
 class _Piecewise:
@@ -69,7 +68,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(settings["threads"])
     numel, repeats = settings["numel"], settings["repeats"]
     backend()
-    engine = Engine(join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None)
+    engine = Engine(
+        join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(numel) * 1e-3
     work_N = torch.empty_like(source_N)

@@ -36,12 +36,14 @@ class Case:
 
 
 def seconds(run: Callable[[], object]) -> float:
+    """How long one call of ``run`` takes."""
     start_s = time.perf_counter()
     run()
     return time.perf_counter() - start_s
 
 
 def onebit_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
+    """onebit's kernels on float32 ``grad_N``; ``out_N`` is written."""
     numel = grad_N.numel()
     residual_N = torch.zeros(numel)
     scales_B2 = torch.zeros(-(-numel // onebit.BLOCK), 2)
@@ -61,6 +63,7 @@ def onebit_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
 
 
 def topk_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
+    """Top-k's kernels at ``DENSITY``, beside torch's own selection; ``out_N`` is written."""
     num_selected = max(1, round(grad_N.numel() * DENSITY))
     indices_K = torch.zeros(num_selected, dtype=torch.int32)
     values_K = torch.zeros(num_selected)
@@ -94,6 +97,7 @@ def topk_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
 
 
 def cast_cases(grad_N: torch.Tensor, out_N: torch.Tensor, dtype: torch.dtype) -> list[Case]:
+    """Casts of float32 ``grad_N`` to a 16-bit ``dtype`` and back; ``out_N`` is written."""
     half_N = torch.zeros(grad_N.numel(), dtype=dtype)
     residual_N = torch.zeros(grad_N.numel())
     scaled_N = torch.zeros(grad_N.numel())

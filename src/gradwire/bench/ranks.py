@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -81,9 +80,6 @@ def main() -> None:
     _result(folder, rank).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    # Lane threads are daemons; ending here spares the interpreter's shutdown a race with them.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +19,15 @@ from .._version import __version__
 from ..report import table
 
 
-def emit(command: str, rows: list[dict[str, object]], *, as_json: bool, title: str) -> None:
-    """Prints a verb's result on stdout.
+def emit(
+    command: str,
+    rows: list[dict[str, object]],
+    *,
+    as_json: bool,
+    title: str,
+    hidden: Collection[str] = (),
+) -> None:
+    """Prints a verb's result on stdout; keys in ``hidden`` only as JSON.
 
     ``rows`` each have a ``name`` and plain values with their unit in the key. As JSON it is one
     object ``{"command", "version", "machine", "rows"}``; figures that are not finite become null.
@@ -34,6 +41,7 @@ def emit(command: str, rows: list[dict[str, object]], *, as_json: bool, title: s
         }
         print(json.dumps(result, indent=2, allow_nan=False))
         return
+    rows = table.without(rows, hidden)
     console = Console()
     if console.is_terminal:
         console.print(table.rich_table(rows, title=title))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..bench.demo import Demo, run, write_report
+from ..bench.demo import CONSTANT, Demo, run, write_report
 from ..units import parse_rate
 from ._output import Fractions, emit, machine, progress
 
@@ -37,7 +37,8 @@ def demo(
         outcome = run(settings, Fractions(advance))
     command = shlex.join(["gradwire", *sys.argv[1:]])
     page = write_report(outcome, out, command=command, machine=machine())
-    emit("demo", outcome.rows, as_json=as_json, title=f"{hosts} hosts at {rate}")
+    title = f"{hosts} hosts at {rate}"
+    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=CONSTANT)
     if not as_json:
         for note in outcome.notes:
             typer.echo(note)

@@ -39,16 +39,25 @@ def _rows(kind: str) -> list[dict[str, object]]:
     for name in names(kind):
         algorithm = load(kind, name)
         docstring = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
-        rows.append(
-            {
-                "name": name,
-                "kind": KINDS[kind],
-                "description": _first_line(docstring, name),
-                "settings": _settings(algorithm),
-                "traits": _traits(algorithm),
-            }
-        )
+        row: dict[str, object] = {
+            "name": name,
+            "kind": KINDS[kind],
+            "description": _first_line(docstring, name),
+            "settings": _settings(algorithm),
+            "traits": _traits(algorithm),
+        }
+        if kind == "compress":
+            row["exchange"] = _exchange(algorithm())
+        rows.append(row)
     return rows
+
+
+def _exchange(codec: Any) -> str:
+    """The exchange that a compressor gets when it is given alone."""
+    from ..exchange import suited
+
+    collective = type(suited(codec)).__name__
+    return f"{collective} + error feedback" if codec.traits.error_feedback else collective
 
 
 def _first_line(docstring: str, name: str) -> str:

@@ -50,11 +50,11 @@ class casync_ring(Collective):
         yield Compute("encode", lambda: walk.encode_first(rank), walk.numel(rank))
         for step in range(world - 1):
             out, into = (rank - step) % world, (rank - step - 1) % world
-            yield hop(me, walk.slot(out), walk.slot(into))
+            yield from hop(me, walk.slot(out), walk.slot(into))
             yield Compute("merge", lambda into=into: walk.merge(into), walk.numel(into))  # type: ignore[misc]
         for step in range(world - 1):
             out, into = (rank + 1 - step) % world, (rank - step) % world
-            yield hop(me, walk.slot(out), walk.slot(into))
+            yield from hop(me, walk.slot(out), walk.slot(into))
         yield Compute("decode", lambda: walk.decode(out_N), grad_N.numel())
         return tuple(walk.states)
 

@@ -68,17 +68,21 @@ def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
     for step in range(world - 1):
         out, into = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
         landing = arrived[: into.numel()]
-        yield hop(me, out, landing)
+        yield from hop(me, out, landing)
         yield Compute("merge", lambda into=into, landing=landing: into.add_(landing), into.numel())  # type: ignore[misc]
     for step in range(world - 1):
-        yield hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
+        yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
 
 
-def hop(me: Member, out: Tensor, into: Tensor) -> tuple[Verb, ...]:
+def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
     """One step along the ring; empty chunks (more ranks than elements) are not sent."""
-    send = (Send((me.rank + 1) % me.world, out),) if out.numel() else ()
-    recv = (Recv((me.rank - 1) % me.world, into),) if into.numel() else ()
-    return (*send, *recv)
+    verbs: list[Verb] = []
+    if out.numel():
+        verbs.append(Send((me.rank + 1) % me.world, out))
+    if into.numel():
+        verbs.append(Recv((me.rank - 1) % me.world, into))
+    if verbs:
+        yield tuple(verbs)
 
 
 EXAMPLES = (ring(),)

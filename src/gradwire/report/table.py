@@ -7,7 +7,7 @@ how a value is shown, so a verb that adds a figure has nothing to format.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -26,6 +26,15 @@ def columns(rows: Sequence[Row]) -> list[str]:
     """
     keys = dict.fromkeys(key for row in rows for key in row)
     return sorted(keys, key=lambda key: key != "name")
+
+
+def without(rows: Sequence[Row], hidden: Collection[str]) -> list[dict[str, object]]:
+    """The rows without some keys: what is the same in all rows is said once, in the title.
+
+    >>> without([{"name": "a", "num_hosts": 4}], {"num_hosts"})
+    [{'name': 'a'}]
+    """
+    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
 
 
 def heading(key: str) -> str:

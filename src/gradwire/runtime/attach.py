@@ -62,8 +62,7 @@ def attach(
     ranks of the group must call this, with the same arguments; every backward pass must reach at
     least one attached parameter on every rank.
 
-    Raises ``InvalidSetting`` (a ValueError) for a user's mistake, ``RanksDiffer`` if ranks
-    disagree.
+    Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     group = _group_of(model, group)
     who = join(group)

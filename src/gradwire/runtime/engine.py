@@ -128,11 +128,12 @@ class Engine:
 
     def close(self) -> None:
         """Ends the threads and gives the channels back."""
+        # The pulse first: peers that see the channels close must not see this rank alive.
+        if self._pulse is not None:
+            self._pulse.stop()
         self._manager.stop()
         self._manager.join(_JOIN_S)
         self.channels.clear()
-        if self._pulse is not None:
-            self._pulse.stop()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = "communication" if task.lane != COMPUTE else COMPUTE

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import InvalidSetting
 from ..exchange import Exchange
 from ..spec import TensorSpec
 
@@ -33,10 +32,9 @@ def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
     spec = TensorSpec("all", sum(p.numel() for _, p in params))
-    try:
-        wire = max(exchange.wire_bytes(spec, world))
-    except InvalidSetting:  # an exchange of the user's own that does not state its bytes
-        wire = total
+    # An exchange that only has the shape of one need not state its bytes either.
+    stated = exchange.wire_bytes(spec, world) if isinstance(exchange, Exchange) else None
+    wire = total if stated is None else max(stated)
     parts = min(max(wire // _WIRE_BYTES, _FEWEST), _MOST)
     return max(-(-total // parts), _SMALLEST_BYTES)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any
 
 import torch
@@ -17,27 +19,39 @@ class ModuleHooks:
     def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
         self._handle = handle
         self._params = dict(params)
-        for name, param in params:
-            register: Any = param.register_post_accumulate_grad_hook
-            hook = register(self._hook_of(name))
-            handle.on_detach(hook.remove)
+        self._opening = threading.Lock()  # autograd has one thread a device
+        self._hooks = [self._hook(name, param) for name, param in params]
+        handle.on_detach(self._remove)
 
-    def _hook_of(self, name: str) -> Any:
+    def _remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, name: str, param: Any) -> Any:
+        # The garbage collector does not see what a parameter's hooks refer to: were it this
+        # object, and through it the parameters, a dropped model would never be freed.
+        this = weakref.ref(self)
+
         def hook(param: Tensor) -> None:
-            if not self._handle.syncing:
-                return
-            synchroniser = self._handle.synchroniser
-            if synchroniser.open and name in synchroniser.grads:
-                synchroniser.abandon(name)
+            hooks = this()
+            if hooks is not None and hooks._handle.syncing:
+                hooks._accept(name, param)
+
+        return param.register_post_accumulate_grad_hook(hook)
+
+    def _accept(self, name: str, param: Tensor) -> None:
+        """Takes the gradient that autograd has just accumulated."""
+        synchroniser = self._handle.synchroniser
+        if synchroniser.open and name in synchroniser.grads:
+            synchroniser.abandon(name)
+        with self._opening:
             if not synchroniser.open:
                 self._handle.begin_step()
                 # Runs when autograd has finished this backward pass, still inside backward().
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-            if param.grad is not None and param.grad.is_sparse:
-                param.grad = self._as_expected(name, param.grad)
-            synchroniser.ready(name, param.grad)
-
-        return hook
+        if param.grad is not None and param.grad.is_sparse:
+            param.grad = self._as_expected(name, param.grad)
+        synchroniser.ready(name, param.grad)
 
     def _as_expected(self, name: str, grad: Tensor) -> Tensor:
         """A sparse gradient where the module announced none is made dense, on this rank alone."""

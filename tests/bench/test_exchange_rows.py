@@ -1,0 +1,61 @@
+"""Rows of ``bench exchange``: which exchanges there are, and what is worked out from seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradwire.bench import exchange
+from gradwire.bench.exchange_rank import EXCHANGES, TORCH
+from gradwire.exchange import exchange_for
+from gradwire.load import load, names
+
+BENCH = exchange.ExchangeBench(hosts=2, rate_bytes_per_s=1000.0, numel=90, repeats=2, pieces=1)
+
+
+def rows(shaped: bool) -> dict[str, dict[str, Any]]:
+    """Rows of two ranks that took 1 and 2 s for everything, and 4 s for dense."""
+    results = [
+        {
+            name: {"seconds": [4.0 if name == "dense" else at, at], "sent_bytes": [100, 300]}
+            for name in (TORCH, *EXCHANGES)
+        }
+        for at in (1.0, 2.0)
+    ]
+    slowest = {name: exchange._slowest(results, name) for name in results[0]}
+    made = [exchange._row(BENCH, name, slowest, results, shaped) for name in results[0]]
+    return {str(row["name"]): row for row in made}
+
+
+def test_every_compressor_is_measured_as_it_comes() -> None:
+    for name in names("compress"):
+        shown = "dense" if name == "none" else name
+        assert EXCHANGES[shown] == exchange_for(load("compress", name)())
+
+
+def test_a_step_is_that_of_the_slowest_rank() -> None:
+    row = rows(shaped=True)["onebit"]
+    assert row["step_s"] == 2.0
+    assert row["speedup_vs_dense"] == 1.5
+    assert row["time_vs_torch"] == 1.0
+
+
+def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
+    """90 float32 in chunks of 48 and 42 around a ring of two: each rank sends both."""
+    row = rows(shaped=True)["ring"]
+    assert row["formula_bytes_per_step"] == 360
+    assert row["wire_bytes_per_step"] == 200
+    assert (row["num_hosts"], row["link_bytes_per_s"], row["numel"]) == (2, 1000.0, 90)
+    stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.TensorSpec("", 90), 2)
+    assert stated is not None
+    row = rows(shaped=True)["onebit-casync_ring"]
+    assert row["formula_bytes_per_step"] == pytest.approx(sum(stated) / 2)
+    assert row["floor_s"] == pytest.approx(max(stated) / 1000)
+    assert row["time_vs_floor"] == pytest.approx(2.0 / row["floor_s"])
+
+
+def test_on_plain_loopback_there_is_no_floor_and_bytes_are_shared() -> None:
+    row = rows(shaped=False)["ring"]
+    assert row["wire_bytes_per_step"] == 100
+    assert row["link_bytes_per_s"] is row["floor_s"] is row["time_vs_floor"] is None

@@ -1,0 +1,39 @@
+"""The compressor that examples/ shows keeps every law that gradwire's own keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from torch import Tensor
+
+from examples.own_compressor import scaled_sign
+from gradwire.exchange import Pair, exchange_for
+from tests.strategies import bounded, gradients, panel
+
+from . import collective_laws, exchange_laws
+from .cases import FEW
+from .compressor_laws import LAWS
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_law(law: Callable[..., None]) -> None:
+    @bounded(15)
+    @given(grad_N=gradients())
+    def holds(grad_N: Tensor) -> None:
+        law(scaled_sign(), grad_N)
+
+    for grad_N in panel():
+        law(scaled_sign(), grad_N)
+    holds()
+
+
+@pytest.mark.parametrize(
+    "law", [*collective_laws.LAWS, *exchange_laws.LAWS], ids=lambda law: law.__name__
+)
+def test_law_of_its_exchange(law: Callable[..., None]) -> None:
+    pair = exchange_for(scaled_sign()).inner
+    assert isinstance(pair, Pair)
+    for case in FEW:
+        law(pair, case)

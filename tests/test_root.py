@@ -1,0 +1,83 @@
+"""``import gradwire as gw``: names and modules are there whatever was imported before."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+
+SOURCE = Path(gw.__file__).parent
+MODULES = {p.stem for p in SOURCE.glob("*.py")} | {p.parent.name for p in SOURCE.glob("*/*.py")}
+
+
+def stub_names() -> list[str]:
+    """What type checkers are told."""
+    tree = ast.parse((SOURCE / "__init__.pyi").read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return [alias.asname or "" for node in imports for alias in node.names]
+
+
+def test_type_checkers_see_the_names_there_are() -> None:
+    assert sorted(stub_names()) == sorted(gw.__all__)
+    assert len(set(gw.__all__)) == len(gw.__all__)
+
+
+@pytest.mark.parametrize("name", gw.__all__)
+def test_every_name_is_found_and_is_its_own(name: str) -> None:
+    found = getattr(gw, name)
+    assert getattr(gw, name) is found
+    if isinstance(found, type) or callable(found):
+        assert found.__name__ == name
+        assert found.__module__.startswith("gradwire.")
+
+
+def test_no_name_is_also_a_module() -> None:
+    """Importing such a module would put it in the name's place."""
+    packages = {"collective", "compress", "errors"}
+    assert (set(gw.__all__) - packages) & MODULES == set()
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match=r"gradwire has no 'atach'; there are: .*attach"):
+        gw.atach  # noqa: B018 - looking it up is the test
+    assert not hasattr(gw, "errors.InvalidSetting")
+
+
+IMPORT_ORDERS = """
+import sys
+
+for first in (
+    "import gradwire",
+    "import gradwire.load, gradwire.exchange, gradwire.errors",
+    "from gradwire import load, exchange",
+    "import gradwire; gradwire.pair",
+    "from gradwire.runtime.attach import attach",
+):
+    for name in [n for n in sys.modules if n.partition(".")[0] == "gradwire"]:
+        del sys.modules[name]
+    exec(first)
+    import gradwire as gw
+
+    modules = (gw.errors, gw.exchange, gw.load, gw.spec, gw.trace, gw.runtime)
+    assert {type(m).__name__ for m in modules} == {"module"}, first
+    assert [m.__name__ for m in modules] == [
+        f"gradwire.{name}" for name in "errors exchange load spec trace runtime".split()
+    ], first
+    assert gw.InvalidSetting is gw.errors.InvalidSetting, first
+    assert gw.attach.__name__ == "attach", first
+"""
+
+
+def test_modules_are_the_same_whatever_was_imported_before() -> None:
+    """In a process of its own: here everything is imported already."""
+    subprocess.run([sys.executable, "-c", IMPORT_ORDERS], check=True, timeout=100)
+
+
+def test_the_root_alone_does_not_import_torch() -> None:
+    code = "import sys, gradwire; gradwire.errors.InvalidSetting; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
