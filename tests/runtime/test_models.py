@@ -14,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import RankFailed
-from gradwire.exchange import Exchange, exchange_for
+from gradwire.exchange import Exchange
 from tests.runtime.models import (
-    Branches,
     Frozen,
     Mixed,
     OneElement,
@@ -121,81 +120,6 @@ def test_parameters_and_buffers_are_rank_0s_at_attach_and_buffers_never_again(tw
     assert first == other_first
     assert strided == other_strided == 0.0
     assert mean != other_mean
-
-
-def pending(rank: int, world: int) -> None:
-    """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
-    model = Branches(lambda step: (step in (0, 3), True))
-    handle = gw.attach(model, exchange_for(gw.compress.topk(density=0.25)), bucket_cap_mb=0.001)
-    weight = model.left.weight
-    arrivals, waiting, delivered = [], [], []
-    for step in range(4):
-        model.zero_grad()
-        loss_of(model, rank, step).backward()
-        arrivals.append(weight.grad is not None)
-        waiting.append(handle.residuals()["left.weight"].clone())
-        if weight.grad is not None:
-            delivered.append(int(weight.grad.count_nonzero()))
-    assert arrivals == [True, False, False, True]
-    assert waiting[0].any()
-    assert torch.equal(waiting[0], waiting[1])
-    assert torch.equal(waiting[1], waiting[2])
-    assert not torch.equal(waiting[2], waiting[3])
-    assert delivered[1] > 0
-
-
-def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(two: Ranks) -> None:
-    two.run(pending)
-
-
-def never_used(rank: int, world: int, exchange: Exchange) -> tuple[bool, str]:
-    model = Branches(lambda step: (False, True))
-    before = digest(model.left.parameters())
-    # One message for all: onebit decodes the zeros of unused parameters to its blocks' means.
-    gw.attach(model, exchange, bucket_cap_mb=1, compress_if=everything)
-    optimizer = adamw(model.parameters())
-    train(model, optimizer, rank, range(4))
-    untouched = all(p.grad is None for p in model.left.parameters())
-    return untouched and digest(model.left.parameters()) == before, digest(model)
-
-
-@pytest.mark.parametrize("exchange", [TOPK, ONEBIT], ids=["topk", "onebit"])
-def test_what_no_rank_ever_uses_is_never_touched(exchange: Exchange, two: Ranks) -> None:
-    (untouched, one), (also, other) = two.run(never_used, exchange)
-    assert untouched
-    assert also
-    assert one == other
-
-
-def one_sided(rank: int, world: int, exchange: Exchange) -> str:
-    model = Branches(lambda step: (step % world == rank, step % 3 != rank))
-    gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
-    train(model, adamw(model.parameters()), rank, range(6))
-    return digest(model)
-
-
-@pytest.mark.parametrize("exchange", [ONEBIT, TOPK], ids=named)
-def test_use_on_some_ranks_only(exchange: Exchange, four: Ranks) -> None:
-    assert len(set(four.run(one_sided, exchange))) == 1
-
-
-def earlier(rank: int, world: int) -> None:
-    """Left takes part under no_sync only: no hook brings its gradient in the step that counts."""
-    model, local = (Branches(lambda step: (step == 0, True)) for _ in range(2))
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
-    with handle.no_sync():
-        loss_of(model, rank, 0).backward()
-    loss_of(model, rank, 1).backward()
-    for step in range(2):
-        loss_of(local, rank, step).backward()
-    for ours, alone in zip(model.parameters(), local.parameters(), strict=True):
-        mean = alone.grad / world  # type: ignore[operator]
-        dist.all_reduce(mean)
-        torch.testing.assert_close(ours.grad, mean)
-
-
-def test_what_accumulated_under_no_sync_counts_though_it_is_unused_later(two: Ranks) -> None:
-    two.run(earlier)
 
 
 def sparse_and_lossy(rank: int, world: int) -> str:

@@ -1,6 +1,8 @@
 """One rank for real: CaSync's task manager, the process groups, and the hooks into a model.
 
 `lanes` the two queues and their dependency graph; `wire` verbs on torch.distributed; `engine`
-drives messages; `pulse` tells which rank died; `messages` which gradients travel together; `attach`
-and `handle` what a user sees. May import all rows above it: nothing of report or cli.
+drives messages; `pulse` tells which rank died; `messages` and `fusing` say which
+gradients travel together; `membership` and `fingerprint` make ranks agree before they connect;
+`attach`, `settings` and `handle` are what a user sees. May import all rows above it: nothing of
+report or cli.
 """
