@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -57,7 +58,10 @@ def test_the_loopback_is_really_measured() -> None:
     assert (report.world, report.backend) == (2, "gloo")
     assert tuple(sample.size_bytes for sample in report.samples) == links.SIZES_BYTES
     assert all(sample.seconds > 0 for sample in report.samples)
-    assert report.fit == fit(report.samples)
+    # To rounding: the rank that fitted has its own memory layout, and LAPACK's sums follow it.
+    assert dataclasses.astuple(report.fit) == pytest.approx(
+        dataclasses.astuple(fit(report.samples)), rel=1e-9
+    )
     assert LinkReport.from_json(report.to_json()) == report
 
 
