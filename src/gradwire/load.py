@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import UnknownName, invalid
 
-KINDS = {"compress": "compressor", "collective": "collective", "plan": "planner"}
+KINDS = {"compress": "compressor", "collective": "collective", "planner": "planner"}
 """Folders that are registries, and what one of their files is called."""
 
 

@@ -15,10 +15,10 @@ ROWS = (
     ("dsl", "collective"),
     ("compress", "cost", "catalogue"),
     ("exchange",),
-    ("plan._types", "plan._check"),
+    ("planner._types", "planner._check"),
     ("sim",),
-    ("plan",),
-    ("profile", "runtime", "testbed", "adapt"),
+    ("planner",),
+    ("measure", "runtime", "testbed", "adapt"),
     ("report",),
     ("bench",),
     ("cli",),
@@ -29,7 +29,7 @@ ORDER = {name: place for place, name in enumerate(name for row in ROWS for name 
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "profile/links.py": "measures all-reduces",
+    "measure/links.py": "measures all-reduces",
     "adapt": "meets frameworks that hold process groups",
     "testbed": "starts ranks",
     "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",
@@ -87,7 +87,7 @@ def test_only_listed_files_use_torch_distributed(source: Source) -> None:
     )
 
 
-KNOWN = frozenset({"gradwire.sim.run", "gradwire.plan.usbyte", "gradwire.plan._types"})
+KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.planner._types"})
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ KNOWN = frozenset({"gradwire.sim.run", "gradwire.plan.usbyte", "gradwire.plan._t
     [
         ("errors.py", "from .units import format_bytes", 1),
         ("units.py", "from .errors import invalid", 0),
-        ("sim/run.py", "from ..plan import usbyte", 1),
-        ("sim/run.py", "from ..plan import _types", 0),
+        ("sim/run.py", "from ..planner import usbyte", 1),
+        ("sim/run.py", "from ..planner import _types", 0),
         ("sim/run.py", "def f():\n    from gradwire.report import table", 1),
         ("sim/__init__.py", "from ..cli.main import app", 1),
         ("spec.py", "import gradwire", 1),
         ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 0),
         ("spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .cli import main", 1),
-        ("plan/usbyte.py", "from ._types import Plan\nfrom ..sim.run import simulate", 0),
+        ("planner/usbyte.py", "from ._types import Plan\nfrom ..sim.run import simulate", 0),
     ],
 )
 def test_the_rule_sees(path: str, text: str, num_wrong: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from gradwire.cli import _diagnosis as diagnosis
 from gradwire.cli.doctor import fit_rows, link_warnings
-from gradwire.profile.links import LinkFit, LinkReport
+from gradwire.measure.links import LinkFit, LinkReport
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

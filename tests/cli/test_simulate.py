@@ -24,7 +24,7 @@ def rows(*words: str) -> list[dict[str, float]]:
 
 def test_a_row_for_each_planner_and_none_below_its_computation() -> None:
     found = rows("--model", "vgg16")
-    assert [row["name"] for row in found] == list(names("plan"))
+    assert [row["name"] for row in found] == list(names("planner"))
     for row in found:
         assert row["simulated_s"] >= row["compute_s"] > 0
     by_name = {row["name"]: row for row in found}

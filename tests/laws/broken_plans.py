@@ -9,8 +9,8 @@ from typing import Any
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
-from gradwire.plan._types import Chunk, ExchangeSetting, Message, Plan
-from gradwire.plan.wfbp import wfbp
+from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
+from gradwire.planner.wfbp import wfbp
 from gradwire.trace.span import Span, Trace
 
 from . import plan_laws as laws

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
-from gradwire.plan._check import check
-from gradwire.plan._price import iteration_s
-from gradwire.plan._types import Plan
+from gradwire.planner._check import check
+from gradwire.planner._price import iteration_s
+from gradwire.planner._types import Plan
 from gradwire.trace.span import Span, Trace
 
 Planner = Callable[[Profile, Cluster], Plan]

@@ -14,12 +14,12 @@ from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.load import examples, load, names
-from gradwire.plan._check import check
-from gradwire.plan._types import Plan
-from gradwire.plan.wfbp import wfbp
+from gradwire.planner._check import check
+from gradwire.planner._types import Plan
+from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate
 from gradwire.trace.span import Trace
-from tests.plan.profiles import DTYPES, clusters, exact_cluster, profile_of, profiles
+from tests.planner.profiles import DTYPES, clusters, exact_cluster, profile_of, profiles
 from tests.strategies import bounded
 
 from . import broken_plans as broken
@@ -38,7 +38,7 @@ def _id(example: Any) -> str:
     return str(example.__name__)
 
 
-every_planner = pytest.mark.parametrize("planner", examples("plan"), ids=_id)
+every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
 
 
 @every_planner
@@ -71,17 +71,17 @@ def test_trace_laws(planner: Planner) -> None:
 @every_planner
 def test_example_is_of_its_file(planner: Any) -> None:
     own = planner.func if isinstance(planner, partial) else planner
-    assert load("plan", own.__name__) is own
+    assert load("planner", own.__name__) is own
     plan = planner(SOUND, exact_cluster())
     assert plan.planner == own.__name__
     if isinstance(planner, partial):
         assert planner.keywords.items() <= plan.settings.items(), "settings are not recorded"
 
 
-@pytest.mark.parametrize("name", names("plan"))
+@pytest.mark.parametrize("name", names("planner"))
 def test_header_fields(name: str) -> None:
     """The file's docstring states what a planner's must; with no settings it is an example."""
-    planner = load("plan", name)
+    planner = load("planner", name)
     module = sys.modules[planner.__module__]
     for heading in (f"{name}: ", "Source:", "Differences from the paper:", "Settings:", "Order:"):
         assert heading in str(module.__doc__), f"{name} does not state {heading}"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.plan._types import ExchangeSetting, Plan
-from gradwire.plan.bytescheduler import bytescheduler
-from gradwire.plan.wfbp import wfbp
+from gradwire.planner._types import ExchangeSetting, Plan
+from gradwire.planner.bytescheduler import bytescheduler
+from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import ByPriority, FixedOrder, carry, run
 from gradwire.sim.timeline import simulate
-from tests.plan.profiles import clusters, exact_cluster, profile_of, profiles
+from tests.planner.profiles import clusters, exact_cluster, profile_of, profiles
 from tests.strategies import bounded
 
 ALPHA_S = 2**-8

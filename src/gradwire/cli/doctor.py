@@ -14,7 +14,7 @@ from . import _diagnosis as diagnosis
 from ._output import emit, progress
 
 if TYPE_CHECKING:
-    from ..profile.links import LinkReport
+    from ..measure.links import LinkReport
 
 app = typer.Typer(help=__doc__)
 
@@ -97,7 +97,7 @@ def link_warnings(report: LinkReport) -> diagnosis.Rows:
 
 
 def _measured() -> LinkReport:
-    from ..profile import links
+    from ..measure import links
 
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         with progress("measuring the loopback"):

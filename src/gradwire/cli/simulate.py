@@ -11,7 +11,7 @@ from .. import catalogue
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..load import load, names
-from ..plan._check import check
+from ..planner._check import check
 from ..report import timeline
 from ..sim.timeline import simulate as run_plan
 from ..trace.chrome import save_chrome
@@ -41,8 +41,8 @@ def simulate(
     cluster = Cluster(num_ranks=ranks, rate_bytes_per_s=parse_rate(rate))
     timelines: dict[str, Trace] = {}
     rows: list[dict[str, object]] = []
-    for name in planner or names("plan"):
-        plan = load("plan", name)(profile, cluster)
+    for name in planner or names("planner"):
+        plan = load("planner", name)(profile, cluster)
         check(plan, profile)
         timelines[name] = run_plan(plan, profile, cluster)
         rows.append(_row(name, len(plan.messages), timelines[name], profile))

@@ -17,8 +17,8 @@ from typing import Protocol
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import InvalidSetting
-from ..plan._check import check
-from ..plan._types import DENSE, Plan
+from ..planner._check import check
+from ..planner._types import DENSE, Plan
 
 NEVER = float("inf")
 

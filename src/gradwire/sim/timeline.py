@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ..plan._types import Message, Plan
+from ..planner._types import Message, Plan
 from ..trace.span import Span, Trace
 from .clock import Timing, run
 

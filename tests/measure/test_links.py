@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import GradwireError, InvalidSetting
-from gradwire.profile import links
-from gradwire.profile.links import LinkFit, LinkReport, Sample, fit
+from gradwire.measure import links
+from gradwire.measure.links import LinkFit, LinkReport, Sample, fit
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-6))
@@ -67,6 +67,6 @@ def test_the_loopback_is_really_measured() -> None:
 
 @pytest.mark.multi
 def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "__name__", "gradwire.profile.no_such_module")
+    monkeypatch.setattr(links, "__name__", "gradwire.measure.no_such_module")
     with pytest.raises(GradwireError, match="no_such_module"):
         links.measure_loopback()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gradwire.cost.cluster import Cluster
 from gradwire.errors import InvalidSetting
-from gradwire.plan._types import Chunk, ExchangeSetting, Message, Plan
+from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 
 PLAN = Plan(
     planner="by hand",

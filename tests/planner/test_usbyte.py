@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.plan._buckets import buckets
-from gradwire.plan._check import check
-from gradwire.plan._phases import Instance
-from gradwire.plan._price import iteration_s
-from gradwire.plan._types import Plan
-from gradwire.plan.usbyte import usbyte
-from gradwire.plan.wfbp import wfbp
+from gradwire.planner._buckets import buckets
+from gradwire.planner._check import check
+from gradwire.planner._phases import Instance
+from gradwire.planner._price import iteration_s
+from gradwire.planner._types import Plan
+from gradwire.planner.usbyte import usbyte
+from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import run
-from tests.plan.profiles import (
+from tests.planner.profiles import (
     DTYPES,
     TEN_GBIT,
     clusters,

@@ -60,7 +60,7 @@ class Plan(_Frozen):
     US-Byte. With ``overlap_forward`` a layer's next forward waits for the layers before it and for
     its own messages; without, the next forward waits for all messages.
 
-    What a plan means for a model is checked by ``gradwire.plan._check.check``.
+    What a plan means for a model is checked by ``gradwire.planner._check.check``.
     """
 
     schema_version: Literal[1] = 1

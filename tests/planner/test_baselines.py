@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.plan._price import iteration_s
-from gradwire.plan._types import Plan
-from gradwire.plan.bytescheduler import bytescheduler
-from gradwire.plan.ddp import ddp
-from gradwire.plan.mgwfbp import mgwfbp
-from gradwire.plan.wfbp import wfbp
+from gradwire.planner._price import iteration_s
+from gradwire.planner._types import Plan
+from gradwire.planner.bytescheduler import bytescheduler
+from gradwire.planner.ddp import ddp
+from gradwire.planner.mgwfbp import mgwfbp
+from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import run
-from tests.plan.profiles import DTYPES, Row, clusters, exact_cluster, profile_of, random_instance
+from tests.planner.profiles import DTYPES, Row, clusters, exact_cluster, profile_of, random_instance
 from tests.strategies import bounded
 
 SMALL = profile_of(([6], 0.25, 0.25), ([], 0.25, 0.25), ([3, 2], 0.25, 0.25), ([4], 0.25, 0.25))
