@@ -8,8 +8,8 @@ process.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
 from .contract import Compressor, Layout, Member, State
 from .errors import IncompatiblePair, invalid
+from .load import load
 from .spec import TensorSpec, working_dtype
 
 Result = tuple[Tensor, Tensor, State]
@@ -203,6 +204,29 @@ def exchange_for(codec: Compressor) -> Exchange:
     """
     made = pair(codec, suited(codec))
     return with_error_feedback(made) if codec.traits.error_feedback else made
+
+
+def by_name(
+    compressor: str,
+    settings: Mapping[str, Any],
+    collective: str,
+    *,
+    error_feedback: bool = False,
+) -> Exchange:
+    """The exchange that files of ``compress/`` and ``collective/`` make together, as plans name it.
+
+    Raises ``InvalidSetting`` for an unknown name, an unknown setting or an impossible pair.
+
+    >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
+    True
+    """
+    kind = load("compress", compressor)
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(set(settings) - known):
+        accepted = ", ".join(sorted(known)) or "none at all"
+        raise invalid(f"setting of {compressor}", unknown[0], accepted, "leave it out")
+    made = pair(kind(**settings), load("collective", collective)())
+    return with_error_feedback(made) if error_feedback else made
 
 
 class FeedbackState(NamedTuple):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..compress.none import none
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
 from ..exchange import Exchange, exchange_for
 from ..kernels._build import backend
+from ..planner._types import Plan
 from . import ddp
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, refuse
@@ -24,11 +28,12 @@ from .fusing import default_cap_bytes, fuse
 from .handle import Handle
 from .hooks import ModuleHooks, time_forward
 from .membership import join
-from .messages import Message
+from .messages import Message, Part
+from .planned import check_for, messages_of
 from .recorder import Recorder
 from .settings import Named, Settings, matrices, resolve, sparse_weights, trained
 from .sparse_message import SparseMessage
-from .synchroniser import Synchroniser
+from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group, broadcast_all
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
@@ -37,16 +42,17 @@ _attached: dict[int, weakref.ref[Tensor]] = {}
 
 def attach(
     model: nn.Module,
-    exchange: Exchange | Compressor | str,
+    exchange: Exchange | Compressor | Plan | Path | str,
     *,
+    optimizer: Optimizer | None = None,
     group: Group | None = None,
     bucket_cap_mb: float | None = None,
-    num_channels: int = 4,
+    num_channels: int | None = None,
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
     trace_steps: int = 4,
 ) -> Handle:
-    """Exchanges a model's gradients through ``exchange`` in every backward pass from now on.
+    """Exchanges a model's gradients in every backward pass from now on.
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
     ``DistributedDataParallel`` module (its communication hook is taken). After ``loss.backward()``
@@ -56,7 +62,13 @@ def attach(
     feedback if it needs it), a compressor's name, or an exchange made by ``gw.pair``.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
     ``bucket_cap_mb`` (MiB) is how much is fused into one message (default: see `fusing`),
-    ``num_channels`` how many messages are on their way at once. ``group`` is the process group
+    ``num_channels`` (4) how many messages are on their way at once.
+
+    Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
+    the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
+    waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
+
+    ``group`` is the process group
     (default: all ranks; without ``init_process_group``: this process alone). ``timeout`` bounds
     every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back. All
     ranks of the group must call this, with the same arguments; every backward pass must reach at
@@ -69,9 +81,17 @@ def attach(
     try:
         _refuse_wrong_moment(model)
         settings = Settings(
-            resolve(exchange), bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
+            resolve(exchange),
+            optimizer,
+            bucket_cap_mb,
+            num_channels,
+            compress_if,
+            timeout,
+            trace_steps,
         )
         params = trained(model)
+        if isinstance(settings.exchange, Plan):
+            check_for(settings.exchange, params, sparse_weights(model))
         own = _fingerprint(model, params, settings)
     except Exception as error:
         refuse(who, error)
@@ -79,7 +99,7 @@ def attach(
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     agree(who, own, timeout)
     recorder = Recorder(trace_steps)
-    engine = Engine(who, num_channels=num_channels, timeout=timeout, on_span=recorder.add)
+    engine = Engine(who, num_channels=settings.channels, timeout=timeout, on_span=recorder.add)
     try:
         return _connect(model, params, settings, engine, recorder)
     except BaseException:
@@ -110,7 +130,8 @@ def _connect(
     if engine.world > 1 and not is_ddp:
         broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
     messages = _messages(model, params, settings, engine)
-    handle = Handle(model, settings.exchange, engine, Synchroniser(engine, messages), recorder)
+    synchroniser = Synchroniser(engine, messages, dict(params))
+    handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
     else:
@@ -175,23 +196,40 @@ def _tensors(
 def _fingerprint(model: nn.Module, params: list[Named], settings: Settings) -> Fingerprint:
     is_ddp = isinstance(model, DistributedDataParallel)
     shared: dict[str, object] = {
-        "exchange": settings.exchange,
+        "exchange": _digest(settings.exchange),
         "bucket_cap_mb": settings.bucket_cap_mb,
-        "num_channels": settings.num_channels,
+        "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
     }
     return fingerprint(_tensors(model, params, settings), shared)
 
 
+def _digest(exchange: Exchange | Plan) -> object:
+    """What stands for an exchange when ranks compare; a plan may be long."""
+    if not isinstance(exchange, Plan):
+        return exchange
+    text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
+    return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
+
+
 def _messages(
     model: nn.Module, params: list[Named], settings: Settings, engine: Engine
-) -> list[Message | SparseMessage]:
-    """Messages in issue order. Vectors and row-sparse gradients do not take the exchange."""
+) -> list[AnyMessage]:
+    """Messages in issue order."""
+    if isinstance(settings.exchange, Plan):
+        return [*messages_of(settings.exchange, params, engine.rank, engine.world)]
+    return _fused(model, params, settings, settings.exchange, engine)
+
+
+def _fused(
+    model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, engine: Engine
+) -> list[AnyMessage]:
+    """Without a plan. Vectors and row-sparse gradients do not take the exchange."""
     sparse = sparse_weights(model)
     dense = exchange_for(none())
 
     def exchange_of(name: str, param: Tensor) -> Exchange:
-        return settings.exchange if settings.compress_if(name, param) else dense
+        return exchange if settings.compress_if(name, param) else dense
 
     def kind(name: str, param: Tensor) -> object:
         return name if id(param) in sparse else exchange_of(name, param) != dense
@@ -203,12 +241,12 @@ def _messages(
         members = [(name, p) for name, p in params if kind(name, p) == this_kind]
         return default_cap_bytes(members, exchange_of(*members[0]), engine.world)
 
-    made: list[Message | SparseMessage] = []
+    made: list[AnyMessage] = []
     for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
         name, param = members[0]
         if id(param) in sparse:
             made.append(SparseMessage(index, name, param, engine.rank, engine.world))
         else:
-            used = exchange_of(name, param)
-            made.append(Message(index, members, used, engine.rank, engine.world))
+            parts = [Part.whole(*member) for member in members]
+            made.append(Message(index, parts, exchange_of(name, param), engine.rank, engine.world))
     return made

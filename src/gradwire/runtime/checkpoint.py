@@ -23,13 +23,18 @@ def collect(
     messages: Sequence[Message], *, algorithm: str, rank: int, world: int, step: int
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors, numbers and strings."""
-    params: dict[str, dict[str, Tensor]] = {}
+    numels = _numels(messages)
+    params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
     whole: dict[str, dict[str, Tensor]] = {}
     for message in messages:
-        by_name, rest = message.save()
-        params.update(by_name)
-        if rest:
-            whole[_key(message.names)] = rest
+        for slot in message.slots:
+            fields = params[slot.name]
+            for path, own in message.own_state(slot).items():
+                if path not in fields:
+                    fields[path] = own.new_zeros(numels[slot.name])
+                fields[path][slot.first : slot.last] = own
+        if rest := message.rest_of_state():
+            whole[_key(message)] = rest
     return {
         "version": SCHEMA,
         "algorithm": algorithm,
@@ -41,8 +46,17 @@ def collect(
     }
 
 
-def _key(names: Sequence[str]) -> str:
-    return ",".join(names)
+def _key(message: Message) -> str:
+    return ",".join(str(slot) for slot in message.slots)
+
+
+def _numels(messages: Sequence[Message]) -> dict[str, int]:
+    """Elements of each parameter, of which every one is in exactly one message."""
+    numels: dict[str, int] = {}
+    for message in messages:
+        for slot in message.slots:
+            numels[slot.name] = numels.get(slot.name, 0) + slot.stop - slot.start
+    return numels
 
 
 def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int) -> None:
@@ -78,8 +92,8 @@ def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int) -> No
 def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bool = True) -> None:
     """Fills the messages' states; with ``strict`` parameter names must match exactly."""
     params: dict[str, dict[str, Tensor]] = saved["params"]
-    known = {name for message in messages for name in message.names}
-    missing, unknown = sorted(known - set(params)), sorted(set(params) - known)
+    numels = _numels(messages)
+    missing, unknown = sorted(set(numels) - set(params)), sorted(set(params) - set(numels))
     if strict and (missing or unknown):
         raise InvalidSetting(
             f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
@@ -87,23 +101,31 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
         )
     if missing or unknown:
         _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+    for name, numel in numels.items():
+        for path, tensor in params.get(name, {}).items():
+            if tensor.numel() != numel:
+                raise InvalidSetting(
+                    f"{path} of {name} has {tensor.numel()} elements and the parameter {numel}; "
+                    "load the state of the same model"
+                )
+    if strict:
+        _refuse_lost_fields(params, messages)
     for message in messages:
-        for slot in message.slots:
-            for path, tensor in params.get(slot.name, {}).items():
-                if tensor.numel() != slot.stop - slot.start:
-                    raise InvalidSetting(
-                        f"{path} of {slot.name} has {tensor.numel()} elements and the parameter "
-                        f"{slot.stop - slot.start}; load the state of the same model"
-                    )
-        whole = saved.get("messages", {}).get(_key(message.names), {})
-        known_paths = {path for path, _ in leaves(message.state)}
-        lost = {path for name in message.names for path in params.get(name, {})} - known_paths
-        if lost and strict:
+        message.restore(params, saved.get("messages", {}).get(_key(message), {}))
+
+
+def _refuse_lost_fields(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:
+    known: dict[str, set[str]] = {}
+    for message in messages:
+        paths = {path for path, _ in leaves(message.state)}
+        for name in message.names:
+            known.setdefault(name, set()).update(paths)
+    for name, paths in known.items():
+        if lost := set(params.get(name, {})) - paths:
             raise InvalidSetting(
-                f"the state holds {', '.join(sorted(lost))} of {message.names[0]}, which is not "
-                "compressed any more; attach with the compress_if it was saved with"
+                f"the state holds {', '.join(sorted(lost))} of {name}, which is not compressed "
+                "any more; attach with the compress_if or the plan it was saved with"
             )
-        message.restore(params, whole)
 
 
 def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:

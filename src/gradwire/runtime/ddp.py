@@ -104,7 +104,7 @@ class DDPHooks:
     def _tie(self) -> None:
         """Completes the futures of buckets whose messages have all been launched by now."""
         synchroniser = self._handle.synchroniser
-        tied = [b for b in self._waiting if synchroniser.end(b.messages[-1]) is not None]
+        tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
         self._waiting = [b for b in self._waiting if b not in tied]
         for bucket in tied:
             ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]

@@ -2,10 +2,10 @@
 
 A message is one text (a generator of verbs). Its verbs become tasks, and a task without a lane,
 which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
-mod C and waits for the message before it there. So each process group sees one message at a time,
-whole and in issue order, which is the same on every rank; no rank can meet another in a different
-collective. While one message waits for the network, the encode or decode of another has the compute
-lane.
+mod C; its first verb for the network waits for the end of the message before it there. So each
+process group sees one message at a time, whole and in issue order, which is the same on every rank;
+no rank can meet another in a different collective. Gather and encode do not wait for the channel,
+scatter does not hold it: while one message has the network, others have the compute lane.
 """
 
 from __future__ import annotations
@@ -77,23 +77,38 @@ class Engine:
         if self._pulse is not None:
             self._pulse.place = (step, 0)
 
-    def launch(self, index: int, name: str, text: Steps[Any], *, is_news: bool = False) -> Task:
+    def launch(
+        self,
+        index: int,
+        name: str,
+        text: Steps[Any],
+        *,
+        after: Sequence[Task] = (),
+        last: tuple[str, Callable[[], Any]] | None = None,
+        is_news: bool = False,
+    ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
-        That task's result is what the text returned. ``is_news`` puts the message on the channel
-        that gradients do not take.
+        Its first verb for the network waits for the end of the message before it on its channel,
+        and for all of ``after``. ``last`` is named work for the compute lane when the text has
+        ended and the channel is free; without it, the returned task's result is what the text
+        returned. ``is_news`` puts the message on the channel that gradients do not take.
         """
         lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
+        before = self._tails[lane]
+        gate = [*after, *([] if before is None else [before])]
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
-        driver = _Text(self, text, index, lane, self._step, end)
-        before = self._tails[lane]
         self._tails[lane] = end
+        driver = _Text(self, text, index, lane, self._step, end, gate)
         if self._pulse is not None:
             self._pulse.place = (self._step, self._pulse.place[1] + 1)
-        start = Task(name, lambda: driver.resume(None), step=self._step, message=index)
-        self._manager.add(start, () if before is None else (before,))
-        return end
+        whole = end
+        if last is not None:
+            whole = driver.task(*last, COMPUTE, 0)
+            self._manager.add(whole, [end])
+        self._manager.add(Task(name, lambda: driver.resume(None), step=self._step, message=index))
+        return whole
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
@@ -218,13 +233,23 @@ class _Once:
 
 
 class _Text:
-    """One message's text on its way through the task graph."""
+    """One message's text on its way through the task graph.
+
+    ``gate`` are the tasks that must be done before it may use its channel.
+    """
 
     def __init__(
-        self, engine: Engine, text: Steps[Any], index: int, lane: int, step: int, end: Task
+        self,
+        engine: Engine,
+        text: Steps[Any],
+        index: int,
+        lane: int,
+        step: int,
+        end: Task,
+        gate: Sequence[Task],
     ) -> None:
         self.engine, self.text, self.index, self.lane = engine, text, index, lane
-        self.step, self.end = step, end
+        self.step, self.end, self.gate = step, end, gate
 
     def resume(self, value: Any) -> None:
         """Sends the text its last verbs' results and puts its next verbs into the graph."""
@@ -234,53 +259,56 @@ class _Text:
             value = stop.value
             self.end.fn = lambda: value
             self.end.num_blockers = 0
-            self.engine._manager.add(self.end)
+            self.engine._manager.add(self.end, self._pass_gate())
             return
-        if isinstance(asked, Compute):
-            task = self._compute(asked)
-            self._then(lambda: task.result, [task])
-        elif isinstance(asked, tuple):
-            self._several(asked)
-        else:
-            self._then(lambda: None, [self._communication([asked])])
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        computes = {
+            i: self.task(v.name, v.fn, COMPUTE, 0)
+            for i, v in enumerate(verbs)
+            if isinstance(v, Compute)
+        }
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        # Verbs for the network that may run at once are one task, started together.
+        wire = [self._communication(network)] if network else []
 
-    def _several(self, asked: tuple[Verb, ...]) -> None:
-        """Verbs that may run at once: those for the network are one task, started together."""
-        computes = {i: self._compute(v) for i, v in enumerate(asked) if isinstance(v, Compute)}
-        network = [verb for verb in asked if not isinstance(verb, Compute)]
-        tasks = [*computes.values(), *([self._communication(network)] if network else [])]
-        self._then(
-            lambda: tuple(computes[i].result if i in computes else None for i in range(len(asked))),
-            tasks,
-        )
+        def results() -> Any:
+            found = [computes[i].result if i in computes else None for i in range(len(verbs))]
+            return tuple(found) if isinstance(asked, tuple) else found[0]
 
-    def _then(self, value: Callable[[], Any], tasks: list[Task]) -> None:
+        self._then(results, [*computes.values()], wire)
+
+    def _pass_gate(self) -> Sequence[Task]:
+        """What the channel's next use waits for: the gate, once."""
+        gate, self.gate = self.gate, ()
+        return gate
+
+    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
         resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
         manager = self.engine._manager
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(tasks)
-        for task in tasks:
+        resume.num_blockers = len(computes) + len(wire)
+        for task in (*computes, *wire):
             task.dependents.append(resume)
-        if not tasks:
+        if not resume.num_blockers:
             manager.add(resume)
-        for task in tasks:
+        for task in computes:
             manager.add(task)
-
-    def _compute(self, verb: Compute) -> Task:
-        return self._task(verb.name, verb.fn, COMPUTE, 0)
+        for task in wire:
+            manager.add(task, self._pass_gate())
 
     def _communication(self, verbs: Sequence[Verb]) -> Task:
         engine = self.engine
         channel = engine.channels[self.lane]
         size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
-        return self._task(
+        return self.task(
             "+".join(type(verb).__name__ for verb in verbs),
             lambda: carry_out(verbs, channel),
             engine._lanes[self.lane],
             size_bytes,
         )
 
-    def _task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
+    def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
+        """A task of this message; what is ready on a lane runs in issue order."""
         return Task(
             name,
             fn,

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from ..errors import InvalidSetting
 from ..exchange import Exchange
 from ..exchange import residuals as residuals_of
+from ..planner._types import Plan
 from ..trace.span import Span, Trace
 from . import checkpoint
 from .engine import Engine
 from .lanes import wall_clock
 from .messages import Message
+from .planned import algorithm
 from .recorder import Recorder
 from .synchroniser import Synchroniser
 
@@ -27,7 +29,7 @@ class Handle:
     def __init__(
         self,
         model: nn.Module,
-        exchange: Exchange,
+        exchange: Exchange | Plan,
         engine: Engine,
         synchroniser: Synchroniser,
         recorder: Recorder,
@@ -39,6 +41,7 @@ class Handle:
         self._forward_end_s = 0.0
         self._syncing = True
         self.attached = True
+        self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
         self._on_detach: list[Callable[[], None]] = []
 
     @property
@@ -103,9 +106,9 @@ class Handle:
         for message in self._messages():
             for tensor in residuals_of(message.state).values():
                 for slot in message.slots:
-                    part = tensor[slot.start : slot.stop]
-                    known = found.get(slot.name)
-                    found[slot.name] = part if known is None else known + part
+                    if slot.name not in found:
+                        found[slot.name] = tensor.new_zeros(self.synchroniser.numel(slot.name))
+                    found[slot.name][slot.first : slot.last] += tensor[slot.start : slot.stop]
         return found
 
     def trace(self) -> Trace:
@@ -117,7 +120,7 @@ class Handle:
         self._between_steps("state_dict()")
         return checkpoint.collect(
             self._messages(),
-            algorithm=repr(self.exchange),
+            algorithm=self._algorithm,
             rank=self.rank,
             world=self.world_size,
             step=self._step,
@@ -131,7 +134,7 @@ class Handle:
         """
         self._between_steps("load_state_dict()")
         checkpoint.check(
-            state_dict, algorithm=repr(self.exchange), rank=self.rank, world=self.world_size
+            state_dict, algorithm=self._algorithm, rank=self.rank, world=self.world_size
         )
         checkpoint.distribute(state_dict, self._messages(), strict=strict)
         self._step = int(state_dict["step"])

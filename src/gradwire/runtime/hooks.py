@@ -49,13 +49,22 @@ class ModuleHooks:
                 self._handle.begin_step()
                 # Runs when autograd has finished this backward pass, still inside backward().
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        if param.grad is not None and param.grad.is_sparse:
-            param.grad = self._as_expected(name, param.grad)
+        if param.grad is not None:
+            expected = self._as_expected(name, param.grad)
+            if expected is not param.grad:
+                param.grad = expected
         synchroniser.ready(name, param.grad)
 
     def _as_expected(self, name: str, grad: Tensor) -> Tensor:
-        """A sparse gradient where the module announced none is made dense, on this rank alone."""
-        return grad if self._handle.synchroniser.is_sparse(name) else grad.to_dense()
+        """The gradient in the form its messages read; what is done here is this rank's affair.
+
+        A sparse gradient where the module announced none is made dense, and one that is cut into
+        flat ranges lies in order.
+        """
+        synchroniser = self._handle.synchroniser
+        if grad.is_sparse and not synchroniser.is_sparse(name):
+            grad = grad.to_dense()
+        return grad.contiguous() if synchroniser.is_cut(name) else grad
 
     def _end_backward(self) -> None:
         wait_from_s = wall_clock()
@@ -63,12 +72,11 @@ class ModuleHooks:
         for name, param in self._params.items():
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
             synchroniser.ready(name, param.grad)
+        synchroniser.close()
         arrived = synchroniser.finish()
         for name, param in self._params.items():
             if name in arrived:
-                mean = synchroniser.mean(name)
-                # A copy: the message's buffer is written again in the next step.
-                param.grad = mean.clone().to(param.device)
+                param.grad = synchroniser.mean(name)
             elif synchroniser.is_sparse(name):
                 param.grad = synchroniser.grads[name]
         self._handle.end_step(wait_from_s)

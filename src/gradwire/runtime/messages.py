@@ -1,16 +1,16 @@
 """Message: gradients that travel together, in one flat buffer.
 
-A message keeps one flat host buffer. Its text gathers the gradients into it, exchanges them, and
-scatters the mean back. State is kept by the message but named by parameter, so it survives any
-other fusing: fields that end in ``_N`` hold one element for each gradient element and are cut by
-parameter.
+A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
+them; ``scatter`` puts the mean back. State is kept by the message but named by parameter, so it
+survives any other fusing and cutting: fields that end in ``_N`` hold one element for each gradient
+element and are cut by parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,80 +24,117 @@ Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one parameter's gradient lies in its message."""
+class Part(NamedTuple):
+    """Elements ``first`` up to, not including, ``last`` of a parameter's flat gradient."""
 
     name: str
+    param: Tensor
+    first: int
+    last: int
+
+    @classmethod
+    def whole(cls, name: str, param: Tensor) -> Part:
+        return cls(name, param, 0, param.numel())
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a range of one parameter's gradient lies in its message.
+
+    The range starts at ``first`` of the parameter and is ``start:stop`` of the message.
+    """
+
+    name: str
+    first: int
     start: int
     stop: int
+    is_whole: bool
+
+    @property
+    def last(self) -> int:
+        return self.first + self.stop - self.start
+
+    def __str__(self) -> str:
+        return self.name if self.is_whole else f"{self.name}[{self.first}:{self.last}]"
 
 
 class Message:
-    """Gradients of one dtype that are exchanged together."""
+    """Gradients of one dtype that are exchanged together.
+
+    ``after`` are indices of messages that must have ended before this one goes on the wire.
+    """
 
     def __init__(
         self,
         index: int,
-        params: Sequence[tuple[str, Tensor]],
+        parts: Sequence[Part],
         exchange: Exchange,
         rank: int,
         world: int,
+        *,
+        after: Sequence[int] = (),
     ) -> None:
-        self.index, self.exchange = index, exchange
+        self.index, self.exchange, self.after = index, exchange, tuple(after)
         self.slots: list[Slot] = []
         end = 0
-        for name, param in params:
-            self.slots.append(Slot(name, end, end + param.numel()))
-            end += param.numel()
-        self.spec = TensorSpec(f"message {index}", end, params[0][1].dtype)
+        for part in parts:
+            stop = end + part.last - part.first
+            is_whole = stop - end == part.param.numel()
+            self.slots.append(Slot(part.name, part.first, end, stop, is_whole))
+            end = stop
+        self.spec = TensorSpec(f"message {index}", end, parts[0].param.dtype)
         self.flat_N = torch.zeros(end, dtype=self.spec.dtype)
-        self._views = {
-            slot.name: self.flat_N[slot.start : slot.stop].view(param.shape)
-            for slot, (_, param) in zip(self.slots, params, strict=True)
-        }
+        # Whole gradients are copied in their own shape, as they may have strides of their own.
+        self._views = [
+            self.flat_N[slot.start : slot.stop].view(part.param.shape if slot.is_whole else -1)
+            for slot, part in zip(self.slots, parts, strict=True)
+        ]
+        self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
-        self._set_aside: dict[str, dict[str, Tensor]] = {}
+        self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.state: State = exchange.init(self.spec, world)
 
-    @property
-    def names(self) -> list[str]:
-        return [slot.name for slot in self.slots]
-
-    def mean(self, name: str) -> Tensor:
-        """This parameter's part of the mean, in its shape: a view that the next step overwrites."""
-        return self._views[name]
+    def copy_mean(self, name: str, into: Tensor) -> None:
+        """Writes this message's part of a parameter's mean into ``into``, of the whole's shape."""
+        for slot, view in zip(self.slots, self._views, strict=True):
+            if slot.name == name:
+                _range(into, slot).copy_(view)
 
     def text(self, grads: Grads) -> Steps[None]:
-        """Gather, exchange, scatter. Gradients that are None count as zero and are not written."""
+        """Gather and exchange. Gradients that are None count as zero."""
         yield Compute("gather", lambda: self._gather(grads), self.spec.numel)
         self.state = yield from synchronise(
             self.exchange, self.member, self.state, self.flat_N, self.flat_N
         )
-        yield Compute("scatter", lambda: self._scatter(grads), self.spec.numel)
 
     @torch.no_grad()
     def _gather(self, grads: Grads) -> None:
-        views, present = self._present(grads)
+        views, ranges = self._present(grads)
         self._set_aside = {}
-        if len(present) < len(self._views):
+        if len(ranges) < len(self.slots):
             self.flat_N.zero_()
             absent = [slot for slot in self.slots if grads[slot.name] is None]
-            self._set_aside = {slot.name: self._own_state(slot) for slot in absent}
+            self._set_aside = {slot: self.own_state(slot) for slot in absent}
         # One call for all parameters: a copy each from Python costs microseconds apiece.
-        if present:
-            torch._foreach_copy_(views, present)
+        if ranges:
+            torch._foreach_copy_(views, ranges)
 
     @torch.no_grad()
-    def _scatter(self, grads: Grads) -> None:
-        views, present = self._present(grads)
-        if present:
-            torch._foreach_copy_(present, views)
+    def scatter(self, grads: Grads) -> None:
+        """Puts the mean into the gradients that took part."""
+        views, ranges = self._present(grads)
+        if ranges:
+            torch._foreach_copy_(ranges, views)
 
     def _present(self, grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
-        """Views and gradients of the parameters that took part, in the same order."""
-        pairs = [(v, g) for name, v in self._views.items() if (g := grads[name]) is not None]
-        return [view for view, _ in pairs], [grad for _, grad in pairs]
+        """Views of the buffer, and the ranges of gradients that belong there."""
+        views, ranges = [], []
+        for slot, view in zip(self.slots, self._views, strict=True):
+            grad = grads[slot.name]
+            if grad is not None:
+                views.append(view)
+                ranges.append(_range(grad, slot))
+        return views, ranges
 
     def take_back(self, name: str) -> None:
         """Undoes the last step for a parameter that no rank used: its mean is not delivered.
@@ -105,31 +142,42 @@ class Message:
         Some codecs decode zeros to something else, and a pending residual would arrive where
         plain training has no gradient; so state is as it was before the step.
         """
-        self.restore({name: self._set_aside[name]}, {})
+        for slot, fields in self._set_aside.items():
+            if slot.name == name:
+                own = dict(leaves(self.state))
+                for path, tensor in fields.items():
+                    own[path][slot.start : slot.stop].copy_(tensor)
 
-    def _own_state(self, slot: Slot) -> dict[str, Tensor]:
-        """Copies of the per-element state of one parameter, by path."""
+    def own_state(self, slot: Slot) -> dict[str, Tensor]:
+        """Copies of the per-element state of one slot, by path."""
         return {
             path: tensor[slot.start : slot.stop].clone()
             for path, tensor in leaves(self.state)
             if path.endswith("_N")
         }
 
-    def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-        """State cut by parameter name, and the rest of it by path."""
-        by_name = {slot.name: self._own_state(slot) for slot in self.slots}
-        rest = {p: tensor.clone() for p, tensor in leaves(self.state) if not p.endswith("_N")}
-        return by_name, rest
+    def rest_of_state(self) -> dict[str, Tensor]:
+        """Copies of the state that is not per element, by path."""
+        return {p: tensor.clone() for p, tensor in leaves(self.state) if not p.endswith("_N")}
 
     def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
-        """Fills the state from what ``save`` returned; absent entries keep their first values."""
+        """Fills the state; absent entries keep their first values.
+
+        ``by_name`` holds per-element fields of whole parameters by path, ``whole`` what
+        ``rest_of_state`` returned.
+        """
         for path, tensor in leaves(self.state):
             if path in whole and not path.endswith("_N"):
                 tensor.copy_(whole[path])
             for slot in self.slots if path.endswith("_N") else ():
-                part = by_name.get(slot.name, {}).get(path)
-                if part is not None:
-                    tensor[slot.start : slot.stop].copy_(part)
+                field = by_name.get(slot.name, {}).get(path)
+                if field is not None:
+                    tensor[slot.start : slot.stop].copy_(field[slot.first : slot.last])
+
+
+def _range(grad: Tensor, slot: Slot) -> Tensor:
+    """What of a gradient travels in a slot; the gradient is contiguous if it is cut."""
+    return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
 
 
 def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:

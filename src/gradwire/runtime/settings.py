@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..collective._types import Collective
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
 from ..exchange import Exchange, exchange_for
-from ..load import load
+from ..load import load, names
+from ..planner._types import Plan
 
 Named = tuple[str, Tensor]
 """A parameter and its name."""
+
+DEFAULT_CHANNELS = 4
 
 
 def matrices(name: str, param: Tensor) -> bool:
@@ -29,9 +34,10 @@ def matrices(name: str, param: Tensor) -> bool:
 class Settings:
     """The arguments of ``attach``; raises ``InvalidSetting`` for any that cannot be used."""
 
-    exchange: Exchange
+    exchange: Exchange | Plan
+    optimizer: Optimizer | None
     bucket_cap_mb: float | None
-    num_channels: int
+    num_channels: int | None
     compress_if: Callable[[str, Tensor], bool]
     timeout: timedelta
     trace_steps: int
@@ -42,8 +48,13 @@ class Settings:
             raise invalid("bucket_cap_mb", cap, "a positive number or None", "leave it out")
         for name, least in (("num_channels", 1), ("trace_steps", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if value is not None and (not isinstance(value, int) or value < least):
                 raise invalid(name, value, f"an integer of at least {least}", "write 4")
+        if isinstance(self.exchange, Plan):
+            self._refuse_what_plans_decide()
+        if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
+            kind = type(self.optimizer).__name__
+            raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"
@@ -53,9 +64,42 @@ class Settings:
                 "timeout", self.timeout, "a positive timedelta", "write timedelta(minutes=5)"
             )
 
+    def _refuse_what_plans_decide(self) -> None:
+        for name in ("bucket_cap_mb", "num_channels"):
+            value = getattr(self, name)
+            if value is not None:
+                raise invalid(
+                    name, value, "nothing beside a plan, which decides it", "leave it out"
+                )
+        if self.compress_if is not matrices:
+            raise invalid(
+                "compress_if",
+                "a function",
+                "nothing beside a plan, which decides it",
+                "leave it out",
+            )
 
-def resolve(given: Any) -> Exchange:
-    """The exchange that a user's argument stands for."""
+    @property
+    def channels(self) -> int:
+        """How many messages may be on their way at once."""
+        if isinstance(self.exchange, Plan):
+            return self.exchange.credit
+        return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
+
+
+def resolve(given: Any) -> Exchange | Plan:
+    """The exchange or the plan that a user's argument stands for."""
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+        given = Plan.load(given)
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str) and given in names("planner"):
+        raise invalid(
+            "exchange",
+            given,
+            "the plan itself, not its planner",
+            f"write gw.attach(model, gw.plan({given!r}, profile, cluster), optimizer=optimizer)",
+        )
     if isinstance(given, str):
         given = load("compress", given)()
     if isinstance(given, Compressor):
@@ -65,7 +109,7 @@ def resolve(given: Any) -> Exchange:
         raise invalid(
             "exchange",
             given,
-            "a compressor, an exchange, or a compressor's name",
+            "a compressor, an exchange, a plan, a compressor's name, or a plan's file",
             "write gw.attach(model, gw.compress.topk(density=0.01)), or make one by gw.pair",
         )
     chosen: Exchange = given

@@ -20,17 +20,21 @@ class SparseMessage:
 
     exchange: Exchange | None = None
 
+    after: tuple[int, ...] = ()
+
     def __init__(self, index: int, name: str, param: Tensor, rank: int, world: int) -> None:
         self.index, self.name = index, name
         self._shape, self._dtype = param.shape, param.dtype
         self.member = Member(rank, world)
         self._mean: Tensor | None = None
+        self._arrived: tuple[Tensor, Tensor] | None = None
 
     @property
     def names(self) -> list[str]:
         return [self.name]
 
-    def mean(self, name: str) -> Tensor:
+    @property
+    def mean(self) -> Tensor:
         """The averaged gradient of the last step, sparse COO and coalesced."""
         assert self._mean is not None
         return self._mean
@@ -39,7 +43,7 @@ class SparseMessage:
         rows, values = yield Compute("gather", lambda: self._rows(grads[self.name]))
         if self.member.world > 1:
             rows, values = yield from average_rows(self.member, rows, values)
-        yield Compute("scatter", lambda: self._scatter(grads, rows, values))
+        self._arrived = rows, values
 
     def _rows(self, grad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Row numbers (ascending, no duplicates) and values, on the host."""
@@ -51,7 +55,10 @@ class SparseMessage:
         return sparse.indices()[0].cpu().contiguous(), values.cpu().contiguous()
 
     @torch.no_grad()
-    def _scatter(self, grads: Grads, rows: Tensor, values: Tensor) -> None:
+    def scatter(self, grads: Grads) -> None:
+        """Makes the mean of what arrived, and puts it in the gradient's place."""
+        assert self._arrived is not None
+        rows, values = self._arrived
         values = values.reshape(-1, *self._shape[1:])
         self._mean = torch.sparse_coo_tensor(
             rows.unsqueeze(0), values, self._shape, is_coalesced=True, check_invariants=False

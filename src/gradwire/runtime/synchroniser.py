@@ -18,25 +18,37 @@ from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
 
+AnyMessage = Message | SparseMessage
+
 
 class Synchroniser:
     """One rank's view of the messages of a model.
 
-    ``begin`` opens a step, ``ready`` hands in gradients, ``finish`` hands in those that will not
-    come and waits. Means are written into the gradients that were handed in.
+    ``begin`` opens a step, ``ready`` hands in gradients, ``close`` hands in those that will not
+    come, ``finish`` waits. Means are written into the gradients that were handed in. ``params`` are
+    all parameters that are exchanged, by name; one without elements is in no message.
     """
 
-    def __init__(self, engine: Engine, messages: Sequence[Message | SparseMessage]) -> None:
+    def __init__(
+        self, engine: Engine, messages: Sequence[AnyMessage], params: dict[str, Tensor]
+    ) -> None:
         self.engine = engine
         self.messages = list(messages)
-        self._message_of = {name: m for m in self.messages for name in m.names}
-        self.names = list(self._message_of)
+        self._params = params
+        self.names = list(params)
+        self._messages_of: dict[str, list[AnyMessage]] = {name: [] for name in params}
+        for message in self.messages:
+            for name in message.names:
+                self._messages_of[name].append(message)
+        slots = [slot for m in self.messages if isinstance(m, Message) for slot in m.slots]
+        self._cut = {slot.name for slot in slots if not slot.is_whole}
         self._lock = threading.Lock()
         self._used = torch.zeros(len(self.names), dtype=torch.int32)
         self.open = False
         self.grads: Grads = {}
         self._missing: list[int] = []
         self._ends: list[Task] = []
+        self._presence: Task | None = None
 
     def begin(self, step: int) -> None:
         """Opens a step; no gradient of it has been handed in."""
@@ -45,6 +57,7 @@ class Synchroniser:
         self.grads = {}
         self._missing = [len(m.names) for m in self.messages]
         self._ends = []
+        self._presence = None
         self.open = True
 
     def ready(self, name: str, grad: Tensor | None) -> None:
@@ -54,13 +67,19 @@ class Synchroniser:
             if name in self.grads:
                 return
             self.grads[name] = grad
-            self._missing[self._message_of[name].index] -= 1
+            for message in self._messages_of[name]:
+                self._missing[message.index] -= 1
             while len(self._ends) < len(self.messages) and not self._missing[len(self._ends)]:
-                message = self.messages[len(self._ends)]
-                end = self.engine.launch(
-                    message.index, f"message {message.index}", message.text(self.grads)
-                )
-                self._ends.append(end)
+                self._ends.append(self._launch(self.messages[len(self._ends)]))
+
+    def _launch(self, message: AnyMessage) -> Task:
+        return self.engine.launch(
+            message.index,
+            f"message {message.index}",
+            message.text(self.grads),
+            after=[self._ends[i] for i in message.after],
+            last=("scatter", lambda: message.scatter(self.grads)),
+        )
 
     def abandon(self, name: str) -> None:
         """A gradient came a second time in one step: the step can neither be ended nor repeated.
@@ -82,7 +101,7 @@ class Synchroniser:
 
     def ends_of(self, names: Sequence[str]) -> list[int]:
         """Indices of the messages that carry any of ``names``."""
-        return sorted({self._message_of[name].index for name in names})
+        return sorted({m.index for name in names for m in self._messages_of[name]})
 
     def end(self, index: int) -> Task | None:
         """The end of a launched message, or None if it has not been launched."""
@@ -92,13 +111,47 @@ class Synchroniser:
         """Ends of the messages launched so far."""
         return list(self._ends)
 
+    def arrived(self, name: str) -> bool:
+        """Whether a parameter's mean of the last step is complete."""
+        return all(self._ends[message.index].done for message in self._messages_of[name])
+
+    def wait(self, names: Sequence[str]) -> None:
+        """Blocks until the means of ``names`` are there; the step's gradients are handed in."""
+        self.engine.wait([self._ends[index] for index in self.ends_of(names)])
+
     def is_sparse(self, name: str) -> bool:
         """Whether a parameter's gradients are row-sparse by announcement of its module."""
-        return isinstance(self._message_of[name], SparseMessage)
+        return any(isinstance(message, SparseMessage) for message in self._messages_of[name])
+
+    def is_cut(self, name: str) -> bool:
+        """Whether ranges of a parameter's flat gradient travel apart."""
+        return name in self._cut
+
+    def numel(self, name: str) -> int:
+        """Elements of a parameter."""
+        return self._params[name].numel()
 
     def mean(self, name: str) -> Tensor:
-        """The mean of one parameter, for those that handed in None."""
-        return self._message_of[name].mean(name)
+        """A new tensor with the mean of one parameter, for those that handed in None."""
+        param = self._params[name]
+        mean = torch.empty(param.shape, dtype=param.dtype)
+        for message in self._messages_of[name]:
+            if isinstance(message, SparseMessage):
+                return message.mean.to(param.device)
+            message.copy_mean(name, mean)
+        return mean.to(param.device)
+
+    def close(self) -> None:
+        """All gradients of this rank are handed in: counts the ranks that used each parameter.
+
+        The count travels while the last messages are on their way.
+        """
+        flags = [int(self.grads[name] is not None) for name in self.names]
+        self._used.copy_(torch.tensor(flags, dtype=torch.int32))
+        if self.engine.world > 1:
+            self._presence = self.engine.launch(
+                len(self.messages), "presence", _sum_flags(self._used), is_news=True
+            )
 
     def finish(self) -> set[str]:
         """Waits for all means; returns the names that handed in None but have a gradient now.
@@ -106,27 +159,15 @@ class Synchroniser:
         A parameter that no rank used is not among them: its gradient stays None on every rank, as
         in plain training, and what is pending for it stays pending.
         """
-        used = self._launch_presence()
-        self.engine.wait(self._ends)
+        self.engine.wait(self._ends if self._presence is None else [*self._ends, self._presence])
         self.open = False
         absent = [name for name in self.names if self.grads[name] is None]
-        arrived = dict(zip(self.names, used.tolist(), strict=True))
+        arrived = dict(zip(self.names, self._used.tolist(), strict=True))
         for name in absent:
-            message = self._message_of[name]
-            if not arrived[name] and isinstance(message, Message):
-                message.take_back(name)
+            for message in self._messages_of[name]:
+                if not arrived[name] and isinstance(message, Message):
+                    message.take_back(name)
         return {name for name in absent if arrived[name]}
-
-    def _launch_presence(self) -> Tensor:
-        """Counts the ranks that used each parameter, while the last messages are on their way."""
-        flags = [int(self.grads[name] is not None) for name in self.names]
-        self._used.copy_(torch.tensor(flags, dtype=torch.int32))
-        if self.engine.world > 1:
-            index = len(self.messages)
-            self._ends.append(
-                self.engine.launch(index, "presence", _sum_flags(self._used), is_news=True)
-            )
-        return self._used
 
 
 def _sum_flags(flags: Tensor) -> Steps[None]:
