@@ -65,19 +65,14 @@ class Settings:
             )
 
     def _refuse_what_plans_decide(self) -> None:
-        for name in ("bucket_cap_mb", "num_channels"):
-            value = getattr(self, name)
+        given = {
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "num_channels": self.num_channels,
+            "compress_if": None if self.compress_if is matrices else self.compress_if,
+        }
+        for name, value in given.items():
             if value is not None:
-                raise invalid(
-                    name, value, "nothing beside a plan, which decides it", "leave it out"
-                )
-        if self.compress_if is not matrices:
-            raise invalid(
-                "compress_if",
-                "a function",
-                "nothing beside a plan, which decides it",
-                "leave it out",
-            )
+                raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
 
     @property
     def channels(self) -> int:

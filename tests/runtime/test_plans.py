@@ -1,0 +1,230 @@
+"""Any valid plan trains exactly what the same exchange trains without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting
+from gradwire.planner._types import ExchangeSetting, Plan
+from tests.runtime import plans
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, Net, ddp, digest, train
+
+pytestmark = pytest.mark.multi
+
+NUM_STEPS = 4
+
+
+def _grouped(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups of other settings: matrices decay, vectors learn faster."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    return [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0, "lr": 0.02},
+    ]
+
+
+Made = Callable[[nn.Module], Optimizer]
+OPTIMIZERS: dict[str, Made] = {
+    "momentum": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda model: Adam(model.parameters(), lr=3e-3),
+    "adamw, groups": lambda model: AdamW(_grouped(model), lr=3e-3),
+}
+
+
+def trained_by(
+    rank: int, made: str, chosen: Any, *, compress_if: Any = None, wrapped: bool = False
+) -> str:
+    """The bits of a model after a few steps through ``chosen``."""
+    net = Net()
+    model = ddp(net) if wrapped else net
+    optimizer = OPTIMIZERS[made](net)
+    settings = {} if compress_if is None else {"compress_if": compress_if}
+    handle = gw.attach(model, chosen, optimizer=optimizer, **settings)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    for step in range(NUM_STEPS):
+        train(model, optimizer, rank, [step])
+        scheduler.step()
+    handle.detach()
+    return digest(net)
+
+
+def everything(name: str, param: Tensor) -> bool:
+    return True
+
+
+def with_and_without(rank: int, world: int, made: str) -> tuple[str, dict[str, str]]:
+    """Two ranks: a sum of two numbers is the same in any order, so any exchange will do."""
+    without = trained_by(rank, made, DENSE)
+    return without, {p.planner + str(p.settings): trained_by(rank, made, p) for p in plans.every()}
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS)
+def test_any_plan_trains_the_same_bits(made: str, two: Ranks) -> None:
+    for without, by_plan in two.run(with_and_without, made, timeout_s=100):
+        assert len(by_plan) > 10
+        assert {name: bits == without for name, bits in by_plan.items()} == dict.fromkeys(
+            by_plan, True
+        )
+
+
+def four_ranks(rank: int, world: int, seeds: Iterable[int]) -> tuple[str, list[str]]:
+    """More ranks: an exchange that sums in rank order wherever an element lies."""
+    exchange = gw.pair(gw.compress.none(), gw.collective.casync_ps())
+    without = trained_by(rank, "adam", exchange, compress_if=everything)
+    chosen = [*(p for p in plans.planned() if p.planner in ("usbyte", "bytescheduler"))]
+    chosen += [plans.drawn(seed) for seed in seeds]
+    return without, [trained_by(rank, "adam", plans.in_rank_order(plan)) for plan in chosen]
+
+
+def test_four_ranks_train_the_same_bits(four: Ranks) -> None:
+    for without, by_plan in four.run(four_ranks, (0, 1), timeout_s=100):
+        assert by_plan == [without] * len(by_plan)
+        assert len(by_plan) > 4
+
+
+def under_ddp(rank: int, world: int) -> tuple[str, list[str]]:
+    without = trained_by(rank, "momentum", DENSE, wrapped=True)
+    return without, [
+        trained_by(rank, "momentum", plan, wrapped=True)
+        for plan in (plans.drawn(0), plans.drawn(1))
+    ]
+
+
+def test_plans_under_ddp(two: Ranks) -> None:
+    for without, by_plan in two.run(under_ddp):
+        assert by_plan == [without] * len(by_plan)
+
+
+LOSSY = ExchangeSetting(
+    compressor="topk",
+    settings={"density": 0.2},
+    collective="allgather_sparse",
+    error_feedback=True,
+)
+
+
+def resumed(rank: int, world: int) -> tuple[str, str, str]:
+    """A run that is interrupted, saved and resumed under another order of the same blocks."""
+    plan = plans.through(plans.drawn(2), "lossy", LOSSY)
+
+    def run(steps: Iterable[int], net: Net, state: Any = None) -> Any:
+        optimizer = OPTIMIZERS["momentum"](net)
+        handle = gw.attach(net, plan)
+        if state is not None:
+            optimizer.load_state_dict(state["optimizer"])
+            handle.load_state_dict(state["handle"])
+        train(net, optimizer, rank, steps)
+        residuals = handle.residuals()
+        found = {"optimizer": optimizer.state_dict(), "handle": handle.state_dict()}
+        handle.detach()
+        optimizer.zero_grad()
+        assert all(residuals[name].numel() == p.numel() for name, p in net.named_parameters())
+        return found
+
+    whole, parts = Net(), Net()
+    run(range(4), whole)
+    state = run(range(2), parts)
+    names = dict(parts.named_parameters())
+    for name, fields in state["handle"]["params"].items():
+        assert fields["residual_N"].numel() == names[name].numel()
+    run(range(2, 4), parts, state)
+    return digest(whole), digest(parts), str(state["handle"]["algorithm"])
+
+
+def test_state_of_cut_parameters_is_saved_by_name(two: Ranks) -> None:
+    for whole, parts, algorithm in two.run(resumed):
+        assert parts == whole
+        assert "topk" in algorithm
+
+
+def refused(plan: Plan, model: nn.Module, **settings: Any) -> str:
+    with pytest.raises(InvalidSetting) as caught:
+        gw.attach(model, plan, **settings)
+    return str(caught.value)
+
+
+def test_plans_that_cannot_be_carried_out() -> None:
+    plan = plans.drawn(0)
+    other = nn.Linear(3, 3)
+    assert "'weight' elements 0:9 are in no message" in refused(
+        plan.model_copy(update={"messages": ()}), other
+    )
+    assert "unknown tensor" in refused(plan, other)
+    assert "num_channels must be None beside a plan" in refused(plan, Net(), num_channels=2)
+    assert "compress_if must be None" in refused(plan, Net(), compress_if=everything)
+    turned = Net()
+    turned.first.weight = nn.Parameter(torch.zeros(13, 37).t())
+    assert "whose elements do not lie in order in memory" in refused(plan, turned)
+
+
+def test_a_planners_name_is_not_a_plan() -> None:
+    with pytest.raises(InvalidSetting, match=r"write gw\.attach\(model, gw\.plan\('usbyte'"):
+        gw.attach(Net(), "usbyte")
+
+
+def test_a_plan_from_its_file(tmp_path: Path) -> None:
+    plan = plans.drawn(3)
+    plan.save(tmp_path / "plan.json")
+    for given in (tmp_path / "plan.json", str(tmp_path / "plan.json")):
+        handle = gw.attach(Net(), given)
+        assert handle.exchange == plan
+        assert len(handle.synchroniser.messages) == len(plan.messages)
+        handle.detach()
+
+
+def channels_last(rank: int, world: int) -> bool:
+    """A cut parameter whose gradient comes with strides of its own."""
+    conv = nn.Conv2d(3, 4, 3)
+    whole = nn.Conv2d(3, 4, 3)
+    whole.load_state_dict(conv.state_dict())
+    profile = plans.profile_of_model(nn.Sequential(conv))
+    layer = profile.layers[0].model_copy(
+        update={
+            "tensors": tuple(
+                t.model_copy(update={"name": t.name.partition(".")[2]})
+                for t in profile.layers[0].tensors
+            )
+        }
+    )
+    profile = profile.model_copy(update={"layers": (layer,)})
+    plan = gw.planner.bytescheduler(profile, plans.CLUSTER, partition_bytes=64)
+    gw.attach(conv, plan)
+    gw.attach(whole, DENSE)
+    torch.manual_seed(rank)
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    for model in (conv, whole):
+        model(x).square().sum().backward()
+    return all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(conv.parameters(), whole.parameters(), strict=True)
+        if a.grad is not None and b.grad is not None
+    )
+
+
+def test_gradients_with_strides_of_their_own(two: Ranks) -> None:
+    assert two.run(channels_last) == [True, True]
+
+
+def test_the_law_bites(two: Ranks) -> None:
+    """A plan that sends one message as another lossy exchange does not train the same bits."""
+    assert all(two.run(one_lossy_message))
+
+
+def one_lossy_message(rank: int, world: int) -> bool:
+    plan = plans.drawn(0)
+    first = plan.messages[0].model_copy(update={"exchange": "lossy"})
+    lossy = ExchangeSetting(compressor="cast16", collective="allreduce")
+    broken = plan.model_copy(
+        update={"messages": (first, *plan.messages[1:]), "exchanges": {"lossy": lossy}}
+    )
+    return trained_by(rank, "adam", broken) != trained_by(rank, "adam", DENSE)
