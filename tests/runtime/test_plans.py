@@ -54,7 +54,12 @@ def trained_by(
     for step in range(NUM_STEPS):
         train(model, optimizer, rank, [step])
         scheduler.step()
+    stats = handle.stats()
     handle.detach()
+    overlaps = isinstance(chosen, Plan) and chosen.overlap_forward and not wrapped
+    # The last step is overlapped by nothing; detach settles it.
+    assert stats["overlapped_steps"] == (NUM_STEPS - 1 if overlaps else 0), stats
+    assert stats["fallbacks"] == {}
     return digest(net)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,6 +30,7 @@ from .handle import Handle
 from .hooks import ModuleHooks, time_forward
 from .membership import join
 from .messages import Message, Part
+from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
 from .settings import Named, Settings, matrices, resolve, sparse_weights, trained
@@ -36,6 +38,7 @@ from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group, broadcast_all
 
+_log = logging.getLogger("gradwire")
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
 
@@ -129,19 +132,40 @@ def _connect(
     is_ddp = isinstance(model, DistributedDataParallel)
     if engine.world > 1 and not is_ddp:
         broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
+    _warn_of_no_overlap(model, settings)
     messages = _messages(model, params, settings, engine)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
     else:
-        ModuleHooks(handle, params)
+        hooks = ModuleHooks(handle, params)
+        if settings.optimizer is not None and _overlaps(settings):
+            handle.overlap = Overlap(model, params, settings.optimizer, hooks)
+            handle.on_detach(handle.overlap.detach)
     time_forward(handle, model)
     _attached.update({id(p): weakref.ref(p) for _, p in params})
     handle.on_detach(lambda: forget([id(p) for _, p in params]))
     # A model that is dropped without detach takes its threads with it.
     weakref.finalize(handle, engine.close)
     return handle
+
+
+def _overlaps(settings: Settings) -> bool:
+    return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
+
+
+def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
+    """A plan that overlaps the next forward pass may be carried out without; that is said once."""
+    if not _overlaps(settings):
+        return
+    if isinstance(model, DistributedDataParallel):
+        why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"
+    elif settings.optimizer is None:
+        why = "attach got no optimizer=, whose step it would have to cut"
+    else:
+        return
+    _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
 
 
 def forget(params: Sequence[int]) -> None:

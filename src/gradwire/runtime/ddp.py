@@ -118,6 +118,7 @@ class DDPHooks:
         """
         synchroniser, handle, over = self._handle.synchroniser, self._handle, self._over
         backward_end_s = wall_clock()
+        handle.mark_backward(backward_end_s)
         complete = last.completion(synchroniser.grads)
         synchroniser.open = False
         self._waiting.remove(last)
@@ -125,7 +126,8 @@ class DDPHooks:
         def end(failure: BaseException | None) -> None:
             try:
                 if failure is None:
-                    handle.end_step(backward_end_s)
+                    handle.mark_wait(backward_end_s, wall_clock())
+                    handle.end_step()
             finally:
                 complete(failure)
                 over.set()

@@ -18,6 +18,7 @@ from . import checkpoint
 from .engine import Engine
 from .lanes import wall_clock
 from .messages import Message
+from .overlap import Overlap
 from .planned import algorithm
 from .recorder import Recorder
 from .synchroniser import Synchroniser
@@ -38,9 +39,11 @@ class Handle:
         self._model, self._engine = model, engine
         self.synchroniser, self._recorder = synchroniser, recorder
         self._step = 0
+        self._num_backward = 0
         self._forward_end_s = 0.0
         self._syncing = True
         self.attached = True
+        self.overlap: Overlap | None = None
         self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
         self._on_detach: list[Callable[[], None]] = []
 
@@ -81,12 +84,24 @@ class Handle:
         finally:
             self._syncing = before
 
+    def synchronize(self) -> None:
+        """Makes true what a plan that overlaps the next forward pass has left pending.
+
+        Waits for all gradients and makes all updates that ``optimizer.step()`` asked for. Call it
+        before parameters are read or written by hand between ``step()`` and the next forward pass;
+        ``state_dict()`` of model and optimizer and evaluation do so themselves.
+        """
+        if self.overlap is not None:
+            self.overlap.settle(None)
+
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank.
 
         ``wire_bytes_per_step`` counts what the collectives send; ``wait_s_per_step`` is how long
         backward waited for the network after its own end; ``communication_s_per_step`` adds up all
-        channels, waits for peers included; ``residual_norm`` is over all parameters.
+        channels, waits for peers included; ``residual_norm`` is over all parameters;
+        ``overlapped_steps`` are those that the next forward pass did not wait for, ``fallbacks``
+        counts, by reason, those of an overlapping plan that it did wait for.
         """
         norms = [
             torch.linalg.vector_norm(residual, dtype=torch.float64)
@@ -98,11 +113,15 @@ class Handle:
             "world_size": self.world_size,
             "messages": len(self.synchroniser.messages),
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
+            "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
+            "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
         }
 
     def residuals(self) -> dict[str, Tensor]:
         """What was not delivered yet, by parameter name; parameters without are left out."""
         found: dict[str, Tensor] = {}
+        if any(residuals_of(message.state) for message in self._messages()):
+            self.synchronize()
         for message in self._messages():
             for tensor in residuals_of(message.state).values():
                 for slot in message.slots:
@@ -118,6 +137,7 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, by parameter name; save one file a rank."""
         self._between_steps("state_dict()")
+        self.synchronize()
         return checkpoint.collect(
             self._messages(),
             algorithm=self._algorithm,
@@ -133,11 +153,12 @@ class Handle:
         model; for another number of ranks use ``gw.redistribute``.
         """
         self._between_steps("load_state_dict()")
+        self.synchronize()
         checkpoint.check(
             state_dict, algorithm=self._algorithm, rank=self.rank, world=self.world_size
         )
         checkpoint.distribute(state_dict, self._messages(), strict=strict)
-        self._step = int(state_dict["step"])
+        self._step = self._num_backward = int(state_dict["step"])
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.
@@ -160,18 +181,26 @@ class Handle:
         """Opens a step at the first gradient of a backward pass."""
         self.synchroniser.begin(self._step)
 
-    def end_step(self, wait_from_s: float) -> None:
-        """Closes a step whose means are there; ``wait_from_s`` is when backward itself ended."""
-        now_s = wall_clock()
+    def mark_backward(self, end_s: float) -> None:
+        """Notes the end of a backward pass, which began when the forward pass ended."""
         if self._forward_end_s:
-            self._span("backward", self._forward_end_s, wait_from_s)
-        self._span("wait", wait_from_s, now_s)
-        self._recorder.end_step(self._engine.counters, now_s)
+            self._span("backward", self._forward_end_s, end_s)
+        self._num_backward += 1
+
+    def mark_wait(self, start_s: float, end_s: float) -> None:
+        """Notes a wait of the training loop for the network."""
+        self._span("wait", start_s, end_s)
+
+    def end_step(self) -> None:
+        """Closes a step whose means are there."""
+        self._recorder.end_step(self._engine.counters, wall_clock())
         self._step += 1
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
-        """Notes a forward pass, for the trace."""
-        self._span("forward", start_s, end_s)
+        """Notes a forward pass; it may end before the step of the backward pass before it does."""
+        self._recorder.add(
+            Span(self.rank, "forward", "forward", start_s, end_s, step=self._num_backward)
+        )
         self._forward_end_s = end_s
 
     def _span(self, lane: str, start_s: float, end_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,18 +43,26 @@ class ModuleHooks:
     def _accept(self, name: str, param: Tensor) -> None:
         """Takes the gradient that autograd has just accumulated."""
         synchroniser = self._handle.synchroniser
-        if synchroniser.open and name in synchroniser.grads:
-            synchroniser.abandon(name)
         with self._opening:
-            if not synchroniser.open:
-                self._handle.begin_step()
-                # Runs when autograd has finished this backward pass, still inside backward().
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._begin_backward(name)
         if param.grad is not None:
             expected = self._as_expected(name, param.grad)
             if expected is not param.grad:
                 param.grad = expected
         synchroniser.ready(name, param.grad)
+
+    def _begin_backward(self, name: str) -> None:
+        """Opens a step, if this is the first gradient of a backward pass."""
+        synchroniser, overlap = self._handle.synchroniser, self._handle.overlap
+        if overlap is not None:
+            overlap.begin_backward()
+            overlap.check(name)
+        if synchroniser.open and name in synchroniser.grads:
+            synchroniser.abandon(name)
+        if not synchroniser.open:
+            self._handle.begin_step()
+            # Runs when autograd has finished this backward pass, still inside backward().
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _as_expected(self, name: str, grad: Tensor) -> Tensor:
         """The gradient in the form its messages read; what is done here is this rank's affair.
@@ -67,19 +76,46 @@ class ModuleHooks:
         return grad.contiguous() if synchroniser.is_cut(name) else grad
 
     def _end_backward(self) -> None:
-        wait_from_s = wall_clock()
-        synchroniser = self._handle.synchroniser
+        synchroniser, overlap = self._handle.synchroniser, self._handle.overlap
         for name, param in self._params.items():
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
             synchroniser.ready(name, param.grad)
         synchroniser.close()
+        self._handle.mark_backward(wall_clock())
+        if overlap is None:
+            self.finish()
+        else:
+            overlap.defer(synchroniser.grads)
+
+    # What an overlap asks of the step that is going on.
+
+    def arrived(self, name: str) -> bool:
+        """Whether a parameter's mean is complete."""
+        return self._handle.synchroniser.arrived(name)
+
+    def wait(self, names: Sequence[str]) -> None:
+        """Blocks until the means of ``names`` are there."""
+        start_s = wall_clock()
+        self._handle.synchroniser.wait(names)
+        self._handle.mark_wait(start_s, wall_clock())
+
+    def finish(self) -> None:
+        """Waits for all means of the step and puts them where the training loop looks for them."""
+        synchroniser, start_s = self._handle.synchroniser, wall_clock()
+        if not synchroniser.open:
+            return
         arrived = synchroniser.finish()
         for name, param in self._params.items():
             if name in arrived:
                 param.grad = synchroniser.mean(name)
             elif synchroniser.is_sparse(name):
                 param.grad = synchroniser.grads[name]
-        self._handle.end_step(wait_from_s)
+        self._handle.mark_wait(start_s, wall_clock())
+        self._handle.end_step()
+
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank and tells the others; returns the error to raise."""
+        return self._handle.synchroniser.engine.give_up(text)
 
 
 def time_forward(handle: Handle, model: nn.Module) -> None:

@@ -1,0 +1,388 @@
+"""Overlap: the next forward pass begins while the means of the last backward pass still arrive.
+
+At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad`` and returns.
+``optimizer.step()`` notes what it was asked for and returns. Before a module runs, its gate waits
+for the means of that module's parameters alone and makes their part of the step; what else has
+arrived goes along.
+
+Whatever needs a value earlier settles the step: waits for all means, puts plain gradients in place,
+makes the rest of the step that was asked for. A look at a gradient does so, a closure, step hooks,
+an optimizer that cannot be cut, state_dict and load_state_dict of model and optimizer. Such a
+fall-back is counted, and logged once for each reason. So training is the same, bit for bit,
+whatever the user does with gradients and with the optimizer.
+
+What cannot be seen is a parameter that is read by hand between ``optimizer.step()`` and the next
+forward pass (an average of weights, ``p.norm()``, ``copy.deepcopy(model)``), or an optimizer's
+``state`` that is: ``handle.synchronize()`` before it makes all updates. One that is written by hand
+there, or used in a forward pass around its module, is noticed and ends the run with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import InvalidSetting
+from .gates import Gates
+from .pending import PendingGrad, Round, pending, stands_for
+from .stepping import Asked, LayerwiseStep, replace_step
+
+_log = logging.getLogger("gradwire")
+
+
+class Arrivals(Protocol):
+    """The means of the last backward pass, on their way into the gradients handed in."""
+
+    def arrived(self, name: str) -> bool:
+        """Whether the mean of a parameter is complete; does not block."""
+
+    def wait(self, names: Sequence[str]) -> None:
+        """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
+
+    def finish(self) -> None:
+        """Waits for the whole step, and puts right the gradients of absent parameters."""
+
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank, tells the others; returns the error to raise."""
+
+
+class Overlap:
+    """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
+
+    Whoever runs the backward pass calls ``begin_backward`` at its first gradient, ``check`` at each
+    and ``defer`` at its end. ``num_overlapped`` counts backward passes that the next forward pass
+    did not wait for, ``fallbacks`` those that it did, by reason.
+
+    Parameters may be in no group of ``optimizer``, and the optimizer may have others: those with
+    gradients of their own are updated within ``step()``. With two optimizers, the second to step
+    looks at pending gradients, and so settles: overlap needs one optimizer for all that is
+    exchanged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[tuple[str, Tensor]],
+        optimizer: Optimizer,
+        arrivals: Arrivals,
+    ) -> None:
+        self._params = dict(params)
+        self._names = {param: name for name, param in params}
+        self._optimizer, self._arrivals = optimizer, arrivals
+        self._lock = threading.RLock()  # autograd has one thread a device
+        self._is_open = False
+        self._grads: dict[str, Tensor] = {}
+        self._asked: Asked | None = None
+        self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
+        self._late: set[str] = set()
+        self._in_forward = False
+        self._round = self._new_round()
+        self.num_overlapped = 0
+        self.fallbacks: Counter[str] = Counter()
+        self._stepper = LayerwiseStep(optimizer)
+        self._gates = Gates(model, self._params, self._enter)
+        self._undo = ExitStack()
+        self._undo.callback(self._gates.remove)
+        self._whole_step, put_back = replace_step(optimizer, self._step)
+        self._undo.callback(put_back)
+        for hook in self._hooks(model, optimizer):
+            self._undo.callback(hook.remove)
+
+    def _hooks(self, model: nn.Module, optimizer: Optimizer) -> Iterable[Any]:
+        """Hooks where the root's forward begins and ends, and where state is read or written."""
+
+        def settle(*_: Any) -> None:
+            self.settle(None)
+
+        def enter(module: nn.Module, args: Any) -> None:
+            if module is model:  # and not a copy of it
+                self._enter_root()
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if module is model:
+                self._leave_root()
+
+        yield model.register_forward_pre_hook(enter, prepend=True)
+        yield model.register_forward_hook(leave)
+        for module in model.modules():
+            yield module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+            yield module.register_load_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+        yield optimizer.register_state_dict_pre_hook(settle, prepend=True)
+        yield optimizer.register_load_state_dict_pre_hook(settle, prepend=True)
+
+    # Backward.
+
+    def begin_backward(self) -> None:
+        """The first gradient of a backward pass is there: the last one must be over."""
+        if self._is_open:
+            with self._lock:
+                late = set(self._due)
+                self.settle(None)
+                self._late |= late
+
+    def check(self, name: str) -> None:
+        """A parameter received a gradient: raises if it was used before its update was made."""
+        if name in self._late:
+            raise self._arrivals.give_up(
+                f"{name} was used in the forward pass before its update was made: its module was "
+                "not called, as it was in the first step, and nothing else told that it would be "
+                "used. Call the module that owns it, call handle.synchronize() before the forward "
+                "pass, or attach with optimizer=None, which does not overlap the forward pass"
+            )
+
+    def defer(self, grads: Mapping[str, Tensor | None]) -> None:
+        """Backward has ended; ``grads`` are the gradients handed in, by name, None for absent."""
+        assert not self._is_open, "begin_backward was not called"
+        if self._gates.is_learning:
+            self._close_lesson()
+        self._late.clear()
+        self._asked, self._due = None, {}
+        self._is_open = True
+        reason = self._stepper.refusal() or _unfit(grads)
+        if reason is not None:
+            self.settle(reason)
+            return
+        self._round = self._new_round()
+        self._grads = {name: grad for name, grad in grads.items() if grad is not None}
+        for name, grad in self._grads.items():
+            self._params[name].grad = pending(grad, self._round)
+
+    def _close_lesson(self) -> None:
+        self._gates.close_lesson()
+        if self._gates.ungated:
+            _log.warning(
+                "optimizer.step() waits for the gradients of %d parameters (%s, ...): in the first "
+                "step neither the module that owns them nor any around it was called, so nothing "
+                "tells when they will be used; call the module to overlap them too",
+                len(self._gates.ungated),
+                self._gates.ungated[0],
+            )
+
+    def _new_round(self) -> Round:
+        # Python's garbage collector does not see what a gradient refers to.
+        this = weakref.ref(self)
+
+        def settle(looker: str) -> None:
+            overlap = this()
+            if overlap is None:
+                raise InvalidSetting(
+                    "this gradient never arrived: its model was dropped while it was on its way; "
+                    "call handle.synchronize() before the model is dropped"
+                )
+            overlap._looked_at(looker)
+
+        return Round(settle)
+
+    def _looked_at(self, looker: str) -> None:
+        """Somebody needs the value of a pending gradient."""
+        if torch._C._current_graph_task_id() != -1:
+            self.begin_backward()  # autograd adds the next gradient to it
+        else:
+            self.settle(f"{looker} used gradients before the next forward pass")
+
+    # The step.
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``optimizer.step`` is while this is attached."""
+        with self._lock:
+            if not self._is_open:
+                return self._whole_step(*args, **kwargs)
+            reason = self._why_whole(args, kwargs)
+            if reason is not None:
+                self.settle(reason)
+                return self._whole_step(*args, **kwargs)
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # for lr_scheduler
+            self._ask()
+            return None
+
+    def _why_whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        if any(given is not None for given in (*args, *kwargs.values())):
+            return "step(closure) must run forward and backward itself"
+        if self._asked is not None:
+            return "step() was called twice after one backward pass"
+        if any(map(torch.is_autocast_enabled, _AUTOCAST)):
+            return "step() was called inside autocast"
+        return self._stepper.refusal()
+
+    def _ask(self) -> None:
+        """Notes the step for pending gradients, and makes it for the others."""
+        asked = self._stepper.record()
+        due: dict[str, int] = {}
+        plain: list[Tensor] = []
+        for param in asked.group_of:
+            grad = param.grad
+            name = self._names.get(param, "")
+            if grad is None:
+                continue
+            if name and stands_for(grad, self._grads[name]):
+                due[name] = param._version
+            elif isinstance(grad, PendingGrad):
+                self.settle("a gradient was given to another parameter")
+                param.grad = grad.plain
+                self._whole_step()
+                return
+            else:
+                plain.append(param)
+        self._asked = asked
+        self._due = {name: due[name] for name in self._params if name in due}
+        if plain:
+            self._stepper.apply(asked, plain)
+        self._bring(self._gates.ungated)
+
+    def _make(self, names: Sequence[str]) -> None:
+        """Makes the step for parameters whose means are there."""
+        assert self._asked is not None
+        params = [self._params[name] for name in names]
+        for name, param in zip(names, params, strict=True):
+            if param._version != self._due[name]:
+                raise self._arrivals.give_up(
+                    f"{name} was written between optimizer.step() and its update, which was still "
+                    "on its way; call handle.synchronize() after step() and before the change, or "
+                    "attach with optimizer=None, which does not overlap the forward pass"
+                )
+        shown = [param.grad for param in params]
+        for name, param in zip(names, params, strict=True):
+            param.grad = self._grads[name]
+        # State that is made here must be of use outside, whatever the forward pass runs in.
+        try:
+            with torch.inference_mode(False), _outside_of_forward():
+                self._stepper.apply(self._asked, params)
+        finally:
+            for param, grad in zip(params, shown, strict=True):
+                if not isinstance(grad, PendingGrad):
+                    param.grad = grad  # None, or what the user put there since
+        for name in names:
+            del self._due[name]
+
+    # Forward.
+
+    def _enter(self, names: Sequence[str]) -> None:
+        """A module is about to use ``names``."""
+        if self._late:
+            self._late.difference_update(names)
+        if not self._due:
+            return
+        with self._lock:
+            if not (self._in_forward or torch.is_grad_enabled()):
+                self._settle_for_evaluation()
+            self._bring(names)
+
+    def _bring(self, names: Sequence[str]) -> None:
+        """Makes the step for ``names``, and for what else has arrived."""
+        mine = [name for name in names if name in self._due]
+        if mine:
+            self._arrivals.wait(mine)
+            self._make(mine + self._arrived(set(mine)))
+
+    def _arrived(self, known: set[str]) -> list[str]:
+        """What else is due and there, up to the first in order of registration that is not."""
+        found = []
+        for name in self._due:
+            if name not in known:
+                if not self._arrivals.arrived(name):
+                    break
+                found.append(name)
+        return found
+
+    def _enter_root(self) -> None:
+        self._in_forward = torch.is_grad_enabled()
+        if self._due and not self._in_forward:
+            self._settle_for_evaluation()
+
+    def _settle_for_evaluation(self) -> None:
+        """Without gradients modules may be passed by, and nothing would tell of a stale value."""
+        self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
+
+    def _leave_root(self) -> None:
+        """What this forward pass had no gate for must not have been used in it."""
+        self._in_forward = False
+        if self._due:
+            with self._lock:
+                late = list(self._due)
+                self._arrivals.wait(late)
+                self._make(late)
+                self._late.update(late)
+
+    # Settling.
+
+    def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
+        """Makes everything true now: means, plain gradients, and the step that was asked for.
+
+        ``reason`` says why the forward pass cannot be overlapped; None is no fall-back. Raises
+        ``RankFailed`` if a peer is lost. Does nothing if nothing is pending.
+        """
+        with self._lock:
+            if not self._is_open:
+                return
+            if reason is None:
+                self.num_overlapped += 1
+            else:
+                self._count(reason, level)
+            self._arrivals.finish()
+            if self._due:
+                self._make(list(self._due))
+            self._show_plain()
+            self._is_open = False
+
+    def _count(self, reason: str, level: int) -> None:
+        self.fallbacks[reason] += 1
+        if self.fallbacks[reason] == 1:
+            _log.log(
+                level,
+                "the next forward pass does not overlap the exchange: %s; results are the same, "
+                "the step takes as long as without overlap (attach with optimizer=None if you do "
+                "not need it)",
+                reason,
+            )
+
+    def _show_plain(self) -> None:
+        """Plain gradients where pending ones are still shown."""
+        for name, grad in self._grads.items():
+            if stands_for(self._params[name].grad, grad):
+                self._params[name].grad = grad
+        self._round.is_over = True
+        self._grads = {}
+
+    def detach(self) -> None:
+        """Settles, and leaves model and optimizer as they were; hooks go even if that raises."""
+        with self._undo:
+            self.settle(None)
+
+
+def _unfit(grads: Mapping[str, Tensor | None]) -> str | None:
+    """Why gradients like these cannot be pending, or None."""
+    for name, grad in grads.items():
+        if grad is None:
+            return f"{name} took no part in the backward pass on this rank"
+        if grad.layout is not torch.strided:
+            return f"the gradient of {name} is sparse"
+        if grad.requires_grad:
+            return f"the gradient of {name} has a graph (create_graph=True)"
+    return None
+
+
+def _outside_of_forward() -> ExitStack:
+    """The step is made as where step() was called: without autocast, seen by no dispatch mode.
+
+    Such a mode is selective activation checkpointing, which counts the operators of a forward pass.
+    """
+    stack = ExitStack()
+    for device in _AUTOCAST:
+        if torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
+    if torch._C._len_torch_dispatch_stack():
+        stack.enter_context(_disable_current_modes())
+    return stack
+
+
+_AUTOCAST = ("cpu", "cuda")
