@@ -10,19 +10,16 @@ from typing import Any
 
 from ._version import __version__ as __version__
 
-_HOMES = {
-    "collective._types": "Collective",
-    "contract": "Compressor Layout Traits",
-    "errors": "InvalidSetting RankFailed RanksDiffer",
-    "exchange": "Exchange exchange_for pair residuals run_local with_error_feedback",
-    "payload": "Field Format Payload",
-    "runtime.attach": "attach",
-    "runtime.checkpoint": "redistribute",
-    "runtime.handle": "Handle",
-    "spec": "TensorSpec",
-    "trace.span": "Span Trace",
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_PATHS = """
+    collective._types.Collective contract.Compressor contract.Layout contract.Traits
+    cost.cluster.Cluster cost.profile.Profile
+    errors.InvalidSetting errors.RankFailed errors.RanksDiffer
+    exchange.Exchange exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
+    exchange.with_error_feedback measure.layers.profile payload.Field payload.Format payload.Payload
+    planner._plan.plan planner._types.Plan runtime.attach.attach runtime.checkpoint.redistribute
+    runtime.handle.Handle sim.timeline.simulate spec.TensorSpec trace.span.Span trace.span.Trace
+"""
+_HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 __all__ = ["__version__", "collective", "compress", "errors", *_HOME_OF]
 
 

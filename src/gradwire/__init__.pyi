@@ -8,6 +8,8 @@ from .collective._types import Collective as Collective
 from .contract import Compressor as Compressor
 from .contract import Layout as Layout
 from .contract import Traits as Traits
+from .cost.cluster import Cluster as Cluster
+from .cost.profile import Profile as Profile
 from .errors import InvalidSetting as InvalidSetting
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
@@ -17,12 +19,16 @@ from .exchange import pair as pair
 from .exchange import residuals as residuals
 from .exchange import run_local as run_local
 from .exchange import with_error_feedback as with_error_feedback
+from .measure.layers import profile as profile
 from .payload import Field as Field
 from .payload import Format as Format
 from .payload import Payload as Payload
+from .planner._plan import plan as plan
+from .planner._types import Plan as Plan
 from .runtime.attach import attach as attach
 from .runtime.checkpoint import redistribute as redistribute
 from .runtime.handle import Handle as Handle
+from .sim.timeline import simulate as simulate
 from .spec import TensorSpec as TensorSpec
 from .trace.span import Span as Span
 from .trace.span import Trace as Trace

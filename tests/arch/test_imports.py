@@ -21,6 +21,7 @@ ROWS = (
     ("measure", "runtime", "testbed", "adapt"),
     ("report",),
     ("bench",),
+    ("reproduce",),
     ("cli",),
 )
 """A module may import the rows above its own, what stands to its left, and its own package."""
@@ -29,7 +30,7 @@ ORDER = {name: place for place, name in enumerate(name for row in ROWS for name 
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "measure/links.py": "measures all-reduces",
+    "measure/allreduce.py": "measures torch's own all-reduce",
     "adapt": "meets frameworks that hold process groups",
     "testbed": "starts ranks",
     "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",

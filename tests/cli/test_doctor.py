@@ -11,7 +11,8 @@ import torch
 
 from gradwire.cli import _diagnosis as diagnosis
 from gradwire.cli.doctor import fit_rows, link_warnings
-from gradwire.measure.links import LinkFit, LinkReport
+from gradwire.cost.fit import LineFit
+from gradwire.measure.allreduce import LinkReport
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -117,13 +118,13 @@ def test_missing_parts_are_named() -> None:
 @pytest.mark.parametrize(
     ("fit", "reliable"),
     [
-        (LinkFit(1e-4, 1e-8, 0.05), True),
-        (LinkFit(1e-4, 1e-8, 0.5), False),
-        (LinkFit(-1e-4, 1e-8, 0.05), False),
-        (LinkFit(1e-4, 0.0, 0.05), False),
+        (LineFit(alpha_s=1e-4, per_unit_s=1e-8, residual=0.05), True),
+        (LineFit(alpha_s=1e-4, per_unit_s=1e-8, residual=0.5), False),
+        (LineFit(alpha_s=0.0, per_unit_s=1e-8, residual=0.05), False),
+        (LineFit(alpha_s=1e-4, per_unit_s=0.0, residual=0.05), False),
     ],
 )
-def test_a_bad_fit_is_called_bad(fit: LinkFit, reliable: bool) -> None:
-    report = LinkReport(world=4, backend="gloo", samples=(), fit=fit)
+def test_a_bad_fit_is_called_bad(fit: LineFit, reliable: bool) -> None:
+    report = LinkReport(world=4, backend="gloo", fit=fit)
     assert (link_warnings(report) == []) == reliable
     assert fit_rows(report)[0]["alpha_s"] == fit.alpha_s

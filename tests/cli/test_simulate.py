@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,10 +16,10 @@ from gradwire.load import names
 RUN = CliRunner()
 
 
-def rows(*words: str) -> list[dict[str, float]]:
+def rows(*words: str) -> list[dict[str, Any]]:
     done = RUN.invoke(app, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found: list[dict[str, float]] = json.loads(done.output)["rows"]
+    found: list[dict[str, Any]] = json.loads(done.output)["rows"]
     return found
 
 
@@ -46,9 +47,54 @@ def test_pictures_and_traces_are_written(tmp_path: Path) -> None:
     assert {event["name"] for event in events if event["ph"] == "X"}
 
 
+def test_sweeps_have_a_row_for_every_model_size_rate_and_planner() -> None:
+    sweep = ("--model", "vgg16", "--model", "lstm", "--ranks", "4,8", "--rate", "1gbit,10gbit")
+    found = rows(*sweep, "--planner", "wfbp", "--planner", "ddp")
+    keys = [(r["model"], r["num_ranks"], r["rate_bytes_per_s"], r["name"]) for r in found]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 2 * 2
+    for row in found:
+        assert row["speedup_vs_one_rank"] == pytest.approx(
+            row["num_ranks"] * row["compute_s"] / row["simulated_s"]
+        )
+        assert 0 < row["speedup_vs_one_rank"] <= row["num_ranks"]
+    alone = rows("--model", "vgg16", "--ranks", "8", "--rate", "1gbit", "--planner", "wfbp")[0]
+    same = next(
+        r for r, key in zip(found, keys, strict=True) if key == ("vgg16", 8, 1.25e8, "wfbp")
+    )
+    assert {**same, "speedup_vs_wfbp": 1.0} == alone
+
+
+def test_tuned_planners_stand_beside_the_others_and_are_no_slower() -> None:
+    found = rows("--model", "vgg16", "--tune", "--planner", "bytescheduler", "--planner", "wfbp")
+    by_name = {row["name"]: row["simulated_s"] for row in found}
+    assert list(by_name) == ["bytescheduler", "bytescheduler (tuned)", "wfbp"]
+    assert by_name["bytescheduler (tuned)"] < by_name["bytescheduler"]
+
+
+def test_curves_and_traces_of_a_sweep(tmp_path: Path) -> None:
+    picture, traces = tmp_path / "curves.png", tmp_path / "traces"
+    words = ("--model", "lstm", "--planner", "wfbp", "--curves", str(picture))
+    rows(*words, "--ranks", "2,4", "--rate", "1gbit,10gbit", "--traces", str(traces))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(list(traces.glob("*/wfbp.trace.json"))) == 4
+    rows(*words, "--rate", "1gbit,10gbit")
+
+
+def test_the_tables_title_says_what_all_rows_share() -> None:
+    words = ["--model", "lstm", "--planner", "wfbp", "--ranks", "2,4"]
+    printed = RUN.invoke(app, words, catch_exceptions=False).output.splitlines()
+    assert printed[0] == "2 cases"
+    assert "ranks" in printed[1]
+    assert "model" not in printed[1]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--model", "vgg16", "--ranks", "8,no"), "write --ranks 8,16,32"),
+        (("--model", "vgg16", "--ranks", "0"), "write --ranks 8,16,32"),
+        (("--model", "lstm", "--ranks", "2,4", "--picture", "x.png"), "write --curves for several"),
+        (("--model", "lstm", "--curves", "x.png"), "write --ranks 8,16,32"),
         (("--model", "vgg61"), "vgg16"),
         (("--model", "vgg16", "--planner", "usbite"), "usbyte"),
         (("--model", "vgg16", "--rate", "fast"), "500mbit"),

@@ -84,6 +84,39 @@ def no_credit(plan: Plan) -> Plan:
     return _with(plan, credit=0)
 
 
+def _after(plan: Plan, waits: dict[int, tuple[int, ...]]) -> Plan:
+    messages = list(plan.messages)
+    for number, others in waits.items():
+        messages[number] = messages[number].model_copy(update={"after": others})
+    return _with(plan, messages=tuple(messages))
+
+
+def waits_in_a_circle(plan: Plan) -> Plan:
+    return _after(plan, {0: (1,), 1: (2,), 2: (0,)})
+
+
+def waits_on_its_own_lane(plan: Plan) -> Plan:
+    """Message 2 follows message 0 there, so either waits for the other whatever lanes there are."""
+    return _with(_after(plan, {0: (2,)}), credit=2)
+
+
+def waits_for_one_behind(plan: Plan) -> Plan:
+    """On another lane, so that nothing is in its way but the line it heads."""
+    return _with(_after(plan, {1: (2,)}), credit=3)
+
+
+def waits_for_itself(plan: Plan) -> Plan:
+    return _after(plan, {1: (0, 1)})
+
+
+def waits_for_none_there_is(plan: Plan) -> Plan:
+    return _after(plan, {1: (9,)})
+
+
+def waits_for_one_before_the_first(plan: Plan) -> Plan:
+    return _after(plan, {1: (-1,)})
+
+
 def unknown_exchange(plan: Plan) -> Plan:
     return _first(plan, *plan.messages[0].chunks, exchange="sparse")
 
@@ -110,6 +143,16 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (empty_message, r"message \d is empty"),
     (mixed_dtypes, "message 0 mixes dtypes: bfloat16, float32"),
     (no_credit, "credit 0 lets no message start"),
+    (
+        waits_in_a_circle,
+        "cyclic dependency: message (0|1|2) waits for message . waits for message . waits for "
+        r"message \1",
+    ),
+    (waits_on_its_own_lane, "order that cannot be met: message 0 waits for message 2, which is"),
+    (waits_for_one_behind, "order that cannot be met: message 1 waits for message 2, which is"),
+    (waits_for_itself, "order that cannot be met: message 1 waits for itself"),
+    (waits_for_none_there_is, "order that cannot be met: message 1 waits for message 9; there are"),
+    (waits_for_one_before_the_first, "cannot be met: message 1 waits for message -1; there are"),
     (unknown_exchange, "message 0: unknown exchange 'sparse'; there are: dense"),
     (dense_defined_again, "exchange 'dense' is built in"),
     (
@@ -176,8 +219,16 @@ TRACE_BITES = (
         _changed("communication", lambda s: replace(s, start_s=0.0)),
     ),
     (
-        laws.law_credit_is_kept,
+        laws.law_lanes_carry_one_message_at_a_time,
         _changed("communication", lambda s: replace(s, start_s=0.0)),
+    ),
+    (
+        laws.law_messages_wait_for_those_they_name,
+        _changed("communication", lambda s: replace(s, start_s=0.0)),
+    ),
+    (
+        laws.law_no_message_waits_for_nothing,
+        _changed("communication", lambda s: replace(s, start_s=s.start_s + 1e-6)),
     ),
     (laws.law_no_link_above_100_percent, _every_message(_all_at_once)),
     (
@@ -198,6 +249,6 @@ TRACE_BITES = (
     ),
     (
         laws.law_price_is_the_traces,
-        _changed("forward", lambda s: replace(s, end_s=s.end_s + 1e-9)),
+        _changed("forward", lambda s: replace(s, end_s=s.end_s + 1e-6)),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.load import examples, load, names
 from gradwire.planner._check import check
+from gradwire.planner._price import iteration_s
 from gradwire.planner._types import Plan
+from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate
 from gradwire.trace.span import Trace
@@ -62,10 +66,40 @@ def test_trace_laws(planner: Planner) -> None:
         plan = planner(profile, cluster)
         trace = simulate(plan, profile, cluster)
         assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
+        assert iteration_s(plan, profile, cluster) == trace.iteration_s
         for law in TRACE_LAWS:
             law(plan, profile, cluster, trace)
 
     hold()
+
+
+@bounded(40)
+@given(
+    profile=profiles(largest=120),
+    cluster=clusters.filter(lambda cluster: cluster.num_ranks < 9),
+    credit=st.integers(1, 4),
+    draw=st.randoms(use_true_random=False),
+)
+def test_trace_laws_of_any_plan(
+    profile: Profile, cluster: Cluster, credit: int, draw: random.Random
+) -> None:
+    """Any order, any credit, any dependencies that look back; on one rank and on each of all."""
+    messages = list(bytescheduler(profile, cluster, partition_bytes=96).messages)
+    draw.shuffle(messages)
+    for number, message in enumerate(messages):
+        after = tuple(draw.sample(range(number), min(number, draw.choice((0, 0, 1, 2)))))
+        messages[number] = message.model_copy(update={"after": after})
+    plan = wfbp(profile, cluster).model_copy(
+        update={"messages": tuple(messages), "credit": credit, "overlap_forward": True}
+    )
+    every = simulate(plan, profile, cluster, ranks="all")
+    traces = [simulate(plan, profile, cluster)]
+    traces += [
+        every.only(lambda span, rank=rank: span.rank == rank) for rank in {0, cluster.num_ranks - 1}
+    ]
+    for trace in traces:
+        for law in TRACE_LAWS:
+            law(plan, profile, cluster, trace)
 
 
 @every_planner
@@ -118,6 +152,9 @@ def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
 def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Trace]) -> None:
     cluster = exact_cluster(hop_s=0.0)  # or latency would hide a link that carries too much
     plan = wfbp(SOUND, cluster)
+    *others, last = plan.messages
+    last = last.model_copy(update={"after": (0,)})
+    plan = plan.model_copy(update={"messages": (*others, last)})
     trace = simulate(plan, SOUND, cluster)
     assert not _fails(law, plan, SOUND, cluster, trace)
     assert _fails(law, plan, SOUND, cluster, spoils(trace))

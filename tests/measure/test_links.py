@@ -1,72 +1,104 @@
-"""The link model: the fit finds the alpha and beta that times were made of; a real group agrees."""
+"""Measured clusters: every verb, the same figures on every rank, and what is no measurement."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import random
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gradwire.errors import GradwireError, InvalidSetting
+from gradwire.cost.cluster import COLLECTIVES, HOP_S, Cluster
+from gradwire.cost.fit import LineFit
+from gradwire.errors import InvalidSetting
 from gradwire.measure import links
-from gradwire.measure.links import LinkFit, LinkReport, Sample, fit
+from gradwire.measure.links import measure_cluster
+from gradwire.runtime.engine import Engine
+from gradwire.runtime.membership import Membership
+
+from .links_ranks import SIZES_BYTES
+
+WORLD = 3
 
 
-@given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-6))
-def test_the_fit_finds_what_exact_times_were_made_of(alpha_s: float, beta: float) -> None:
-    found = fit([Sample(size, alpha_s + beta * size) for size in links.SIZES_BYTES])
-    assert math.isclose(found.beta_s_per_byte, beta, rel_tol=1e-6)
-    assert math.isclose(found.alpha_s, alpha_s, rel_tol=1e-6)
-    assert found.residual < 1e-6
-
-
-def test_noise_ends_in_the_residual_and_not_in_alpha() -> None:
-    noise = random.Random(0)
-    samples = [
-        Sample(size, (1e-4 + 1e-8 * size) * noise.uniform(0.9, 1.1))
-        for size in links.SIZES_BYTES
-        for _ in range(7)
+@pytest.mark.multi
+def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.measure.links_ranks"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(tmp_path)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
     ]
-    found = fit(samples)
-    assert 0.02 < found.residual < 0.1
-    assert found.alpha_s == pytest.approx(1e-4, rel=0.1)
-    assert found.beta_s_per_byte == pytest.approx(1e-8, rel=0.1)
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    found = [Cluster.load(tmp_path / f"cluster-{rank}.json") for rank in range(WORLD)]
+    facts = {(tmp_path / f"facts-{rank}").read_text() for rank in range(WORLD)}
+    assert found[0] == found[1] == found[2]
+    assert len(facts) == 1, "the overlap is not the same on all ranks"
+    told, hidden = map(float, facts.pop().split())
+    assert told == pytest.approx(len(COLLECTIVES) * len(SIZES_BYTES))
+    assert hidden < 2
+    cluster = found[0]
+    assert cluster.num_ranks == WORLD
+    assert cluster.codecs["own"].encode.alpha_s == 0
+    assert tuple(cluster.collectives) == COLLECTIVES
+    for verb, line in cluster.collectives.items():
+        assert all(seconds > 0 for _, seconds in line.samples), verb
+        buffers = [size * (WORLD if verb == "all_gather" else 1) for size, _ in line.samples]
+        assert all(
+            0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
+        )
+    # No rate was stated: it is that of a ring that takes as long, and so is the hop.
+    ring = cluster.model_copy(update={"collectives": {}})
+    for size_bytes in SIZES_BYTES:
+        assert ring.all_reduce_s(size_bytes) == pytest.approx(cluster.all_reduce_s(size_bytes))
+
+
+def test_a_single_rank_has_no_links() -> None:
+    engine = Engine(
+        Membership("", 0, 1), num_channels=1, timeout=timedelta(seconds=5), on_span=lambda _: None
+    )
+    with pytest.raises(InvalidSetting, match="joins at least two ranks, got 1"):
+        measure_cluster(engine)
+    engine.close()
+
+
+class _Three:
+    """As much of an engine as is looked at before anything is sent."""
+
+    world, rank = 3, 0
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [[], [Sample(8, 1.0)], [Sample(8, 1.0), Sample(8, 2.0)], [Sample(8, 0), Sample(9, 1)]],
+    ("settings", "words"),
+    [
+        ({"verbs": ("all_reduse",)}, "did you mean 'all_reduce'"),
+        ({"sizes_bytes": (1, 2)}, "three sizes or more"),
+        ({"sizes_bytes": (0, 2, 3)}, "three sizes or more"),
+    ],
 )
-def test_what_determines_no_line_is_refused(samples: list[Sample]) -> None:
-    with pytest.raises(InvalidSetting, match="measure more sizes"):
-        fit(samples)
+def test_mistakes_are_answered_before_anything_is_sent(
+    settings: dict[str, tuple[object, ...]], words: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        measure_cluster(_Three(), **settings)  # type: ignore[arg-type]
 
 
-def test_the_rate_is_that_of_a_ring() -> None:
-    # 4 ranks send 1.5 bytes for each byte of the buffer: 1.5 / beta.
-    report = LinkReport(4, "gloo", (), LinkFit(0.0, 2.4e-7, 0.0))
-    assert report.rate_bytes_per_s == pytest.approx(6.25e6)
-    assert LinkReport(4, "gloo", (), LinkFit(0.0, 0.0, 0.0)).rate_bytes_per_s == math.inf
-
-
-@pytest.mark.multi
-def test_the_loopback_is_really_measured() -> None:
-    report = links.measure_loopback()
-    assert (report.world, report.backend) == (2, "gloo")
-    assert tuple(sample.size_bytes for sample in report.samples) == links.SIZES_BYTES
-    assert all(sample.seconds > 0 for sample in report.samples)
-    # To rounding: the rank that fitted has its own memory layout, and LAPACK's sums follow it.
-    assert dataclasses.astuple(report.fit) == pytest.approx(
-        dataclasses.astuple(fit(report.samples)), rel=1e-9
-    )
-    assert LinkReport.from_json(report.to_json()) == report
-
-
-@pytest.mark.multi
-def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "__name__", "gradwire.measure.no_such_module")
-    with pytest.raises(GradwireError, match="no_such_module"):
-        links.measure_loopback()
+def test_a_rate_needs_an_all_reduce_that_has_one() -> None:
+    flat = LineFit(alpha_s=1.0, per_unit_s=0.0)
+    for fits in ({}, {"all_reduce": flat}):
+        with pytest.raises(InvalidSetting, match="or give rate_bytes_per_s"):
+            links._cluster(_Three(), fits, None, {})  # type: ignore[arg-type]
+    given = links._cluster(_Three(), {}, 1e6, {})  # type: ignore[arg-type]
+    assert (given.rate_bytes_per_s, given.hop_s) == (1e6, HOP_S)

@@ -18,7 +18,7 @@ PLAN = Plan(
     settings={"bytes": 1, "share": 0.1, "fused": True, "name": "x"},
     messages=(
         Message(chunks=(Chunk(tensor="a", start=0, stop=5), Chunk(tensor="b", start=2, stop=3))),
-        Message(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse"),
+        Message(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)),
     ),
     credit=2,
     overlap_forward=True,
@@ -53,7 +53,8 @@ def test_entries_cannot_be_assigned() -> None:
         ("schema_version", 2, r"schema_version: .*schema 1 is accepted"),
         ("planner", "", "planner"),
         ("messages", [{"chunks": [{"tensor": "a", "start": 0}]}], r"messages\.0\.chunks\.0\.stop"),
-        ("messages", [{"chunks": [], "after": [1]}], r"messages\.0\.after"),
+        ("messages", [{"chunks": [], "before": [1]}], r"messages\.0\.before"),
+        ("messages", [{"chunks": [], "after": ["it"]}], r"messages\.0\.after\.0"),
         ("credit", "many", "credit"),
         ("priority", 1, "priority"),
     ],

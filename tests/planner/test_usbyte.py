@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.planner._buckets import buckets
+from gradwire.planner._buckets import buckets, merged
 from gradwire.planner._check import check
 from gradwire.planner._phases import Instance
 from gradwire.planner._price import iteration_s
@@ -195,6 +195,51 @@ def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
     check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
 
 
+IMPROVED = ({"merge": True}, {"credit": 4}, {"merge": True, "credit": 4})
+
+
+@pytest.mark.parametrize("settings", IMPROVED, ids=str)
+def test_merging_and_credit_never_make_it_longer_and_sometimes_much_shorter(
+    settings: dict[str, int],
+) -> None:
+    draw = random.Random(11)
+    gains = []
+    for _ in range(60):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 10))
+        papers = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+        improved = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, **settings)
+        gains.append(
+            iteration_s(papers, profile, cluster) / iteration_s(improved, profile, cluster)
+        )
+    assert min(gains) >= 1
+    assert max(gains) > 1.5
+
+
+def test_merging_joins_small_neighbours_only() -> None:
+    """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is merged."""
+    small = [([4], 0.125, 0.125)] * 6
+    profile = profile_of(*small, ([1024], 0.125, 0.125), *small)
+    cluster = exact_cluster(hop_s=0.5, rate=64.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=2**20, merge=True)
+    assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
+    assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
+
+
+def test_merged_layers_keep_dtypes_apart() -> None:
+    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=DTYPES)
+    cut = merged(buckets(profile), math.inf)
+    assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
+    alike = merged(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
+    assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]
+
+
+def test_credit_is_what_the_plan_uses_at_most() -> None:
+    profile, alone = vgg16(), profile_of(([64], 1.0, 1.0))
+    many = Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
+    assert usbyte(profile, many, credit=4).credit == 4
+    assert usbyte(alone, many, credit=4).credit == 1
+
+
 @pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])
 def test_400_layers_are_planned_within_a_second(rate: float) -> None:
     """CPU seconds of this process: what else the machine does is not the planner's time."""
@@ -210,6 +255,8 @@ def test_400_layers_are_planned_within_a_second(rate: float) -> None:
     [
         ({"basic_partition_bytes": 0}, "basic_partition_bytes must be a whole number, 1 or more"),
         ({"basic_partition_bytes": math.pi}, "basic_partition_bytes must be"),
+        ({"credit": 0}, "credit must be a whole number, 1 or more"),
+        ({"merge": 1}, "merge must be True or False"),
         ({"trials": -1}, "trials must be a whole number, 0 or more"),
     ],
 )

@@ -14,7 +14,7 @@ from . import _diagnosis as diagnosis
 from ._output import emit, progress
 
 if TYPE_CHECKING:
-    from ..measure.links import LinkReport
+    from ..measure.allreduce import LinkReport
 
 app = typer.Typer(help=__doc__)
 
@@ -65,8 +65,8 @@ def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
     if report is not None:
         sections["Link"] = fit_rows(report)
         sections["All-reduces"] = [
-            {"name": format_bytes(sample.size_bytes), "median_s": sample.seconds}
-            for sample in report.samples
+            {"name": format_bytes(size_bytes), "median_s": seconds}
+            for size_bytes, seconds in report.fit.samples
         ]
         warnings += link_warnings(report)
     return sections | {"Warnings": warnings}
@@ -79,7 +79,7 @@ def fit_rows(report: LinkReport) -> diagnosis.Rows:
         {
             "name": f"{where}, {report.world} ranks, {report.backend}",
             "alpha_s": report.fit.alpha_s,
-            "beta_s_per_byte": report.fit.beta_s_per_byte,
+            "beta_s_per_byte": report.fit.per_unit_s,
             "fraction_residual": report.fit.residual,
             "rate_bytes_per_s": report.rate_bytes_per_s,
         }
@@ -89,22 +89,22 @@ def fit_rows(report: LinkReport) -> diagnosis.Rows:
 def link_warnings(report: LinkReport) -> diagnosis.Rows:
     """Whether the fit can be relied on."""
     found = report.fit
-    if found.residual <= NOISY and found.alpha_s >= 0 and found.beta_s_per_byte > 0:
+    if found.residual <= NOISY and found.alpha_s > 0 and found.per_unit_s > 0:
         return []
-    problem = f"the fit misses the times by {100 * found.residual:.0f} % or has a negative term"
+    problem = f"the fit misses the times by {100 * found.residual:.0f} % or lacks a term"
     remedy = "something else uses the machine or the link: repeat when it is quiet"
     return [{"name": "link", "problem": problem, "remedy": remedy}]
 
 
 def _measured() -> LinkReport:
-    from ..measure import links
+    from ..measure import allreduce
 
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         with progress("measuring the loopback"):
-            return links.measure_loopback()
-    with progress("measuring the link", total=len(links.SIZES_BYTES)) as advance:
+            return allreduce.measure_loopback()
+    with progress("measuring the link", total=len(allreduce.SIZES_BYTES)) as advance:
         try:
-            return links.measure_launched(advance=advance)
+            return allreduce.measure_launched(advance=advance)
         except RuntimeError as error:
             raise GradwireError(
                 f"the link could not be measured: {error}; check that MASTER_ADDR and the "

@@ -2,70 +2,166 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import catalogue
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
+from ..errors import invalid
 from ..load import load, names
-from ..planner._check import check
-from ..report import timeline
+from ..planner._plan import plan as make_plan
+from ..planner._tune import search_space
+from ..report import curves, timeline
 from ..sim.timeline import simulate as run_plan
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
-from ..units import parse_rate
-from ._output import emit
+from ..units import format_rate
+from ._inputs import RANKS, RATE, read_cluster, read_profile, read_ranks, read_rates
+from ._output import emit, progress
 
 app = typer.Typer()
 
 
 @app.command()
 def simulate(
-    model: Annotated[str, typer.Option(help="A model of the catalogue, or a profile's file.")],
-    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
-    rate: Annotated[str, typer.Option(help="Rate of each rank's link.")] = "10gbit",
+    model: Annotated[
+        list[str], typer.Option(help="A model of the catalogue, or a profile's file; repeat it.")
+    ],
+    ranks: Annotated[str | None, typer.Option(help=f"As 8,16,32; else {RANKS}.")] = None,
+    rate: Annotated[str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
     planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
+    tune: Annotated[bool, typer.Option(help="Show planners with tuned settings too.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a timeline (PNG) here.")] = None,
+    speedups: Annotated[
+        Path | None, typer.Option("--curves", help="Write speedups over one rank (PNG) here.")
+    ] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict one iteration of a model under each planner, for any number of ranks and any link.
 
-    Uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated throughput model
-    of a V100, not a measurement.
+    Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated
+    throughput model of a V100, not a measurement. Speedups count the work of all ranks.
     """
-    profile = Profile.load(model) if Path(model).exists() else catalogue.load(model)
-    cluster = Cluster(num_ranks=ranks, rate_bytes_per_s=parse_rate(rate))
-    timelines: dict[str, Trace] = {}
-    rows: list[dict[str, object]] = []
-    for name in planner or names("planner"):
-        plan = load("planner", name)(profile, cluster)
-        check(plan, profile)
-        timelines[name] = run_plan(plan, profile, cluster)
-        rows.append(_row(name, len(plan.messages), timelines[name], profile))
-    wfbp = timelines.get("wfbp")
-    for row in rows:
-        if wfbp is not None:
-            row["speedup_vs_wfbp"] = wfbp.iteration_s / timelines[str(row["name"])].iteration_s
-    emit("simulate", rows, as_json=as_json, title=f"{profile.model}, {ranks} ranks at {rate}")
+    profiles = [read_profile(one) for one in model]
+    clusters = [
+        read_cluster(cluster, num_ranks, link)
+        for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))
+    ]
+    wanted = planner or names("planner")
+    for name in wanted:
+        load("planner", name)
+    cases = [Case(*case) for case in itertools.product(profiles, clusters)]
+    if picture is not None and len(cases) > 1:
+        accepted = "asked for with one model, one number of ranks and one rate"
+        raise invalid("--picture", f"{len(cases)} cases", accepted, "write --curves for several")
+    with progress("simulating", total=len(cases)) as advance:
+        for case in cases:
+            case.run(wanted, tune)
+            advance(note=case.title)
+    rows = [row for case in cases for row in case.rows()]
+    constant = {key for key in CASE_KEYS if len({row[key] for row in rows}) == 1}
+    title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
+    emit("simulate", rows, as_json=as_json, title=title, hidden=constant)
     if picture is not None:
-        timeline.draw(timelines, picture, title=f"{profile.model}, {ranks} ranks at {rate}")
+        timeline.draw(cases[0].timelines, picture, title=cases[0].title)
+    if speedups is not None:
+        draw_speedups(rows, speedups)
     if traces is not None:
-        traces.mkdir(parents=True, exist_ok=True)
-        for name, trace in timelines.items():
-            save_chrome(trace, traces / f"{name}.trace.json")
+        _save_traces(cases, traces)
 
 
-def _row(name: str, num_messages: int, trace: Trace, profile: Profile) -> dict[str, object]:
-    compute_s = profile.forward_s + profile.backward_s
-    return {
-        "name": name,
-        "simulated_s": trace.iteration_s,
-        "messages": num_messages,
-        "compute_s": compute_s,
-        "communication_s": trace.busy_s("communication"),
-        "fraction_of_ideal": compute_s / trace.iteration_s,
-    }
+CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")
+"""What all rows of a case have in common."""
+
+
+@dataclass
+class Case:
+    """One model on one cluster: the trace of each planner, by the planner's name in tables."""
+
+    profile: Profile
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        self.timelines: dict[str, Trace] = {}
+        self._num_messages: dict[str, int] = {}
+
+    @property
+    def title(self) -> str:
+        rate = format_rate(self.cluster.rate_bytes_per_s)
+        return f"{self.profile.model}, {self.cluster.num_ranks} ranks at {rate}"
+
+    def run(self, planners: Sequence[str], tune: bool) -> None:
+        """Plans and simulates; with ``tune`` a second time with settings found by search."""
+        for name in planners:
+            searched = tune and bool(search_space(load("planner", name)))
+            for shown, tuned in [(name, False)] + [(f"{name} (tuned)", True)] * searched:
+                plan = make_plan(name, self.profile, self.cluster, tune=tuned)
+                self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
+                self._num_messages[shown] = len(plan.messages)
+
+    def rows(self) -> list[dict[str, object]]:
+        profile, num_ranks = self.profile, self.cluster.num_ranks
+        compute_s = profile.forward_s + profile.backward_s
+        wfbp = self.timelines.get("wfbp")
+        rows: list[dict[str, object]] = []
+        for name, trace in self.timelines.items():
+            iteration_s = trace.iteration_s
+            row: dict[str, object] = {
+                "name": name,
+                "model": profile.model,
+                "num_ranks": num_ranks,
+                "rate_bytes_per_s": self.cluster.rate_bytes_per_s,
+                "simulated_s": iteration_s,
+                "messages": self._num_messages[name],
+                "compute_s": compute_s,
+                "communication_s": trace.busy_s("communication"),
+                "fraction_of_ideal": compute_s / iteration_s,
+                "speedup_vs_one_rank": num_ranks * compute_s / iteration_s,
+                "samples_per_second": num_ranks * profile.batch_size / iteration_s,
+            }
+            if wfbp is not None:
+                row["speedup_vs_wfbp"] = wfbp.iteration_s / iteration_s
+            rows.append(row)
+        return rows
+
+
+def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
+    """Draws speedup over ranks where they vary, otherwise over rates; a panel a model."""
+    several = [key for key in CASE_KEYS[1:] if len({row[key] for row in rows}) > 1]
+    if not several:
+        accepted = "several numbers of ranks or several rates"
+        raise invalid("--curves", "one point a planner", accepted, "write --ranks 8,16,32")
+    key, others = several[0], several[1:]
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        rest = "".join(f", {format_rate(float(str(row[other])))}" for other in others)
+        x = float(str(row[key])) * (1.0 if key == "num_ranks" else 8e-9)
+        lines = panels.setdefault(f"{row['model']}{rest}", {})
+        lines.setdefault(str(row["name"]), []).append((x, float(str(row["speedup_vs_one_rank"]))))
+        ideal = lines.setdefault("ideal", [])
+        if (x, float(str(row["num_ranks"]))) not in ideal:
+            ideal.append((x, float(str(row["num_ranks"]))))
+    curves.draw_panels(
+        panels,
+        path,
+        title="Simulated speedup over one rank",
+        x_label="ranks" if key == "num_ranks" else "rate (Gbit/s)",
+        y_label="times the work of one rank",
+        doubling=True,
+    )
+
+
+def _save_traces(cases: Sequence[Case], folder: Path) -> None:
+    """A Chrome trace a planner; with several cases, in a folder each."""
+    for case in cases:
+        own = folder if len(cases) == 1 else folder / case.title.replace("/", " per ")
+        own.mkdir(parents=True, exist_ok=True)
+        for name, trace in case.timelines.items():
+            save_chrome(trace, own / f"{name}.trace.json")

@@ -1,28 +1,54 @@
-"""Cluster: how many ranks there are and what a link carries, and what an all-reduce then takes.
+"""Cluster: how many ranks there are, what its links carry, and what every verb then takes.
 
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the cost of a hop
-    and b = 2(N-1)/N times that of a byte on a link: a ring.
-Differences from the paper: b comes from the link's rate, because the two values of b that the paper
-    prints contradict its own links; the time to add two numbers (its gamma) counts as none. Its
-    a = 910 us at 8 nodes is 65 us a hop, which is the default.
+    and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
+    decode and merge as lines over the number of elements.
+Differences from the papers: where a verb was measured its own line counts; where not, b comes from
+    the link's rate, because the two values of b that US-Byte prints contradict its own links, and
+    the time to add two numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a
+    hop, which is the default.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, UnknownName, invalid
+from ..units import format_rate, format_seconds
+from ._stored import Frozen, Stored
+from .fit import LineFit
 
 HOP_S = 65e-6
 """Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
 
+Collective = Literal[
+    "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"
+]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+"""Names of the verbs that cost something on the wire. Sizes are bytes of the buffer; for all_gather
+of the rank's own contribution, for all_to_all and reduce_scatter of the whole input buffer."""
 
-class Cluster(BaseModel):
+Primitive = Literal["encode", "decode", "merge"]
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+
+
+class CodecFit(Frozen):
+    """Seconds of a compressor's three primitives, as lines over the number of elements.
+
+    Encode includes error feedback where the compressor's traits ask for it.
+    """
+
+    encode: LineFit
+    decode: LineFit
+    merge: LineFit
+
+
+class Cluster(Stored):
     """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
 
+    ``collectives`` and ``codecs`` hold what was measured; without them the ring's formulas count.
     Raises ``ValueError`` (pydantic's) for figures that no cluster has.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
@@ -30,46 +56,124 @@ class Cluster(BaseModel):
     '910 us + 1.4 ns a byte'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    WRITTEN_BY: ClassVar[str] = "gradwire profile"
 
     num_ranks: Annotated[int, Field(ge=1)]
     rate_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     hop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = HOP_S
+    collectives: dict[Collective, LineFit] = Field(default_factory=dict)
+    """Measured lines over bytes, by verb; see ``COLLECTIVES`` for what a size means."""
+    codecs: dict[str, CodecFit] = Field(default_factory=dict)
+    """Measured lines over elements, by compressor."""
+    source: Annotated[str, Field(min_length=1)] = "stated"
+    """How the figures were got."""
 
     @property
     def alpha_s(self) -> float:
         """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
-        return 2 * (self.num_ranks - 1) * self.hop_s
+        return self._line("all_reduce")[0]
 
     @property
     def beta_s_per_byte(self) -> float:
-        """Seconds that each byte of the buffer adds; 0 for one rank."""
-        return 2 * (self.num_ranks - 1) / self.num_ranks / self.rate_bytes_per_s
+        """Seconds that each byte of an all-reduce's buffer adds; 0 for one rank."""
+        return self._line("all_reduce")[1]
 
-    def all_reduce_s(self, size_bytes: int) -> float:
+    def collective_s(self, verb: str, size_bytes: float) -> float:
+        """Seconds of one verb of ``COLLECTIVES`` by itself; nothing to send costs nothing.
+
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
+        0.6
+        """
+        alpha_s, per_byte_s = self._line(verb)
+        return alpha_s + per_byte_s * size_bytes if size_bytes > 0 else 0.0
+
+    def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
-        return self.alpha_s + self.beta_s_per_byte * size_bytes if size_bytes else 0.0
+        return self.collective_s("all_reduce", size_bytes)
+
+    def codec_s(self, compressor: str, primitive: str, numel: float) -> float:
+        """Seconds of one primitive of a measured compressor on ``numel`` elements.
+
+        Raises ``InvalidSetting`` for a compressor that was not measured, as no formula knows it.
+        """
+        if compressor not in self.codecs:
+            accepted = ", ".join(sorted(self.codecs)) or "none"
+            raise InvalidSetting(
+                f"the cluster file holds no times of compressor {compressor!r} (measured: "
+                f"{accepted}); measure them with gradwire profile --codecs"
+            )
+        if primitive not in PRIMITIVES:
+            raise UnknownName("primitive", primitive, PRIMITIVES)
+        line: LineFit = getattr(self.codecs[compressor], primitive)
+        return line.seconds(numel)
 
     def wire_bytes(self, size_bytes: int) -> int:
         """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
         return 2 * (self.num_ranks - 1) * size_bytes // self.num_ranks
 
-    def save(self, path: Path | str) -> None:
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n")
+    def scaled(
+        self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
+    ) -> Cluster:
+        """The same kind of cluster with another number of ranks or another rate.
 
-    @classmethod
-    def parse(cls, text: str, origin: str = "cluster") -> Cluster:
-        """Reads JSON text; ``origin`` is what errors call it. Raises ``InvalidSetting``."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        Where an all-reduce was measured, its hop is alpha / 2(N-1), and the share of the rate that
+        arrives (headers cost some) is that of the measurement; both are kept. Measured lines of
+        verbs hold for their own size and rate only and are dropped; those of codecs stay.
+        """
+        if num_ranks is None and rate_bytes_per_s is None:
+            raise invalid("scaled()", "no figure", "num_ranks, rate_bytes_per_s", "give one")
+        hop_s, arriving = self._hop_and_rate()
+        rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        ranks = self.num_ranks if num_ranks is None else num_ranks
+        return Cluster(
+            num_ranks=ranks,
+            rate_bytes_per_s=rate * arriving / self.rate_bytes_per_s,
+            hop_s=hop_s,
+            codecs=self.codecs,
+            source=(
+                f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
+                f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
+                f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
+                f"{self.source}"
+            ),
+        )
+
+    def _hop_and_rate(self) -> tuple[float, float]:
+        """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
+        fit, ranks = self.collectives.get("all_reduce"), self.num_ranks
+        if fit is None or ranks == 1:
+            return self.hop_s, self.rate_bytes_per_s
+        if fit.per_unit_s == 0:
             raise InvalidSetting(
-                f"{origin} cannot be read: {where}: {first['msg']}; "
-                "it holds num_ranks, rate_bytes_per_s and hop_s"
-            ) from None
+                "the measured all-reduce takes no longer for more bytes, so it tells no rate to "
+                "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
+            )
+        return fit.alpha_s / (2 * (ranks - 1)), 2 * (ranks - 1) / ranks / fit.per_unit_s
 
-    @classmethod
-    def load(cls, path: Path | str) -> Cluster:
-        return cls.parse(Path(path).read_text(), str(path))
+    def _line(self, verb: str) -> tuple[float, float]:
+        """(seconds whatever the size, seconds a byte) of a verb: measured, else the ring's."""
+        measured = self.collectives.get(verb)  # type: ignore[call-overload]
+        if self.num_ranks == 1 and verb in COLLECTIVES:
+            return 0.0, 0.0
+        if measured is not None:
+            return measured.alpha_s, measured.per_unit_s
+        hops, copies = _ring(verb, self.num_ranks)
+        return hops * self.hop_s, copies / self.rate_bytes_per_s
+
+
+def _ring(verb: str, num_ranks: int) -> tuple[int, float]:
+    """(hops, copies of the size on each link) of a verb among ranks in a ring."""
+    others = num_ranks - 1
+    match verb:
+        case "all_reduce":
+            return 2 * others, 2 * others / num_ranks
+        case "all_gather":
+            return others, others
+        case "all_to_all" | "reduce_scatter":
+            return others, others / num_ranks
+        case "broadcast":  # a tree
+            return others.bit_length(), others.bit_length()
+        case "send":
+            return 1, 1
+        case _:
+            raise UnknownName("verb", verb, COLLECTIVES)

@@ -5,25 +5,23 @@ Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own severa
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ..errors import InvalidSetting
+from ._stored import Frozen, Stored
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class ProfiledTensor(_Frozen):
+class ProfiledTensor(Frozen):
     """One parameter whose gradient is exchanged."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -42,7 +40,7 @@ class ProfiledTensor(_Frozen):
         return self.numel * _ITEM_BYTES[self.dtype]
 
 
-class Layer(_Frozen):
+class Layer(Frozen):
     """One layer: its tensors, and the seconds of its forward and backward computation.
 
     All its gradients are ready when its backward ends; its forward may start when all its
@@ -59,22 +57,45 @@ class Layer(_Frozen):
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-class Profile(_Frozen):
+class Measurement(Frozen):
+    """How a profile was measured, and what measuring cost and changed."""
+
+    iterations: Annotated[int, Field(ge=1)]
+    """Steps that the times are medians of, and as many without hooks."""
+    profiling_s: Seconds
+    """Seconds that measuring took in all, warm-up included."""
+    step_s: Seconds
+    """Seconds of a step without hooks, forward and backward: what the layers' seconds add up to."""
+    hooked_step_s: Seconds
+    """Seconds of a step with the hooks and the synchronisation they add."""
+    backward_order: tuple[str, ...] = ()
+    """Names of all tensors in the order in which their gradients became ready, first one first."""
+
+    @property
+    def slowdown(self) -> float:
+        """How much slower a step is with the hooks: 0.02 is 2 %; negative within the noise."""
+        return self.hooked_step_s / self.step_s - 1 if self.step_s else 0.0
+
+
+class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
     Raises ``InvalidSetting`` when read from a file that is empty, of another schema, or holds a
     negative, NaN or doubled entry; the message names the entry.
     """
 
-    schema_version: Literal[1] = 1
+    WRITTEN_BY: ClassVar[str] = "gradwire profile"
+
     model: Annotated[str, Field(min_length=1)]
     source: Annotated[str, Field(min_length=1)]
     """How the times were got: device and date of a measurement, or the stated throughput model."""
     batch_size: Annotated[int, Field(ge=1)]
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    measurement: Measurement | None = None
+    """None where the times are a throughput model's."""
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Profile:
+    def _names_are_unique(self) -> Self:
         for what, names in (
             ("layer", [layer.name for layer in self.layers]),
             ("tensor", [tensor.name for layer in self.layers for tensor in layer.tensors]),
@@ -99,22 +120,30 @@ class Profile(_Frozen):
     def backward_s(self) -> float:
         return sum(layer.backward_s for layer in self.layers)
 
-    def save(self, path: Path | str) -> None:
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n")
+    def check_model(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Raises ``InvalidSetting`` unless these are the profiled tensors.
 
-    @classmethod
-    def parse(cls, text: str, origin: str = "profile") -> Profile:
-        """Reads JSON text; ``origin`` is what errors call it."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the whole"
-            raise InvalidSetting(
-                f"{origin} cannot be read: {where}: {first['msg']} (schema {SCHEMA} is accepted); "
-                "write it again with gradwire profile"
-            ) from None
+        ``parameters`` are (name, parameter) as ``model.named_parameters()`` gives them; those that
+        need no gradient do not count. Names, shapes and dtypes must agree; the order need not.
+        """
+        listed = {tensor.name: tensor for layer in self.layers for tensor in layer.tensors}
+        for name, parameter in parameters:
+            if not parameter.requires_grad:
+                continue
+            tensor = listed.pop(name, None)
+            if tensor is None:
+                raise self._another_model(f"the model's parameter {name!r} is not in it")
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            if (tensor.shape, tensor.dtype) != (tuple(parameter.shape), dtype):
+                raise self._another_model(
+                    f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} in it and {dtype} "
+                    f"{list(parameter.shape)} in the model"
+                )
+        if listed:
+            raise self._another_model(f"its tensor {next(iter(listed))!r} is not in the model")
 
-    @classmethod
-    def load(cls, path: Path | str) -> Profile:
-        return cls.parse(Path(path).read_text(), str(path))
+    def _another_model(self, why: str) -> InvalidSetting:
+        return InvalidSetting(
+            f"the profile of {self.model!r} is of another model: {why}; profile the model that is "
+            "trained, with gradwire.profile(model, step)"
+        )

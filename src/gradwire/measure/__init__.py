@@ -1,4 +1,4 @@
-"""Measuring a model and a cluster.
+"""Measuring a model (layers), a cluster (links, allreduce) and compressors (codecs).
 
-May import: all but report and cli.
+May import: all but runtime (an engine is passed in), testbed, report, bench and cli.
 """

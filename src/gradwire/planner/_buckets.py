@@ -1,7 +1,8 @@
-"""Buckets: a layer's gradients of one dtype laid end to end, which planners cut and merge."""
+"""Buckets: gradients of one dtype laid end to end, which planners cut and merge."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cost.profile import Profile, ProfiledTensor
@@ -11,10 +12,14 @@ from ._types import Chunk, Message
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one layer and one dtype, in the profile's order; none of them is empty."""
+    """Tensors of one dtype, in the profile's order: a layer's, or those of neighbouring layers.
+
+    None of them is empty.
+    """
 
     layer: int
-    """The layer's place in forward order."""
+    """The place in forward order of the (first) layer: the last one that is ready, and the first
+    one that is needed."""
     tensors: tuple[ProfiledTensor, ...]
 
     @property
@@ -58,6 +63,19 @@ def buckets(profile: Profile) -> list[Bucket]:
             if tensor.numel:
                 by_dtype.setdefault(tensor.dtype, []).append(tensor)
         found += [Bucket(place, tuple(tensors)) for tensors in by_dtype.values()]
+    return found
+
+
+def merged(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
+    """Neighbours of one dtype in one bucket, as long as each is smaller than ``size_bytes``."""
+    found: list[Bucket] = []
+    for bucket in cut:
+        last = found[-1] if found else None
+        small = last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
+        if last is not None and small and last.dtype == bucket.dtype:
+            found[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
+        else:
+            found.append(bucket)
     return found
 
 

@@ -1,11 +1,12 @@
 """check: does a plan carry every element of every gradient exactly once, and can it be carried out?
 
-There is no order to refuse: messages wait only for gradients and for messages before them, so every
-order is met, if slowly, and a plan cannot say otherwise. What can be wrong is which elements go
-where, and by which exchange.
+Sound is not fast: an order whose head waits for the last gradient of the backward pass overlaps
+nothing and is met all the same, so it is no error. ``gradwire plan --explain`` says what it costs.
 """
 
 from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
 
 from ..cost.profile import Profile, ProfiledTensor
 from ..errors import InvalidSetting
@@ -20,7 +21,8 @@ def check(plan: Plan, profile: Profile) -> None:
 
     Raises ``InvalidSetting`` that names the first fault found: a plan of another model, a credit
     below 1, an unknown exchange or tensor, an empty message, a range outside its tensor, mixed
-    dtypes in one message, doubled or lost elements.
+    dtypes in one message, a cyclic dependency, an order that cannot be met, doubled or lost
+    elements.
     """
     if plan.model != profile.model:
         raise _fault(
@@ -46,6 +48,7 @@ def check(plan: Plan, profile: Profile) -> None:
         dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
         if len(dtypes) > 1:
             raise _fault(plan, f"{where} mixes dtypes: {', '.join(sorted(dtypes))}")
+    _check_order(plan)
     for name, tensor in tensors.items():
         _check_cover(plan, tensor, sorted(ranges[name]))
 
@@ -59,6 +62,34 @@ def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, Profil
         raise _fault(plan, f"{given} is empty")
     if chunk.start < 0 or chunk.stop > tensor.numel:
         raise _fault(plan, f"{given} lies outside its {tensor.numel} elements")
+
+
+def _check_order(plan: Plan) -> None:
+    """Refuses what would wait for ever.
+
+    A message waits for others to be launched (those before it) or to have ended (its ``after``, and
+    the one before it on its lane). All of them stand before it, or nothing would move; so an order
+    can be met if, and only if, every ``after`` looks back.
+    """
+    after = {number: message.after for number, message in enumerate(plan.messages)}
+    waits = [(number, other) for number, others in after.items() for other in others]
+    for number, other in waits:
+        what = f"order that cannot be met: message {number} waits for"
+        if other not in after:
+            raise _fault(plan, f"{what} message {other}; there are 0 to {len(after) - 1}")
+        if other == number:
+            raise _fault(plan, f"{what} itself")
+    ahead = [(number, other) for number, other in waits if other > number]
+    if not ahead:
+        return
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        way = " waits for ".join(f"message {number}" for number in reversed(error.args[1]))
+        raise _fault(plan, f"cyclic dependency: {way}") from None
+    number, other = ahead[0]
+    what = f"order that cannot be met: message {number} waits for message {other}"
+    raise _fault(plan, f"{what}, which is launched after it")
 
 
 def _check_cover(plan: Plan, tensor: ProfiledTensor, ranges: list[_Range]) -> None:

@@ -44,13 +44,22 @@ class Instance:
 
     @classmethod
     def of(
-        cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        cut: Sequence[Bucket],
+        basic_bytes: int,
+        credit: int = 1,
     ) -> Instance:
-        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each."""
+        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each.
+
+        Of ``credit`` messages at once each waits for its own latency while the others use the
+        link, so that one costs the link a ``credit``-th of it; times are then estimates.
+        """
         blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
         sizes = [b.size_bytes for b in cut]
         return cls(
-            alpha_s=cluster.alpha_s,
+            alpha_s=cluster.alpha_s / credit,
             beta_s_per_byte=cluster.beta_s_per_byte,
             layer_ends_s=backward_ends(profile),
             forward_s=[layer.forward_s for layer in profile.layers],

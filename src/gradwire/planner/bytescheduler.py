@@ -4,8 +4,8 @@ Source: Peng et al., "A Generic Communication Scheduler for Distributed DNN Trai
     (SOSP 2019), sections 3 and 4; figures 2c and 3b of US-Byte.
 Differences from the paper: which block is the most urgent one that is ready is found out by playing
     the schedule on the profile's times, and is then fixed, so that all ranks issue the same order.
-    The credit counts blocks (as in US-Byte's evaluation), not bytes. Both settings are given here;
-    the paper searches them.
+    The credit counts blocks (as in US-Byte's evaluation), not bytes. Both settings are given here,
+    with US-Byte's fixed ones as defaults; the paper searches them, as ``tune=True`` does.
 Settings: partition_bytes, the size of a block (a layer's last block may be smaller); credit, how
     many blocks are on the wire at once.
 Order: that of priority scheduling; a layer's next forward waits for its own blocks only.
@@ -19,7 +19,10 @@ from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..sim.clock import ByPriority, backward_ends, carry
 from ._buckets import at_least_one, buckets
+from ._space import LANES, SIZES
 from ._types import Message, Plan
+
+SEARCH = {"partition_bytes": SIZES, "credit": LANES}
 
 
 def bytescheduler(

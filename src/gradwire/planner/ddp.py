@@ -16,7 +16,10 @@ from functools import partial
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ._buckets import at_least_one
+from ._space import SIZES
 from ._types import Chunk, Message, Plan
+
+SEARCH = {"first_bucket_bytes": SIZES, "bucket_bytes": SIZES}
 
 
 def ddp(

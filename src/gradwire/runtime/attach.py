@@ -28,7 +28,7 @@ from .fingerprint import Fingerprint, agree, fingerprint, refuse
 from .fusing import default_cap_bytes, fuse
 from .handle import Handle
 from .hooks import ModuleHooks, time_forward
-from .membership import join
+from .membership import Membership, join
 from .messages import Message, Part
 from .overlap import Overlap
 from .planned import check_for, messages_of
@@ -71,11 +71,10 @@ def attach(
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
     waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
 
-    ``group`` is the process group
-    (default: all ranks; without ``init_process_group``: this process alone). ``timeout`` bounds
-    every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back. All
-    ranks of the group must call this, with the same arguments; every backward pass must reach at
-    least one attached parameter on every rank.
+    ``group`` is the process group (default: all ranks; without ``init_process_group``: this process
+    alone). ``timeout`` bounds every wait for a peer, ``trace_steps`` is how many steps
+    ``handle.trace()`` reaches back. All ranks of the group must call this, with the same arguments;
+    every backward pass must reach at least one attached parameter on every rank.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
@@ -83,31 +82,16 @@ def attach(
     who = join(group)
     try:
         _refuse_wrong_moment(model)
-        settings = Settings(
-            resolve(exchange),
-            optimizer,
-            bucket_cap_mb,
-            num_channels,
-            compress_if,
-            timeout,
-            trace_steps,
-        )
-        params = trained(model)
-        if isinstance(settings.exchange, Plan):
-            check_for(settings.exchange, params, sparse_weights(model))
+        rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps)
+        settings = Settings(resolve(exchange), *rest)
+        params = _params(model, settings)
         own = _fingerprint(model, params, settings)
     except Exception as error:
         refuse(who, error)
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     agree(who, own, timeout)
-    recorder = Recorder(trace_steps)
-    engine = Engine(who, num_channels=settings.channels, timeout=timeout, on_span=recorder.add)
-    try:
-        return _connect(model, params, settings, engine, recorder)
-    except BaseException:
-        engine.close()
-        raise
+    return _connect(who, model, params, settings)
 
 
 def _group_of(model: nn.Module, group: Group | None) -> Group | None:
@@ -121,7 +105,27 @@ def _group_of(model: nn.Module, group: Group | None) -> Group | None:
     return group
 
 
-def _connect(
+def _params(model: nn.Module, settings: Settings) -> list[Named]:
+    """Parameters that are exchanged; raises where the plan is not one for them."""
+    params = trained(model)
+    if isinstance(settings.exchange, Plan):
+        check_for(settings.exchange, params, sparse_weights(model))
+    return params
+
+
+def _connect(who: Membership, model: nn.Module, params: list[Named], settings: Settings) -> Handle:
+    recorder = Recorder(settings.trace_steps)
+    engine = Engine(
+        who, num_channels=settings.channels, timeout=settings.timeout, on_span=recorder.add
+    )
+    try:
+        return _begin(model, params, settings, engine, recorder)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _begin(
     model: nn.Module,
     params: list[Named],
     settings: Settings,

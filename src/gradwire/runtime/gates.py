@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 Enter = Callable[[Sequence[str]], None]
 
@@ -87,3 +88,19 @@ class Gates:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def parameters_behind(output: Any) -> set[Tensor]:
+    """The leaves that a backward pass from any tensor in ``output`` would reach."""
+    stack = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    seen: set[Any] = {None}
+    found: set[Tensor] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        stack += [function for function, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+    return found

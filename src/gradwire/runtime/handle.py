@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -169,9 +169,10 @@ class Handle:
         if self.attached:
             self._between_steps("detach()")
             self.attached = False
-            for undo in self._on_detach:
-                undo()
-            self._engine.close()
+            with ExitStack() as stack:  # everything is undone even if a lost peer is noticed here
+                stack.callback(self._engine.close)
+                for undo in reversed(self._on_detach):
+                    stack.callback(undo)
 
     def on_detach(self, undo: Callable[[], None]) -> None:
         """Registers what ``detach`` must undo."""

@@ -35,8 +35,12 @@ class ModuleHooks:
 
         def hook(param: Tensor) -> None:
             hooks = this()
-            if hooks is not None and hooks._handle.syncing:
+            if hooks is None or not hooks._handle.attached:
+                return
+            if hooks._handle.syncing:
                 hooks._accept(name, param)
+            elif hooks._handle.overlap is not None:
+                hooks._handle.overlap.check(name)
 
         return param.register_post_accumulate_grad_hook(hook)
 
@@ -77,15 +81,16 @@ class ModuleHooks:
 
     def _end_backward(self) -> None:
         synchroniser, overlap = self._handle.synchroniser, self._handle.overlap
-        for name, param in self._params.items():
+        grads = {name: param.grad for name, param in self._params.items()}
+        for name, grad in grads.items():
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
-            synchroniser.ready(name, param.grad)
+            synchroniser.ready(name, grad)
         synchroniser.close()
         self._handle.mark_backward(wall_clock())
         if overlap is None:
             self.finish()
         else:
-            overlap.defer(synchroniser.grads)
+            overlap.defer(grads)
 
     # What an overlap asks of the step that is going on.
 

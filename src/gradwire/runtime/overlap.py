@@ -30,12 +30,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InvalidSetting
-from .gates import Gates
+from .gates import Gates, parameters_behind
 from .pending import PendingGrad, Round, pending, stands_for
-from .stepping import Asked, LayerwiseStep, replace_step
+from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
 
@@ -60,8 +59,9 @@ class Overlap:
     """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
 
     Whoever runs the backward pass calls ``begin_backward`` at its first gradient, ``check`` at each
-    and ``defer`` at its end. ``num_overlapped`` counts backward passes that the next forward pass
-    did not wait for, ``fallbacks`` those that it did, by reason.
+    and ``defer`` at its end. ``num_overlapped`` counts backward passes whose means were on their
+    way until the next one began, or could be; ``fallbacks`` those that had to be settled earlier,
+    by reason.
 
     Parameters may be in no group of ``optimizer``, and the optimizer may have others: those with
     gradients of their own are updated within ``step()``. With two optimizers, the second to step
@@ -110,7 +110,7 @@ class Overlap:
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if module is model:
-                self._leave_root()
+                self._leave_root(output)
 
         yield model.register_forward_pre_hook(enter, prepend=True)
         yield model.register_forward_hook(leave)
@@ -129,16 +129,20 @@ class Overlap:
                 late = set(self._due)
                 self.settle(None)
                 self._late |= late
+                self.num_overlapped += 1
 
     def check(self, name: str) -> None:
         """A parameter received a gradient: raises if it was used before its update was made."""
         if name in self._late:
-            raise self._arrivals.give_up(
-                f"{name} was used in the forward pass before its update was made: its module was "
-                "not called, as it was in the first step, and nothing else told that it would be "
-                "used. Call the module that owns it, call handle.synchronize() before the forward "
-                "pass, or attach with optimizer=None, which does not overlap the forward pass"
-            )
+            raise self._used_before_update(name)
+
+    def _used_before_update(self, name: str) -> BaseException:
+        return self._arrivals.give_up(
+            f"{name} was used in the forward pass before its update was made: its module was not "
+            "called, as it was in the first step, and nothing else told that it would be used. "
+            "Call the module that owns it, call handle.synchronize() before the forward pass, or "
+            "attach with optimizer=None, which does not overlap the forward pass"
+        )
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Backward has ended; ``grads`` are the gradients handed in, by name, None for absent."""
@@ -210,7 +214,7 @@ class Overlap:
             return "step(closure) must run forward and backward itself"
         if self._asked is not None:
             return "step() was called twice after one backward pass"
-        if any(map(torch.is_autocast_enabled, _AUTOCAST)):
+        if in_autocast():
             return "step() was called inside autocast"
         return self._stepper.refusal()
 
@@ -253,16 +257,14 @@ class Overlap:
         shown = [param.grad for param in params]
         for name, param in zip(names, params, strict=True):
             param.grad = self._grads[name]
-        # State that is made here must be of use outside, whatever the forward pass runs in.
         try:
-            with torch.inference_mode(False), _outside_of_forward():
-                self._stepper.apply(self._asked, params)
+            self._stepper.apply(self._asked, params)
         finally:
             for param, grad in zip(params, shown, strict=True):
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
-            del self._due[name]
+            del self._due[name], self._grads[name]  # the gradient is free, if the user let go of it
 
     # Forward.
 
@@ -303,30 +305,32 @@ class Overlap:
         """Without gradients modules may be passed by, and nothing would tell of a stale value."""
         self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
 
-    def _leave_root(self) -> None:
-        """What this forward pass had no gate for must not have been used in it."""
+    def _leave_root(self, output: Any) -> None:
+        """What this forward pass passed no gate for must not have been used in it."""
         self._in_forward = False
         if self._due:
             with self._lock:
                 late = list(self._due)
+                used = parameters_behind(output)
+                for name in late:
+                    if self._params[name] in used:
+                        raise self._used_before_update(name)
                 self._arrivals.wait(late)
                 self._make(late)
-                self._late.update(late)
+                self._late.update(late)  # should one be behind what the output does not show
 
     # Settling.
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
         """Makes everything true now: means, plain gradients, and the step that was asked for.
 
-        ``reason`` says why the forward pass cannot be overlapped; None is no fall-back. Raises
+        ``reason`` says why the forward pass cannot be overlapped; None if somebody asked. Raises
         ``RankFailed`` if a peer is lost. Does nothing if nothing is pending.
         """
         with self._lock:
             if not self._is_open:
                 return
-            if reason is None:
-                self.num_overlapped += 1
-            else:
+            if reason is not None:
                 self._count(reason, level)
             self._arrivals.finish()
             if self._due:
@@ -369,20 +373,3 @@ def _unfit(grads: Mapping[str, Tensor | None]) -> str | None:
         if grad.requires_grad:
             return f"the gradient of {name} has a graph (create_graph=True)"
     return None
-
-
-def _outside_of_forward() -> ExitStack:
-    """The step is made as where step() was called: without autocast, seen by no dispatch mode.
-
-    Such a mode is selective activation checkpointing, which counts the operators of a forward pass.
-    """
-    stack = ExitStack()
-    for device in _AUTOCAST:
-        if torch.is_autocast_enabled(device):
-            stack.enter_context(torch.autocast(device, enabled=False))
-    if torch._C._len_torch_dispatch_stack():
-        stack.enter_context(_disable_current_modes())
-    return stack
-
-
-_AUTOCAST = ("cpu", "cuda")

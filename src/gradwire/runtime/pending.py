@@ -40,7 +40,7 @@ class PendingGrad(Tensor):
     """A gradient on its way: it shares storage with ``plain``, which the mean is written into."""
 
     plain: Tensor
-    round: Round
+    _round: Round
 
     @classmethod
     def __torch_function__(
@@ -53,7 +53,7 @@ class PendingGrad(Tensor):
         return func(*_settled(args, func), **_settled(kwargs, func))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return func(*_settled(args, func), **_settled(kwargs or {}, func))
@@ -61,8 +61,8 @@ class PendingGrad(Tensor):
 
 def pending(grad: Tensor, round: Round) -> PendingGrad:
     """Stands for ``grad``, a strided tensor without a graph, until ``round`` is over."""
-    stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)  # type: ignore[assignment]
-    stand_in.plain, stand_in.round = grad, round
+    stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
+    stand_in.plain, stand_in._round = grad, round
     return stand_in
 
 
@@ -74,8 +74,8 @@ def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
 def _settled(given: Any, func: Any) -> Any:
     """``given`` with every PendingGrad in it, however deep, replaced by its settled tensor."""
     if isinstance(given, PendingGrad):
-        if not given.round.is_over:
-            given.round.settle(_who_looks(func))
+        if not given._round.is_over:
+            given._round.settle(_who_looks(func))
         return given.plain
     if isinstance(given, dict):
         return {key: _settled(value, func) for key, value in given.items()}

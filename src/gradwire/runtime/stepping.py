@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as _torch_optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 _SEPARABLE = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD "
@@ -79,7 +81,10 @@ class LayerwiseStep:
         )
 
     def apply(self, asked: Asked, params: Iterable[Tensor]) -> None:
-        """Makes the step ``asked`` for ``params``, each from its ``.grad``."""
+        """Makes the step ``asked`` for ``params``, each from its ``.grad``.
+
+        This may be in the midst of a forward pass, whatever that runs in.
+        """
         members: dict[int, list[Tensor]] = {}
         for param in params:
             members.setdefault(asked.group_of[param], []).append(param)
@@ -87,9 +92,36 @@ class LayerwiseStep:
         groups = optimizer.param_groups
         optimizer.param_groups = [{**asked.values[i], "params": members[i]} for i in members]
         try:
-            type(optimizer).step(optimizer)  # type: ignore[call-arg]
+            with _outside_of_forward():
+                type(optimizer).step(optimizer)
         finally:
             optimizer.param_groups = groups
+
+
+def in_autocast() -> bool:
+    """Whether autocast would choose the dtypes of a step that is made now."""
+    return any(map(torch.is_autocast_enabled, _AUTOCAST))
+
+
+_AUTOCAST = ("cpu", "cuda")
+
+
+@contextmanager
+def _outside_of_forward() -> Iterator[None]:
+    """Neither autocast nor inference mode, and seen by no dispatch mode.
+
+    Inference mode would make state that is of no use outside of it; selective activation
+    checkpointing, which is a dispatch mode, takes the operators it sees for the forward pass's.
+    """
+    with ExitStack() as stack:
+        for device in _AUTOCAST:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        yield
 
 
 def _kept(value: Any) -> Any:

@@ -19,6 +19,8 @@ from .messages import Grads, Message
 from .sparse_message import SparseMessage
 
 AnyMessage = Message | SparseMessage
+_LET_GO = torch.empty(0)
+"""Stands for a gradient that has its mean: kept here, it would hold memory that the user freed."""
 
 
 class Synchroniser:
@@ -47,6 +49,7 @@ class Synchroniser:
         self.open = False
         self.grads: Grads = {}
         self._missing: list[int] = []
+        self._num_left: dict[str, int] = {}
         self._ends: list[Task] = []
         self._presence: Task | None = None
 
@@ -56,6 +59,7 @@ class Synchroniser:
         self.engine.begin_step(step)
         self.grads = {}
         self._missing = [len(m.names) for m in self.messages]
+        self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = []
         self._presence = None
         self.open = True
@@ -78,8 +82,17 @@ class Synchroniser:
             f"message {message.index}",
             message.text(self.grads),
             after=[self._ends[i] for i in message.after],
-            last=("scatter", lambda: message.scatter(self.grads)),
+            last=("scatter", lambda: self._scatter(message)),
         )
+
+    def _scatter(self, message: AnyMessage) -> None:
+        """Puts means into gradients, and lets go of those that are complete."""
+        message.scatter(self.grads)
+        if isinstance(message, Message):
+            for name in message.names:
+                self._num_left[name] -= 1
+                if not self._num_left[name] and self.grads[name] is not None:
+                    self.grads[name] = _LET_GO
 
     def abandon(self, name: str) -> None:
         """A gradient came a second time in one step: the step can neither be ended nor repeated.

@@ -1,0 +1,79 @@
+"""What every rank of ``gradwire profile`` does to measure a cluster: verbs, then codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..cost.cluster import COLLECTIVES, Cluster
+from ..measure.codecs import SIZES, measure_codecs
+from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
+from ..runtime.engine import Engine
+from ..runtime.membership import join
+from .ranks import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksBench:
+    """What to measure on every rank; plain values, so that it can be sent as JSON."""
+
+    compressors: tuple[str, ...] = ()
+    rate_bytes_per_s: float | None = None
+    """The links' rate where it is known."""
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES
+    budget_s: float = BUDGET_S
+    threads: int | None = None
+    """Threads of each rank; None leaves torch's own number."""
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """The cluster, as its file's text; ``settings`` are those of a ``LinksBench``."""
+    return {"cluster": measure_group(LinksBench(**settings), report).to_json()}
+
+
+def measure_group(bench: LinksBench, report: Report) -> Cluster:
+    """Measures the ranks of torch's default group, which all call this alike.
+
+    Codecs are measured on all ranks at once: in a step all of them encode at the same time.
+    """
+    if bench.threads is not None:
+        torch.set_num_threads(bench.threads)
+    total = len(COLLECTIVES) * len(bench.sizes_bytes) + len(bench.compressors) * len(SIZES)
+    done = 0.0
+
+    def advance(amount: float, note: str) -> None:
+        nonlocal done
+        done += amount
+        report(min(done / total, 1.0), note)
+
+    world = dist.get_world_size()
+    codecs = measure_codecs(bench.compressors, world=world, advance=advance)
+    engine = Engine(
+        join(None), num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
+    try:
+        return measure_cluster(
+            engine,
+            rate_bytes_per_s=bench.rate_bytes_per_s,
+            sizes_bytes=bench.sizes_bytes,
+            budget_s=bench.budget_s,
+            codecs=codecs,
+            advance=advance,
+        )
+    finally:
+        engine.close()
+
+
+def measure_launched(bench: LinksBench, report: Report) -> Cluster:
+    """Joins the group that torchrun's variables describe, measures it and leaves it again."""
+    dist.init_process_group("gloo")
+    try:
+        cluster = measure_group(bench, report)
+        dist.barrier()
+        return cluster
+    finally:
+        dist.destroy_process_group()

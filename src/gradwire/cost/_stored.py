@@ -1,0 +1,110 @@
+"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong and why.
+
+Profile, Cluster and Plan are read by people who edit them and by ranks that must not start on a
+wrong one, so reading is strict: every entry known, given once, of its type and within its bounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..errors import InvalidSetting
+
+SCHEMA = 1
+"""Version of the file forms; a file of another one is refused, never guessed at."""
+
+
+class Frozen(BaseModel):
+    """Data that nobody assigns to, with no entry but those that are declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stored(Frozen):
+    """Frozen data that is a JSON file of its own."""
+
+    WRITTEN_BY: ClassVar[str]
+    """The command that writes such a file, for errors: ``gradwire profile``."""
+
+    schema_version: Literal[1] = 1
+
+    def to_json(self) -> str:
+        """The text that ``parse`` reads; equal data gives equal text."""
+        return self.model_dump_json(indent=1)
+
+    def save(self, path: Path | str) -> None:
+        """Writes the file; ``load`` gives it back exactly."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def parse(cls, text: str, origin: str | None = None) -> Self:
+        """Reads JSON text; ``origin`` is what errors call it.
+
+        Raises ``InvalidSetting`` that names the first wrong entry, what it is, what is accepted and
+        what to do: text that is empty or no JSON, an entry that is missing, unknown, given twice,
+        of another type or out of bounds, another schema.
+        """
+        origin = cls.__name__.lower() if origin is None else origin
+        try:
+            data = json.loads(text, object_pairs_hook=_given_once)
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            what = _first_mistake(error, data)
+        except ValueError as error:  # JSONDecodeError is one
+            what = f"the whole: {error if text.strip() else 'it is empty'}"
+        raise InvalidSetting(
+            f"{origin} cannot be read: {what} (schema {SCHEMA} is accepted); "
+            f"write it again with {cls.WRITTEN_BY}, or mend this entry"
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there is none."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InvalidSetting(
+                f"{path} cannot be read: {reason}; {cls.WRITTEN_BY} writes such a file"
+            ) from None
+        return cls.parse(text, str(path))
+
+
+def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; JSON readers keep the last of two equal keys and say nothing."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} is given twice in one object")
+        found[key] = value
+    return found
+
+
+def _first_mistake(error: ValidationError, data: Any) -> str:
+    first = error.errors()[0]
+    what = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    shown = isinstance(given, str | int | float | bool) or given is None
+    return f"{_place(first['loc'], data)}: {what}" + (f", got {given!r}" if shown else "")
+
+
+def _place(path: Sequence[int | str], data: Any) -> str:
+    """The way to an entry, with the names of the list items it leads through.
+
+    >>> _place(("layers", 1, "forward_s"), {"layers": [{"name": "a"}, {"name": "b"}]})
+    "layers.1 ('b').forward_s"
+    """
+    words = []
+    for step in path:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            data = None
+        name = data.get("name") if isinstance(data, dict) and isinstance(step, int) else None
+        words.append(f"{step} ({name!r})" if isinstance(name, str) else str(step))
+    return ".".join(words) or "the whole"

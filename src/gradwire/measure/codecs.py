@@ -1,0 +1,123 @@
+"""measure_codecs: seconds of encode, decode and merge over sizes, for every compressor.
+
+Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a profile on the
+    device at hand.
+Differences from the paper: encode includes error feedback where the compressor's traits ask for it,
+    as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..collective.allreduce import payload_buffer
+from ..contract import Compressor, Member
+from ..cost.cluster import PRIMITIVES, CodecFit
+from ..cost.fit import LineFit, fit_line
+from ..errors import invalid
+from ..load import load, names
+from ..spec import TensorSpec
+
+SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
+"""Elements of float32: from a bias to the largest layers, in and out of the caches."""
+
+BUDGET_S = 0.15
+"""Seconds that one size of one compressor may take, about."""
+
+ROUNDS = 7
+
+
+def measure_codecs(
+    compressors: Sequence[str] | None = None,
+    *,
+    world: int = 2,
+    sizes: Sequence[int] = SIZES,
+    budget_s: float = BUDGET_S,
+    advance: Callable[..., None] | None = None,
+) -> dict[str, CodecFit]:
+    """Measures compressors of these names (None: all there are) with their default settings.
+
+    Times are medians of repeats on one float32 gradient in buffers that are reused, as in the
+    runtime, with torch's current number of threads. ``world`` is the number of ranks that a
+    compressor may depend on; ``advance(amount, note)`` is told of progress, 1 for a size. Raises
+    ``UnknownName`` for a compressor there is not, ``InvalidSetting`` for fewer than three sizes.
+    """
+    if len(set(sizes)) < 3 or min(sizes) < 1:
+        raise invalid("sizes", sizes, "three numbers of elements or more", "leave them out")
+    wanted = names("compress") if compressors is None else compressors
+    chosen = {name: load("compress", name)() for name in wanted}
+    fits = {}
+    for name, codec in chosen.items():
+        told = None if advance is None else partial(advance, note=name)
+        turns = _turns([_Codec(codec, numel, world) for numel in sizes], budget_s, told)
+        fits[name] = CodecFit(**{key: _fit(key, sizes, turns) for key in PRIMITIVES})
+    return fits
+
+
+def _fit(primitive: str, sizes: Sequence[int], turns: list[list[dict[str, float]]]) -> LineFit:
+    return fit_line(
+        (numel, statistics.median(turn[primitive] for turn in own))
+        for numel, own in zip(sizes, turns, strict=True)
+    )
+
+
+class _Codec:
+    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+
+    def __init__(self, codec: Compressor, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel)
+        self.codec, self.scale = codec.for_world(world), 1 / world
+        self.state = self.codec.init(spec)
+        self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
+        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros(numel)
+        traits = codec.traits
+        self.residual_N: Tensor | None = torch.zeros(numel) if traits.error_feedback else None
+        if traits.additive:  # then the payload may lie in the gradient itself
+            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
+        else:
+            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
+
+    def turn_s(self) -> dict[str, float]:
+        """Seconds of each primitive, once; values start afresh, so that none fades away."""
+        self.grad_N.copy_(self.source_N)
+        self.sum_N.zero_()
+        start_s = time.perf_counter()
+        payload, self.state = self.codec.encode(
+            self.state, self.grad_N, residual_N=self.residual_N, buffer=self.buffer
+        )
+        encoded_s = time.perf_counter()
+        self.codec.merge(payload, self.sum_N, scale=self.scale)
+        merged_s = time.perf_counter()
+        self.codec.decode(payload, self.grad_N, scale=self.scale)
+        decoded_s = time.perf_counter()
+        return {
+            "encode": encoded_s - start_s,
+            "merge": merged_s - encoded_s,
+            "decode": decoded_s - merged_s,
+        }
+
+
+def _turns(
+    codecs: Sequence[_Codec], budget_s: float, told: Callable[[float], None] | None
+) -> list[list[dict[str, float]]]:
+    """Seconds of every turn of each codec, in rounds that go through all sizes.
+
+    What else happens on the machine for a while then falls on all sizes and out of every median.
+    """
+    per_round = []
+    for codec in codecs:
+        codec.turn_s()  # compiles kernels and touches fresh pages
+        per_round.append(max(1, min(40, round(budget_s / ROUNDS / sum(codec.turn_s().values())))))
+    turns: list[list[dict[str, float]]] = [[] for _ in codecs]
+    for _ in range(ROUNDS):
+        for codec, count, own in zip(codecs, per_round, turns, strict=True):
+            own += [codec.turn_s() for _ in range(count)]
+            if told is not None:
+                told(1 / ROUNDS)
+    return turns

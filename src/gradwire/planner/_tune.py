@@ -1,0 +1,125 @@
+"""tune: a planner's settings found by Bayesian optimisation.
+
+Source: ByteScheduler (SOSP 2019), section 4.3, which tunes partition and credit sizes so, and
+    US-Byte, section 6.3, which finds its basic partition size S_p the same way.
+Differences from the papers: the surrogate is optuna's tree-structured Parzen estimator, not a
+    Gaussian process: most settings are whole numbers, of which a few are good. The first setting
+    tried is the default, so the result is never worse than it.
+
+What is searched stands in each planner's file, as ``SEARCH``. Needs the extra ``gradwire[tune]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ..cost.cluster import Cluster
+from ..cost.profile import Profile
+from ..errors import InvalidSetting, invalid
+from ._plan import Planner, with_settings
+from ._price import iteration_s
+from ._space import Space
+from ._types import Plan
+
+Objective = Callable[[Plan], float]
+"""Seconds that a plan takes, predicted or measured; less is better."""
+
+NUM_RANDOM = 10
+"""Trials at random before the surrogate is asked."""
+
+
+def tune(
+    planner: str | Planner,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    objective: Objective | None = None,
+    trials: int = 40,
+    seed: int = 0,
+) -> Plan:
+    """The best plan found in ``trials`` settings of ``planner``, the default ones among them.
+
+    Settings bound by ``functools.partial`` stay; the others of its ``SEARCH`` are searched. Without
+    an ``objective`` it is the seconds of an iteration under the model, which all ranks find alike.
+    One that measures must return the same number on every rank, or they choose different plans.
+
+    The same seed gives the same plan. Raises ``InvalidSetting`` for an objective whose result is no
+    number, and where optuna is missing (unless nothing is to be searched).
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise invalid("trials", trials, "a whole number, 1 or more", "40 is usual")
+    chosen = with_settings(planner)
+    space = search_space(chosen)
+    if not space:
+        return chosen(profile, cluster)
+    score = partial(_seconds, objective or (lambda plan: iteration_s(plan, profile, cluster)))
+    tried: dict[tuple[int, ...], tuple[float, Plan]] = {}
+    with _optuna() as optuna:
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=NUM_RANDOM, multivariate=True
+        )
+        study = optuna.create_study(sampler=sampler)
+        study.enqueue_trial(_defaults(chosen, space))
+        for _ in range(trials):
+            trial = study.ask()
+            settings = {name: values.suggested(trial, name) for name, values in space.items()}
+            key = tuple(settings.values())
+            if key not in tried:
+                plan = chosen(profile, cluster, **settings)
+                tried[key] = (score(plan), plan)
+            study.tell(trial, tried[key][0])
+    return min(tried.values(), key=lambda found: found[0])[1]
+
+
+def search_space(planner: Planner) -> Space:
+    """What is searched: the planner's ``SEARCH`` without the settings that are bound already."""
+    bound: dict[str, Any] = {}
+    while isinstance(planner, partial):
+        bound = planner.keywords | bound
+        planner = planner.func
+    declared: Space = getattr(inspect.getmodule(planner), "SEARCH", {})
+    return {name: values for name, values in declared.items() if name not in bound}
+
+
+def _defaults(planner: Planner, space: Space) -> dict[str, int]:
+    parameters = inspect.signature(planner).parameters
+    return {name: parameters[name].default for name in space}
+
+
+def _seconds(objective: Objective, plan: Plan) -> float:
+    seconds = objective(plan)
+    if isinstance(seconds, (int, float)) and not math.isnan(seconds):
+        return float(seconds)
+    raise invalid(
+        f"the objective's result for a plan of {plan.planner!r}",
+        seconds,
+        "a number of seconds",
+        "return math.inf for a plan that must not be chosen",
+    )
+
+
+@contextmanager
+def _optuna() -> Iterator[Any]:
+    """The module optuna, quiet about each trial for as long as it is used here."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ModuleNotFoundError:
+        raise InvalidSetting(
+            "tuning needs optuna, which is not installed; "
+            'run: pip install "gradwire[tune]", or give the settings'
+        ) from None
+    loud = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield optuna
+    finally:
+        optuna.logging.set_verbosity(loud)

@@ -1,0 +1,192 @@
+"""``gradwire profile``: files that can be read again, rows, a picture, and mistakes answered."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from gradwire.bench.links_rank import LinksBench
+from gradwire.bench.ranks import run_ranks
+from gradwire.cli import profile as verb
+from gradwire.cost.cluster import COLLECTIVES, Cluster, CodecFit
+from gradwire.cost.fit import fit_line
+from gradwire.cost.profile import Profile
+from gradwire.errors import InvalidSetting
+from gradwire.report import fits
+from gradwire.testbed.hosts import Testbed, open_hosts
+from tests.cli.conftest import Ended
+
+Run = Callable[..., Ended]
+
+SOURCE = """
+from torch import nn, ones
+from neighbour import WIDTH
+
+def build():
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 2))
+    return model, lambda: model(ones(5, WIDTH)).sum().backward()
+
+def build_wrong():
+    return nn.Linear(1, 1)
+
+def fails():
+    raise ZeroDivisionError("their own mistake")
+
+number = 3
+"""
+
+LINE = fit_line([(100, 1.0), (200, 1.5), (300, 2.1)])
+CLUSTER = Cluster(
+    num_ranks=2,
+    rate_bytes_per_s=1e6,
+    collectives={"all_reduce": LINE, "send": LINE},
+    codecs={"none": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
+    source="made up",
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Path]:
+    """A user's file and its neighbour; what importing them leaves behind is taken back."""
+    (tmp_path / "neighbour.py").write_text("WIDTH = 4\n")
+    path = tmp_path / "users_model.py"
+    path.write_text(SOURCE)
+    before = list(sys.path)
+    yield path
+    sys.path[:] = before
+    for name in ("users_model", "neighbour"):
+        sys.modules.pop(name, None)
+
+
+def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    ended = gradwire("profile", f"{script}:build", "--out", str(out), "--iterations", "2", "--json")
+    assert ended.code == 0
+    found = Profile.load(out / "profile.json")
+    assert not (out / "cluster.json").exists()
+    assert [layer.name for layer in found.layers] == ["0", "1"]
+    assert found.batch_size == 5
+    assert found.measurement is not None
+    assert found.measurement.iterations == 2
+    rows = json.loads(ended.out)["rows"]
+    assert [row["name"] for row in rows] == ["0", "1", "step"]
+    assert sum(row["fraction_of_step"] for row in rows[:2]) == pytest.approx(1)
+    assert rows[2]["profiling_s"] == found.measurement.profiling_s
+    assert rows[2]["step_s"] == pytest.approx(
+        sum(r["forward_s"] + r["backward_s"] for r in rows[:2])
+    )
+
+
+def test_a_model_and_a_cluster(
+    gradwire: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, str, bool]] = []
+
+    def on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
+        asked.append((hosts, rate, codecs))
+        return CLUSTER
+
+    monkeypatch.setattr(verb, "_on_hosts", on_hosts)
+    picture = tmp_path / "all.png"
+    words = ("--iterations", "1", "--rate", "1gbit", "--no-codecs", "--picture", str(picture))
+    ended = gradwire("profile", f"{script}:build", "--out", str(tmp_path), *words)
+    assert ended.code == 0
+    assert asked == [(verb.HOSTS, "1gbit", False)]
+    assert Cluster.load(tmp_path / "cluster.json") == CLUSTER
+    assert Profile.load(tmp_path / "profile.json").layers
+    for words in (
+        ("all_reduce", "send"),
+        ("none encode", "none merge"),
+        ("made up", str(tmp_path)),
+    ):
+        assert all(word in ended.out for word in words)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_catalogue_model_asks_for_the_cluster_only(
+    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "_on_hosts", lambda *asked: CLUSTER)
+    ended = gradwire("profile", "vgg16", "--out", str(tmp_path), "--json")
+    assert ended.code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]
+    assert {row["name"] for row in json.loads(ended.out)["rows"]} == {
+        *("all_reduce", "send"),
+        *("none encode", "none decode", "none merge"),
+    }
+
+
+def test_other_ranks_stay_silent(
+    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(verb, "_launched", lambda rate, codecs: CLUSTER)
+    assert gradwire("profile", "vgg16", "--out", str(tmp_path)) == Ended(0, "", "")
+    assert list(tmp_path.iterdir()) == []
+    ended = gradwire("profile", "vgg16", "--hosts", "2")
+    assert ended.code == 2
+    assert "left out under torchrun" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("{}:bild",), "a function that users_model.py defines"),
+        (("{}:number",), "a function that users_model.py defines"),
+        (("{}:build_wrong",), "must return (model, step)"),
+        (("nowhere.py:build",), "with a file that exists"),
+        (("vgg61",), "vgg16"),
+        (("{}:build", "--iterations", "0"), "iterations must be 1 or more"),
+        (("vgg16", "--hosts", "1"), "--hosts must be 2 or more"),
+        (("vgg16", "--rate", "fast"), "write 500mbit"),
+    ],
+)
+def test_mistakes_are_answered(
+    gradwire: Run, script: Path, words: tuple[str, ...], said: str
+) -> None:
+    ended = gradwire("profile", *(word.format(script) for word in words))
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_an_error_in_the_users_file_keeps_its_traceback(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradwire.cli.main import main
+
+    monkeypatch.setattr(sys, "argv", ["gradwire", "profile", f"{script}:fails"])
+    with pytest.raises(ZeroDivisionError, match="their own mistake"):
+        main()
+
+
+@pytest.mark.multi
+def test_hosts_are_really_measured() -> None:
+    bench = LinksBench(
+        compressors=("none",), sizes_bytes=(10_000, 100_000, 4_000_000), budget_s=0.01, threads=1
+    )
+    told: list[float] = []
+    with open_hosts(Testbed(hosts=2)) as hosts:
+        found = run_ranks(
+            hosts,
+            "links_rank",
+            json.loads(json.dumps(asdict(bench))),
+            report=lambda fraction, what: told.append(fraction),
+            timeout_s=100,
+        )
+    assert found[0] == found[1]
+    cluster = Cluster.parse(found[0]["cluster"])
+    assert (cluster.num_ranks, tuple(cluster.collectives)) == (2, COLLECTIVES)
+    assert tuple(cluster.codecs) == ("none",)
+    assert all(0 <= fraction <= 1 for fraction in told)
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
+    stated = Cluster(num_ranks=2, rate_bytes_per_s=1e6)
+    with pytest.raises(InvalidSetting, match="nothing to draw"):
+        fits.draw((), stated, tmp_path / "none.png", title="")

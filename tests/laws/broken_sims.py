@@ -1,0 +1,168 @@
+"""Deliberately wrong networks and simulators, each wrong in the one thing its name says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gradwire.sim.network import Flow, Network
+from gradwire.sim.timeline import simulate, simulate_exchange
+from gradwire.trace.span import Span, Trace
+
+from . import sim_laws as laws
+
+
+class GivesEveryoneAll(Network):
+    """No contention."""
+
+    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
+        for flow in flows:
+            self._set_share(flow, 1.0)
+
+
+class WastesHalf(Network):
+    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
+        super()._fill(flows, sides)
+        for flow in flows:
+            self._set_share(flow, flow.share / 2)
+
+
+class FirstComeFirstServed(Network):
+    """Who comes later gets what others leave of its sides, were it next to nothing."""
+
+    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
+        left = dict.fromkeys(sides, 1.0)
+        for flow in flows:
+            share = max(1e-3, min(left[side] for side in flow.sides) * 0.75)
+            for side in flow.sides:
+                left[side] -= share
+            self._set_share(flow, share)
+
+
+class OneWire(Network):
+    """All transfers share one wire, whoever they are between."""
+
+    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
+        every = {flow: None for at in self._at.values() for flow in at}
+        for flow in every:
+            self._set_share(flow, 1 / len(every))
+
+
+class HalfDuplex(Network):
+    """A rank that transmits does not receive."""
+
+    def transfer(self, src: int, dst: int, work_s: float, done: Callable[[], None]) -> Flow:
+        flow = super().transfer(src, dst, work_s, done)
+        for side in flow.sides:
+            del self._at[side][flow]
+        flow.sides = (src, dst)
+        for side in flow.sides:
+            self._at.setdefault(side, {})[flow] = None
+            self._changed[side] = None
+        return flow
+
+
+class LosesWork(Network):
+    """Whoever gets another share is forgiven half of what is left."""
+
+    def _set_share(self, flow: Flow, share: float) -> None:
+        if flow.share:
+            flow.left_s /= 2
+        super()._set_share(flow, share)
+
+
+NETWORK_BITES = (
+    (laws.law_alone_a_transfer_has_the_whole_link, WastesHalf),
+    (laws.law_no_side_above_100_percent, GivesEveryoneAll),
+    (laws.law_shares_are_max_min_fair, FirstComeFirstServed),
+    (laws.law_shares_are_max_min_fair, OneWire),
+    (laws.law_what_is_asked_for_is_carried, LosesWork),
+    (laws.law_two_into_one_take_twice_as_long, GivesEveryoneAll),
+    (laws.law_disjoint_pairs_do_not_disturb_each_other, OneWire),
+    (laws.law_disjoint_pairs_do_not_disturb_each_other, HalfDuplex),
+)
+
+
+def _changed(
+    original: Callable[..., Trace], lane: str, change: Callable[[Span], Span]
+) -> Callable[..., Trace]:
+    """A simulator in whose traces the spans of a lane are changed."""
+
+    def changes(*args: Any, **settings: Any) -> Trace:
+        trace = original(*args, **settings)
+        return Trace.of(change(span) if span.lane == lane else span for span in trace.spans)
+
+    return changes
+
+
+_calls = itertools.count(1)
+
+
+def _later(span: Span, by_s: float) -> Span:
+    return replace(span, start_s=span.start_s + by_s, end_s=span.end_s + by_s)
+
+
+def _at_once(span: Span) -> Span:
+    return replace(span, start_s=0.0, end_s=span.duration_s)
+
+
+def _rank_1_is_late(span: Span) -> Span:
+    return _later(span, 1e-3) if span.rank == 1 else span
+
+
+def _leaves_early(span: Span) -> Span:
+    return replace(span, end_s=span.end_s - 1e-3) if span.rank == 1 else span
+
+
+sends_a_byte_too_many = _changed(
+    simulate_exchange, "communication", lambda s: replace(s, size_bytes=s.size_bytes + 1)
+)
+takes_no_time = _changed(simulate_exchange, "communication", lambda s: replace(s, end_s=s.start_s))
+does_all_at_once = _changed(simulate_exchange, "communication", _at_once)
+takes_longer_each_time = _changed(
+    simulate_exchange, "communication", lambda s: _later(s, next(_calls) * 1e-6)
+)
+
+EXCHANGE_BITES = (
+    (laws.law_bytes_are_the_exchanges, sends_a_byte_too_many),
+    (laws.law_links_carry_no_more_than_their_rate, takes_no_time),
+    (laws.law_a_text_does_one_thing_after_the_other, does_all_at_once),
+    (laws.law_same_exchange_same_trace, takes_longer_each_time),
+)
+
+
+def ignores_the_seed(*args: Any, seed: int = 0, **settings: Any) -> Trace:
+    return simulate(*args, **settings)
+
+
+def draws_anew(*args: Any, seed: int = 0, **settings: Any) -> Trace:
+    return simulate(*args, seed=next(_calls), **settings)
+
+
+def prices_every_exchange_as_dense(
+    plan: Any, profile: Any, cluster: Any, ranks: str = "one", **settings: Any
+) -> Trace:
+    """On the representative rank."""
+    if ranks == "one":
+        messages = tuple(m.model_copy(update={"exchange": "dense"}) for m in plan.messages)
+        plan = plan.model_copy(update={"messages": messages})
+    return simulate(plan, profile, cluster, ranks=ranks, **settings)  # type: ignore[arg-type]
+
+
+one_rank_is_late = _changed(simulate, "communication", _rank_1_is_late)
+does_not_wait = _changed(simulate, "communication", _leaves_early)
+computes_everything_at_once = _changed(simulate, "compute", _at_once)
+
+DENSE_BITES = (
+    (laws.law_every_rank_is_the_one, one_rank_is_late),
+    (laws.law_the_seed_decides, ignores_the_seed),
+    (laws.law_the_seed_decides, draws_anew),
+    (laws.law_all_wait_for_the_slowest, does_not_wait),
+)
+
+PLAN_BITES = (
+    (laws.law_one_rank_stands_for_all, prices_every_exchange_as_dense),
+    (laws.law_a_rank_computes_one_thing_at_a_time, computes_everything_at_once),
+)

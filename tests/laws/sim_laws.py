@@ -1,0 +1,290 @@
+"""The laws of the simulator: of networks, of one exchange's trace, of plans on all ranks.
+
+Laws of networks take what makes one, the others a simulator; so each can be shown a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.exchange import Exchange
+from gradwire.planner._types import Plan
+from gradwire.sim.network import NEVER, Flow, Network
+from gradwire.spec import TensorSpec
+from gradwire.trace.span import Span, Trace
+
+SLACK = 1e-9
+"""Relative; times are sums of a few hundred floats."""
+
+TOLERANCE = 0.05
+"""How far a plan whose exchanges are no closed form may take another time on the representative
+rank than on all ranks, as a share of the iteration, with several messages at once. With one at a
+time there is no difference but rounding."""
+
+Networks = Callable[[], Network]
+Watch = Callable[[float, Network, list[Flow]], None]
+Simulator = Callable[..., Trace]
+
+
+class Transfer(NamedTuple):
+    """A transfer between two ranks, or, where they are one and the same, a collective."""
+
+    start_s: float
+    src: int
+    dst: int
+    work_s: float
+
+
+def played(network: Network, transfers: Sequence[Transfer], watch: Watch | None = None) -> list:
+    """When each transfer ends; ``watch`` is called whenever something started or ended."""
+    ends_s = [NEVER] * len(transfers)
+    coming = sorted(range(len(transfers)), key=lambda i: transfers[i].start_s, reverse=True)
+    under_way: dict[int, Flow] = {}
+    clock = [0.0]
+
+    def end(number: int) -> None:
+        ends_s[number] = clock[0]
+        del under_way[number]
+
+    while True:
+        start_s = transfers[coming[-1]].start_s if coming else NEVER
+        clock[0] = min(start_s, network.next_end_s())
+        if clock[0] == NEVER:
+            return ends_s
+        network.advance(clock[0])
+        while coming and transfers[coming[-1]].start_s <= clock[0]:
+            number = coming.pop()
+            _, src, dst, work_s = transfers[number]
+            done = partial(end, number)
+            is_joint = src == dst
+            under_way[number] = (
+                network.collective(work_s, done)
+                if is_joint
+                else network.transfer(src, dst, work_s, done)
+            )
+        if watch is not None:
+            watch(clock[0], network, list(under_way.values()))
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= SLACK * max(1.0, abs(one), abs(other))
+
+
+def _sides(drawn: Iterable[Transfer]) -> list[int]:
+    ranks = sorted({rank for one in drawn for rank in (one.src, one.dst)})
+    return [side for rank in ranks for side in (rank, ~rank)]
+
+
+def _rates(network: Network, flows: list[Flow], side: int) -> list[float]:
+    """Of what uses a side; collectives use all."""
+    return [network.rate(flow) for flow in flows if not flow.sides or side in flow.sides]
+
+
+def law_alone_a_transfer_has_the_whole_link(make: Networks, drawn: Sequence[Transfer]) -> None:
+    for one in drawn:
+        (end_s,) = played(make(), [one])
+        assert _near(end_s, one.start_s + one.work_s), f"{one} ends at {end_s}"
+
+
+def law_no_side_above_100_percent(make: Networks, drawn: Sequence[Transfer]) -> None:
+    def watch(now_s: float, network: Network, flows: list[Flow]) -> None:
+        for side in _sides(drawn):
+            used = sum(_rates(network, flows, side))
+            assert used <= 1 + SLACK, f"side {side} carries {used:.0%} at {now_s}"
+            assert _near(used, network.load(side)), f"side {side} states another load"
+
+    played(make(), drawn, watch)
+
+
+def law_shares_are_max_min_fair(make: Networks, drawn: Sequence[Transfer]) -> None:
+    """Every flow has a full side on which nobody has more than it: its bottleneck."""
+
+    def watch(now_s: float, network: Network, flows: list[Flow]) -> None:
+        of_side = {side: _rates(network, flows, side) for side in _sides(drawn)}
+        for flow in flows:
+            rate = network.rate(flow)
+            assert any(
+                sum(of_side[side]) >= 1 - SLACK and rate >= max(of_side[side]) - SLACK
+                for side in flow.sides or of_side
+            ), f"a flow has {rate:.3f} of a link at {now_s} and could have more"
+
+    played(make(), drawn, watch)
+
+
+def law_what_is_asked_for_is_carried(make: Networks, drawn: Sequence[Transfer]) -> None:
+    """Rates times seconds add up to the work, and everything ends."""
+    rates: dict[Flow, float] = {}
+    carried_s: list[float] = []
+    last_s = [0.0]
+
+    def watch(now_s: float, network: Network, flows: list[Flow]) -> None:
+        carried_s.append(sum(rates.values()) * (now_s - last_s[0]))
+        last_s[0] = now_s
+        rates.clear()
+        rates.update((flow, network.rate(flow)) for flow in flows)
+
+    assert NEVER not in played(make(), drawn, watch), "a transfer never ends"
+    asked_s = sum(one.work_s for one in drawn)
+    assert _near(sum(carried_s), asked_s), f"{sum(carried_s)} s of {asked_s} s were carried"
+
+
+def law_two_into_one_take_twice_as_long(make: Networks, drawn: Sequence[Transfer]) -> None:
+    for one, other, target in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        for ends in (((one, target), (other, target)), ((target, one), (target, other))):
+            both = [Transfer(0.5, src, dst, 1.0) for src, dst in ends]
+            assert played(make(), both) == [2.5, 2.5], f"{ends} at once"
+
+
+def law_disjoint_pairs_do_not_disturb_each_other(make: Networks, drawn: Sequence[Transfer]) -> None:
+    """Nor do the two directions of one pair: links are full duplex."""
+    for pairs in (((0, 1), (2, 3)), ((0, 1), (1, 0)), ((0, 1), (1, 2), (2, 0))):
+        many = [Transfer(0.0, src, dst, 1.0 + i) for i, (src, dst) in enumerate(pairs)]
+        assert played(make(), many) == [one.work_s for one in many], f"{pairs} at once"
+
+
+NETWORK_LAWS = (
+    law_alone_a_transfer_has_the_whole_link,
+    law_no_side_above_100_percent,
+    law_shares_are_max_min_fair,
+    law_what_is_asked_for_is_carried,
+    law_two_into_one_take_twice_as_long,
+    law_disjoint_pairs_do_not_disturb_each_other,
+)
+
+
+def _by_rank(trace: Trace, lane: str) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        if span.lane == lane:
+            found[span.rank].append(span)
+    return found
+
+
+def law_bytes_are_the_exchanges(
+    simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
+) -> None:
+    spans = _by_rank(simulate(exchange, numel, cluster), "communication")
+    sent = [sum(span.size_bytes for span in spans[rank]) for rank in range(cluster.num_ranks)]
+    assert sent == exchange.wire_bytes(TensorSpec("", numel), cluster.num_ranks)
+
+
+def law_links_carry_no_more_than_their_rate(
+    simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
+) -> None:
+    """In no stretch of time does a rank send more than its link carries in it."""
+    for own in _by_rank(simulate(exchange, numel, cluster), "communication").values():
+        for i, first in enumerate(own):
+            sent = 0
+            for span in own[i:]:
+                sent += span.size_bytes
+                could = cluster.rate_bytes_per_s * (span.end_s - first.start_s)
+                assert sent <= could * (1 + SLACK) + SLACK, f"{sent} bytes where {could} can go"
+
+
+def law_a_text_does_one_thing_after_the_other(
+    simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
+) -> None:
+    for lane in ("compute", "communication"):
+        for own in _by_rank(simulate(exchange, numel, cluster), lane).values():
+            for before, after in pairwise(own):
+                assert after.start_s >= before.end_s
+
+
+def law_same_exchange_same_trace(
+    simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
+) -> None:
+    assert simulate(exchange, numel, cluster) == simulate(exchange, numel, cluster)
+
+
+EXCHANGE_LAWS = (
+    law_bytes_are_the_exchanges,
+    law_links_carry_no_more_than_their_rate,
+    law_a_text_does_one_thing_after_the_other,
+    law_same_exchange_same_trace,
+)
+
+
+def law_every_rank_is_the_one(
+    simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
+) -> None:
+    """Dense plans, no jitter: each of all ranks does what the representative does, then."""
+    one = sorted(simulate(plan, profile, cluster).spans, key=_what)
+    every = simulate(plan, profile, cluster, ranks="all")
+    assert {span.rank for span in every.spans} == set(range(cluster.num_ranks))
+    for rank in range(cluster.num_ranks):
+        own = sorted(every.only(lambda span, rank=rank: span.rank == rank).spans, key=_what)
+        assert [_what(span) for span in own] == [_what(span) for span in one]
+        for its, known in zip(own, one, strict=True):
+            assert _near(its.start_s, known.start_s), f"rank {rank}: {its}, not {known}"
+            assert _near(its.end_s, known.end_s), f"rank {rank}: {its}, not {known}"
+
+
+def _what(span: Span) -> tuple[str, str, int, int]:
+    return span.lane, span.name, span.message, span.size_bytes
+
+
+def law_one_rank_stands_for_all(
+    simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
+) -> None:
+    one_s = simulate(plan, profile, cluster).iteration_s
+    all_s = simulate(plan, profile, cluster, ranks="all").iteration_s
+    allowed = SLACK if plan.credit == 1 else TOLERANCE
+    assert abs(one_s - all_s) <= allowed * max(1.0, all_s), f"{one_s} s, and {all_s} s on all ranks"
+
+
+def law_the_seed_decides(
+    simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
+) -> None:
+    play = partial(simulate, plan, profile, cluster, ranks="all", jitter=0.1)
+    assert play(seed=3) == play(seed=3), "the same seed gave another trace"
+    assert play(seed=3) != play(seed=4), "another seed gave the same trace"
+
+
+def law_all_wait_for_the_slowest(
+    simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
+) -> None:
+    """Dense plans: a message ends everywhere at once, its own time after the last rank came."""
+    trace = simulate(plan, profile, cluster, ranks="all", jitter=0.2)
+    of_message: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        if span.lane == "communication":
+            of_message[span.message].append(span)
+    for spans in of_message.values():
+        last_s = max(span.start_s for span in spans)
+        alone_s = min(span.end_s - last_s for span in spans)
+        assert {span.end_s for span in spans} == {spans[0].end_s}
+        assert plan.credit > 1 or _near(alone_s, _all_reduce_s(plan, profile, cluster, spans[0]))
+    backward = _by_rank(trace, "backward")
+    slowest_s = max(own[-1].end_s for own in backward.values())
+    fastest_s = min(own[-1].end_s for own in backward.values())
+    assert fastest_s < slowest_s, "all ranks are equally fast"
+
+
+def _all_reduce_s(plan: Plan, profile: Profile, cluster: Cluster, span: Span) -> float:
+    items = {t.name: t.size_bytes // max(1, t.numel) for la in profile.layers for t in la.tensors}
+    return cluster.all_reduce_s(
+        sum(c.numel * items[c.tensor] for c in plan.messages[span.message].chunks)
+    )
+
+
+def law_a_rank_computes_one_thing_at_a_time(
+    simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
+) -> None:
+    for ranks in ("one", "all"):
+        trace = simulate(plan, profile, cluster, ranks=ranks)
+        for own in _by_rank(trace, "compute").values():
+            for before, after in pairwise(span for span in own if span.duration_s):
+                assert after.start_s >= before.end_s - SLACK
+
+
+DENSE_LAWS = (law_every_rank_is_the_one, law_the_seed_decides, law_all_wait_for_the_slowest)
+"""Of plans of dense messages only."""
+
+PLAN_LAWS = (law_one_rank_stands_for_all, law_a_rank_computes_one_thing_at_a_time)
+"""Of any plan."""

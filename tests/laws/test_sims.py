@@ -1,0 +1,176 @@
+"""Networks and simulators keep their laws; wrong ones are rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.collective.ring import ring
+from gradwire.compress.none import none
+from gradwire.cost.cluster import Cluster, CodecFit
+from gradwire.cost.fit import LineFit
+from gradwire.cost.profile import Profile
+from gradwire.exchange import Pair, pair, with_error_feedback
+from gradwire.load import examples
+from gradwire.planner._types import ExchangeSetting, Plan
+from gradwire.planner.bytescheduler import bytescheduler
+from gradwire.sim.network import Network
+from gradwire.sim.timeline import simulate, simulate_exchange
+from tests.planner.profiles import profile_of, profiles
+from tests.strategies import bounded
+
+from . import broken_sims as broken
+from .cases import name_of, pairs
+from .plan_laws import Planner
+from .sim_laws import DENSE_LAWS, EXCHANGE_LAWS, NETWORK_LAWS, PLAN_LAWS, Transfer
+
+several = st.builds(
+    Cluster,
+    num_ranks=st.sampled_from((2, 3, 5)),
+    rate_bytes_per_s=st.floats(1e4, 1e8),
+    hop_s=st.one_of(st.just(0.0), st.floats(1e-6, 1e-3)),
+)
+ranks = st.integers(0, 4)
+transfers = st.lists(
+    st.builds(
+        Transfer,
+        st.floats(0.0, 3.0).map(lambda x: round(x, 1)),
+        ranks,
+        ranks,
+        st.floats(0.0, 2.0).map(lambda x: round(x, 1)),
+    ),
+    min_size=1,
+    max_size=8,
+)
+CROWD = [
+    Transfer(0.0, 0, 1, 1.0),
+    Transfer(0.0, 0, 2, 1.0),
+    Transfer(0.0, 0, 3, 1.5),
+    Transfer(0.5, 4, 3, 2.0),
+    Transfer(0.5, 4, 4, 1.0),
+    Transfer(1.0, 2, 0, 1.0),
+]
+
+LINE = LineFit(alpha_s=1e-5, per_unit_s=1e-8)
+MEASURED = CodecFit(encode=LINE, decode=LINE, merge=LINE)
+PROFILE = profile_of(
+    ([64, 900], 0.002, 0.001), ([], 0.001, 0.001), ([3000], 0.001, 0.002), ([400], 0.001, 0.002)
+)
+CLUSTER = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4, codecs={"topk": MEASURED})
+
+
+@pytest.mark.parametrize("law", NETWORK_LAWS, ids=lambda law: law.__name__)
+def test_network_law(law: Callable[..., None]) -> None:
+    @bounded(60)
+    @given(drawn=transfers)
+    def holds(drawn: list[Transfer]) -> None:
+        law(Network, drawn)
+
+    law(Network, CROWD)
+    holds()
+
+
+@pytest.mark.parametrize(("law", "make"), broken.NETWORK_BITES, ids=lambda p: p.__name__)
+def test_network_law_bites(law: Callable[..., None], make: type[Network]) -> None:
+    with pytest.raises(AssertionError):
+        law(make, CROWD)
+
+
+@pytest.mark.parametrize("exchange", pairs(), ids=name_of)
+def test_exchange_laws(exchange: Pair) -> None:
+    @bounded(4)
+    @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
+    def hold(numel: int, cluster: Cluster) -> None:
+        for law in EXCHANGE_LAWS:
+            law(simulate_exchange, exchange, numel, cluster)
+            law(simulate_exchange, with_error_feedback(exchange), numel, cluster)
+
+    hold()
+
+
+@pytest.mark.parametrize(("law", "wrong"), broken.EXCHANGE_BITES, ids=lambda p: str(p)[:40])
+def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
+    several_steps = pair(none(), ring())
+    law(simulate_exchange, several_steps, 64, CLUSTER)
+    with pytest.raises(AssertionError):
+        law(wrong, several_steps, 64, CLUSTER)
+
+
+@pytest.mark.parametrize("planner", examples("planner"), ids=repr)
+def test_dense_plans(planner: Planner) -> None:
+    @bounded(6)
+    @given(profile=profiles(largest=300), cluster=several)
+    def hold(profile: Profile, cluster: Cluster) -> None:
+        plan = planner(profile, cluster)
+        DENSE_LAWS[0](simulate, plan, profile, cluster)
+        for law in PLAN_LAWS:
+            law(simulate, plan, profile, cluster)
+
+    for law in DENSE_LAWS:
+        law(simulate, planner(PROFILE, CLUSTER), PROFILE, CLUSTER)
+    hold()
+
+
+def _through(exchange: Pair, plan: Plan, *, every: int = 1) -> Plan:
+    """The plan with every so-many-eth message going through an exchange of these files."""
+    setting = ExchangeSetting(
+        compressor=type(exchange.codec).__name__,
+        collective=type(exchange.collective).__name__,
+        error_feedback=True,
+    )
+    messages = [
+        message.model_copy(update={"exchange": "other"}) if number % every == 0 else message
+        for number, message in enumerate(plan.messages)
+    ]
+    return plan.model_copy(update={"messages": tuple(messages), "exchanges": {"other": setting}})
+
+
+@pytest.mark.parametrize("exchange", pairs(), ids=name_of)
+def test_plans_of_other_exchanges(exchange: Pair) -> None:
+    @bounded(6)
+    @given(
+        profile=profiles(largest=3000),
+        cluster=several,
+        credit=st.integers(1, 4),
+        every=st.integers(1, 2),
+        measured=st.booleans(),
+    )
+    def hold(profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool) -> None:
+        plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
+        codecs = {type(exchange.codec).__name__: MEASURED} if measured else {}
+        cluster = cluster.model_copy(update={"codecs": codecs})
+        for law in PLAN_LAWS:
+            law(simulate, _through(exchange, plan, every=every), profile, cluster)
+
+    hold()
+
+
+@pytest.mark.parametrize(("law", "wrong"), broken.DENSE_BITES, ids=lambda p: str(p)[:40])
+def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
+    plan = bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1)
+    law(simulate, plan, PROFILE, CLUSTER)
+    with pytest.raises(AssertionError):
+        law(wrong, plan, PROFILE, CLUSTER)
+
+
+@pytest.mark.parametrize(("law", "wrong"), broken.PLAN_BITES, ids=lambda p: str(p)[:40])
+def test_plan_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
+    sparse = next(p for p in pairs() if type(p.codec).__name__ in CLUSTER.codecs)
+    plan = _through(sparse, bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1))
+    law(simulate, plan, PROFILE, CLUSTER)
+    with pytest.raises(AssertionError):
+        law(wrong, plan, PROFILE, CLUSTER)
+
+
+def test_every_law_has_a_specimen() -> None:
+    for laws, bites in (
+        (NETWORK_LAWS, broken.NETWORK_BITES),
+        (EXCHANGE_LAWS, broken.EXCHANGE_BITES),
+        (DENSE_LAWS, broken.DENSE_BITES),
+        (PLAN_LAWS, broken.PLAN_BITES),
+    ):
+        assert {law for law, _ in bites} == set(laws)

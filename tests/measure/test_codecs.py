@@ -1,0 +1,56 @@
+"""Every compressor is measured, alone and in its own settings, into lines that can be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.contract import Compressor
+from gradwire.cost.cluster import PRIMITIVES, Cluster
+from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.load import load, names
+from gradwire.measure import codecs
+from gradwire.measure.codecs import measure_codecs
+
+SIZES = (64, 1024, 2**18)
+
+
+def test_every_compressor_has_its_lines() -> None:
+    told: list[float] = []
+    found = measure_codecs(
+        sizes=SIZES, budget_s=0.005, advance=lambda amount, note: told.append(amount)
+    )
+    assert tuple(found) == names("compress")
+    for fit in found.values():
+        for primitive in PRIMITIVES:
+            line = getattr(fit, primitive)
+            assert tuple(size for size, _ in line.samples) == SIZES
+            assert all(seconds > 0 for _, seconds in line.samples)
+    assert sum(told) == pytest.approx(len(found) * len(SIZES))
+    # Selecting and scattering 262144 elements is more work than looking at 64.
+    times = dict(found["topk"].encode.samples)
+    assert times[2**18] > times[64]
+    cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e9, codecs=found)
+    assert Cluster.parse(cluster.to_json()) == cluster
+    assert cluster.codec_s("topk", "encode", 500) == found["topk"].encode.seconds(500)
+
+
+@pytest.mark.parametrize("name", names("compress"))
+def test_error_feedback_is_measured_where_the_trait_asks_for_it(name: str) -> None:
+    codec: Compressor = load("compress", name)()
+    measured = codecs._Codec(codec, 1000, 4)
+    buffer = measured.buffer
+    for _ in range(3):
+        measured.turn_s()
+    kept = measured.residual_N
+    assert (kept is not None) == codec.traits.error_feedback
+    if kept is not None:
+        assert bool(kept.any())
+    assert measured.buffer is buffer
+    assert bool(measured.sum_N.any())
+
+
+def test_mistakes_are_answered() -> None:
+    with pytest.raises(UnknownName, match=r"there are: .*topk"):
+        measure_codecs(["tpok"], sizes=SIZES)
+    with pytest.raises(InvalidSetting, match="three numbers of elements"):
+        measure_codecs(["none"], sizes=(1, 2))
