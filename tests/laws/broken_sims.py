@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gradwire.sim.network import Flow, Network
@@ -94,6 +95,7 @@ def _changed(
         trace = original(*args, **settings)
         return Trace.of(change(span) if span.lane == lane else span for span in trace.spans)
 
+    changes.__name__ = change.__name__.strip("_")
     return changes
 
 
@@ -116,20 +118,25 @@ def _leaves_early(span: Span) -> Span:
     return replace(span, end_s=span.end_s - 1e-3) if span.rank == 1 else span
 
 
-sends_a_byte_too_many = _changed(
-    simulate_exchange, "communication", lambda s: replace(s, size_bytes=s.size_bytes + 1)
-)
-takes_no_time = _changed(simulate_exchange, "communication", lambda s: replace(s, end_s=s.start_s))
-does_all_at_once = _changed(simulate_exchange, "communication", _at_once)
-takes_longer_each_time = _changed(
-    simulate_exchange, "communication", lambda s: _later(s, next(_calls) * 1e-6)
-)
+def _sends_a_byte_too_many(span: Span) -> Span:
+    return replace(span, size_bytes=span.size_bytes + 1)
+
+
+def _takes_no_time(span: Span) -> Span:
+    return replace(span, end_s=span.start_s)
+
+
+def _takes_longer_each_time(span: Span) -> Span:
+    return _later(span, next(_calls) * 1e-6)
+
+
+_in_exchanges = partial(_changed, simulate_exchange, "communication")
 
 EXCHANGE_BITES = (
-    (laws.law_bytes_are_the_exchanges, sends_a_byte_too_many),
-    (laws.law_links_carry_no_more_than_their_rate, takes_no_time),
-    (laws.law_a_text_does_one_thing_after_the_other, does_all_at_once),
-    (laws.law_same_exchange_same_trace, takes_longer_each_time),
+    (laws.law_bytes_are_the_exchanges, _in_exchanges(_sends_a_byte_too_many)),
+    (laws.law_links_carry_no_more_than_their_rate, _in_exchanges(_takes_no_time)),
+    (laws.law_a_text_does_one_thing_after_the_other, _in_exchanges(_at_once)),
+    (laws.law_same_exchange_same_trace, _in_exchanges(_takes_longer_each_time)),
 )
 
 
@@ -151,18 +158,14 @@ def prices_every_exchange_as_dense(
     return simulate(plan, profile, cluster, ranks=ranks, **settings)  # type: ignore[arg-type]
 
 
-one_rank_is_late = _changed(simulate, "communication", _rank_1_is_late)
-does_not_wait = _changed(simulate, "communication", _leaves_early)
-computes_everything_at_once = _changed(simulate, "compute", _at_once)
-
 DENSE_BITES = (
-    (laws.law_every_rank_is_the_one, one_rank_is_late),
+    (laws.law_every_rank_is_the_one, _changed(simulate, "communication", _rank_1_is_late)),
     (laws.law_the_seed_decides, ignores_the_seed),
     (laws.law_the_seed_decides, draws_anew),
-    (laws.law_all_wait_for_the_slowest, does_not_wait),
+    (laws.law_all_wait_for_the_slowest, _changed(simulate, "communication", _leaves_early)),
 )
 
 PLAN_BITES = (
     (laws.law_one_rank_stands_for_all, prices_every_exchange_as_dense),
-    (laws.law_a_rank_computes_one_thing_at_a_time, computes_everything_at_once),
+    (laws.law_a_rank_computes_one_thing_at_a_time, _changed(simulate, "compute", _at_once)),
 )

@@ -41,7 +41,9 @@ class Transfer(NamedTuple):
     work_s: float
 
 
-def played(network: Network, transfers: Sequence[Transfer], watch: Watch | None = None) -> list:
+def played(
+    network: Network, transfers: Sequence[Transfer], watch: Watch | None = None
+) -> list[float]:
     """When each transfer ends; ``watch`` is called whenever something started or ended."""
     ends_s = [NEVER] * len(transfers)
     coming = sorted(range(len(transfers)), key=lambda i: transfers[i].start_s, reverse=True)

@@ -92,7 +92,7 @@ def test_exchange_laws(exchange: Pair) -> None:
     hold()
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.EXCHANGE_BITES, ids=lambda p: str(p)[:40])
+@pytest.mark.parametrize(("law", "wrong"), broken.EXCHANGE_BITES, ids=lambda p: p.__name__)
 def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     several_steps = pair(none(), ring())
     law(simulate_exchange, several_steps, 64, CLUSTER)
@@ -149,7 +149,7 @@ def test_plans_of_other_exchanges(exchange: Pair) -> None:
     hold()
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.DENSE_BITES, ids=lambda p: str(p)[:40])
+@pytest.mark.parametrize(("law", "wrong"), broken.DENSE_BITES, ids=lambda p: p.__name__)
 def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     plan = bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1)
     law(simulate, plan, PROFILE, CLUSTER)
@@ -157,7 +157,7 @@ def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) ->
         law(wrong, plan, PROFILE, CLUSTER)
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.PLAN_BITES, ids=lambda p: str(p)[:40])
+@pytest.mark.parametrize(("law", "wrong"), broken.PLAN_BITES, ids=lambda p: p.__name__)
 def test_plan_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     sparse = next(p for p in pairs() if type(p.codec).__name__ in CLUSTER.codecs)
     plan = _through(sparse, bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1))

@@ -1,7 +1,8 @@
 """The virtual clock: when messages start and end on a link, and layers before and after them.
 
 Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
-that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap.
+that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap,
+and the credit's lanes decide which may be under way: see ``Plan``.
 Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
     delta t (equation 8) is not needed.
 """
@@ -9,6 +10,7 @@ Differences from the paper: none at credit 1; blocks of any size cost what their
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,32 +18,46 @@ from typing import Protocol
 
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ..errors import InvalidSetting
-from ..planner._check import check
-from ..planner._types import DENSE, Plan
-
-NEVER = float("inf")
+from ..planner._types import Plan
+from ..trace.span import Span
+from .demand import Demand
+from .engine import Traffic, play
+from .network import NEVER
+from .representative import stages_of_one
 
 
 class Line(Protocol):
     """Messages that wait for the wire."""
 
-    def next_s(self) -> float:
-        """When a message could start at the earliest; ``NEVER`` when none is left."""
+    def next_s(self, end_s: Sequence[float]) -> float:
+        """When a message could start at the earliest; ``NEVER`` when none is left.
+
+        ``end_s`` is when each message ended, ``NEVER`` for one that has not.
+        """
 
     def take(self, now_s: float) -> int:
         """Removes and returns the message that starts now."""
 
 
 class FixedOrder:
-    """The head of the line waits: message 0 first, then message 1."""
+    """The head of the line waits: message 0 first, then message 1.
 
-    def __init__(self, ready_s: Sequence[float]) -> None:
+    Message i waits until it is ready and until all messages in ``after[i]`` have ended.
+    """
+
+    def __init__(self, ready_s: Sequence[float], after: Sequence[Sequence[int]] = ()) -> None:
         self._ready_s = ready_s
+        self._after = after if any(after) else ()
         self._head = 0
 
-    def next_s(self) -> float:
-        return self._ready_s[self._head] if self._head < len(self._ready_s) else NEVER
+    def next_s(self, end_s: Sequence[float]) -> float:
+        head = self._head
+        if head == len(self._ready_s):
+            return NEVER
+        ready_s = self._ready_s[head]
+        if not self._after:
+            return ready_s
+        return max(ready_s, max((end_s[other] for other in self._after[head]), default=0.0))
 
     def take(self, now_s: float) -> int:
         self._head += 1
@@ -57,7 +73,7 @@ class ByPriority:
         self._coming = sorted(range(len(ready_s)), key=lambda i: (ready_s[i], i), reverse=True)
         self._ready: list[tuple[int, int]] = []
 
-    def next_s(self) -> float:
+    def next_s(self, end_s: Sequence[float]) -> float:
         if self._ready:
             return 0.0
         return self._ready_s[self._coming[-1]] if self._coming else NEVER
@@ -81,9 +97,10 @@ class Carried:
 def carry(line: Line, alpha_s: float, work_s: Sequence[float], credit: int) -> Carried:
     """Carries all messages of ``line``: each takes ``alpha_s`` and then ``work_s`` of a whole link.
 
-    ``work_s`` is indexed by message; at most ``credit`` messages are between start and end.
+    ``work_s`` is indexed by message. There are ``credit`` lanes, which messages take in turn: one
+    starts when the one that started ``credit`` places before it has ended.
     """
-    carried = Carried([], [0.0] * len(work_s), [0.0] * len(work_s))
+    carried = Carried([], [0.0] * len(work_s), [NEVER] * len(work_s))
     if credit == 1:
         _carry_singly(line, alpha_s, work_s, carried)
     else:
@@ -92,14 +109,14 @@ def carry(line: Line, alpha_s: float, work_s: Sequence[float], credit: int) -> C
 
 
 def _carry_singly(line: Line, alpha_s: float, work_s: Sequence[float], carried: Carried) -> None:
-    free_s = 0.0
-    while (next_s := line.next_s()) < NEVER:
+    free_s, end_s = 0.0, carried.end_s
+    while (next_s := line.next_s(end_s)) < NEVER:
         start_s = max(free_s, next_s)
         message = line.take(start_s)
         free_s = start_s + (alpha_s + work_s[message])
         carried.order.append(message)
         carried.start_s[message] = start_s
-        carried.end_s[message] = free_s
+        end_s[message] = free_s
 
 
 def _carry_shared(
@@ -107,19 +124,20 @@ def _carry_shared(
 ) -> None:
     """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
     now_s, served_s = 0.0, 0.0
-    latent: list[tuple[float, int]] = []  # (end of its latency, message), in order of start
+    order, ends_s = carried.order, carried.end_s
+    latent: deque[tuple[float, int]] = deque()  # (end of its latency, message), as they started
     sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
     while True:
-        while len(latent) + len(sharing) < credit and line.next_s() <= now_s:
+        launch_s = _launch_s(line, carried, credit)
+        while launch_s <= now_s:
             message = line.take(now_s)
-            carried.order.append(message)
+            order.append(message)
             carried.start_s[message] = now_s
             latent.append((now_s + alpha_s, message))
+            launch_s = _launch_s(line, carried, credit)
         while latent and latent[0][0] <= now_s:
-            message = latent.pop(0)[1]
+            message = latent.popleft()[1]
             heapq.heappush(sharing, (served_s + work_s[message], message))
-        full = len(latent) + len(sharing) >= credit
-        launch_s = NEVER if full else line.next_s()
         latency_s = latent[0][0] if latent else NEVER
         end_s = NEVER
         if sharing:  # rounding may have served a hair more than the work there was
@@ -129,10 +147,18 @@ def _carry_shared(
             return
         if end_s == until_s:
             served_s, message = heapq.heappop(sharing)
-            carried.end_s[message] = end_s
+            ends_s[message] = end_s
         elif sharing:
             served_s += (until_s - now_s) / len(sharing)
         now_s = until_s
+
+
+def _launch_s(line: Line, carried: Carried, credit: int) -> float:
+    """When the next message starts, as far as is known; ``NEVER`` while its lane is taken."""
+    order, end_s = carried.order, carried.end_s
+    if len(order) >= credit and end_s[order[-credit]] == NEVER:
+        return NEVER
+    return line.next_s(end_s)
 
 
 @dataclass(frozen=True)
@@ -147,6 +173,8 @@ class Timing:
     message_bytes: list[int]
     forward_start_s: list[float]
     forward_end_s: list[float]
+    spans: Sequence[Span] = ()
+    """Of messages, where they were played by events; none where closed forms gave their times."""
 
     @property
     def iteration_s(self) -> float:
@@ -173,44 +201,39 @@ def forward_times(
 
 
 def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
-    """Carries ``plan`` out on the virtual clock.
+    """Carries ``plan`` out on the virtual clock, for a rank that stands for all.
 
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses an exchange
-    whose cost is not modelled (all but "dense").
+    that cannot be made or looks at values.
     """
-    check(plan, profile)
-    for number, message in enumerate(plan.messages):
-        if message.exchange != DENSE:
-            raise InvalidSetting(
-                f"message {number} goes by exchange {message.exchange!r}, whose cost is not "
-                f"modelled; only {DENSE!r} is: simulate a plan of dense messages"
-            )
+    demand = Demand.of(plan, profile)
     backward_end_s = backward_ends(profile)
-    layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
-    item_bytes = {
-        t.name: t.size_bytes // t.numel for la in profile.layers for t in la.tensors if t.numel
-    }
-    layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
-    sizes = [sum(c.numel * item_bytes[c.tensor] for c in m.chunks) for m in plan.messages]
-    # The smaller a layer's number, the later its backward ends.
-    ready_s = [backward_end_s[min(own)] for own in layers]
-    beta = cluster.beta_s_per_byte
-    carried = carry(
-        FixedOrder(ready_s), cluster.alpha_s, [beta * size for size in sizes], plan.credit
-    )
-    may_start_s = [backward_end_s[0]] * len(profile.layers)
-    for own, end_s in zip(layers, carried.end_s, strict=True):
-        for layer in own if plan.overlap_forward else (0,):
-            may_start_s[layer] = max(may_start_s[layer], end_s)
+    ready_s = demand.ready_s(backward_end_s)
+    spans: Sequence[Span] = ()
+    if demand.is_dense:
+        beta = cluster.beta_s_per_byte
+        carried = carry(
+            FixedOrder(ready_s, demand.after()),
+            cluster.alpha_s,
+            [beta * size for size in demand.num_bytes],
+            plan.credit,
+        )
+        start_s, end_s = carried.start_s, carried.end_s
+    else:
+        stages = stages_of_one(demand, cluster)
+        played = play(Traffic([stages], [ready_s], demand.labels(), plan.credit, demand.after()))
+        start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
     forward_start_s, forward_end_s = forward_times(
-        [layer.forward_s for layer in profile.layers], may_start_s
+        [layer.forward_s for layer in profile.layers],
+        demand.forward_may_start_s(backward_end_s, end_s),
     )
     return Timing(
         backward_start_s=[*backward_end_s[1:], 0.0],
         backward_end_s=backward_end_s,
-        message_start_s=carried.start_s,
-        message_end_s=carried.end_s,
-        message_bytes=sizes,
+        message_start_s=start_s,
+        message_end_s=end_s,
+        message_bytes=demand.num_bytes,
         forward_start_s=forward_start_s,
         forward_end_s=forward_end_s,
+        spans=spans,
     )

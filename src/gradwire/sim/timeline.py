@@ -1,37 +1,97 @@
-"""simulate: one iteration of a plan as a trace of one representative rank; all ranks are alike."""
+"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import random
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
 
 from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ..planner._types import Message, Plan
+from ..cost.profile import Layer, Profile
+from ..errors import InvalidSetting, invalid
+from ..exchange import Exchange
+from ..planner._types import Plan
+from ..spec import TensorSpec
 from ..trace.span import Span, Trace
-from .clock import Timing, run
+from .clock import Timing, backward_ends, forward_times, run
+from .demand import Demand
+from .engine import Traffic, play
+from .stages import Stage, Tariff, stages_of
 
 
-def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Trace:
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    ranks: Literal["one", "all"] = "one",
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Trace:
     """The trace of one iteration, from the start of its backward pass to the end of the forward.
 
-    Lanes: "backward" and "forward" with one span a layer, "communication" with one span a message,
-    whose ``size_bytes`` is what the rank sends in it. ``Trace.iteration_s`` is US-Byte's t_iter
-    (equation 12). Raises ``InvalidSetting`` for a plan that is not sound for the profile.
+    ``ranks="one"`` is a rank that stands for all of them: dense messages by closed form, others as
+    the exchange goes when it is alone. ``ranks="all"`` plays every rank by events, on links that
+    all transfers share. With ``jitter`` every rank computes faster or slower than the profile, by
+    a factor drawn for it with ``seed`` (log-normal, of mean 1 and about that standard deviation).
+
+    Lanes: "backward" and "forward" with one span a layer, "communication" and "compute" with what
+    each message does there; ``size_bytes`` is what the rank sends in it. Encode, decode and merge
+    take what the cluster's ``codecs`` say; where a compressor was not measured they count as
+    nothing, and the span's name says so. Gather and scatter always count as nothing.
+    ``Trace.iteration_s`` is US-Byte's t_iter (equation 12).
+
+    Raises ``InvalidSetting`` for a plan that is not sound for the profile, for an exchange that
+    cannot be simulated, and for jitter of one rank only.
     """
-    return Trace.of(_spans(plan, profile, cluster, run(plan, profile, cluster)))
+    if ranks not in ("one", "all"):
+        raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
+    if not 0 <= jitter < math.inf:
+        raise invalid("jitter", jitter, "a number, 0 or more", "0.05 is 5 %")
+    if jitter and ranks == "one":
+        raise InvalidSetting(
+            f"jitter {jitter} makes ranks differ, and ranks='one' has one that stands for all; "
+            "use ranks='all'"
+        )
+    if ranks == "one" or cluster.num_ranks == 1:
+        timing = run(plan, profile, cluster)
+        demand = Demand.of(plan, profile)
+        return Trace.of(_spans_of_one(timing, demand, cluster))
+    return Trace.of(_spans_of_all(Demand.of(plan, profile), cluster, jitter, seed))
 
 
-def _spans(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) -> Iterator[Span]:
-    for i, layer in enumerate(profile.layers):
-        start_s, end_s = timing.backward_start_s[i], timing.backward_end_s[i]
-        yield Span(0, "backward", layer.name, start_s, end_s, step=0)
-        start_s, end_s = timing.forward_start_s[i], timing.forward_end_s[i]
-        yield Span(0, "forward", layer.name, start_s, end_s, step=0)
-    for number, message in enumerate(plan.messages):
+def simulate_exchange(
+    exchange: Exchange, numel: int, cluster: Cluster, dtype: torch.dtype = torch.float32
+) -> Trace:
+    """The trace of one exchange of ``numel`` elements on all ranks, with nothing else under way.
+
+    Its text is run as it is, without data; a rank alone sends nothing, and its trace is empty.
+    Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb, and
+    ``Deadlock`` if they wait for each other.
+    """
+    if cluster.num_ranks == 1:
+        return Trace()
+    every = stages_of(exchange, TensorSpec("", numel, dtype), Tariff.of(exchange, cluster))
+    return Trace.of(play(Traffic([[own] for own in every], [[0.0]] * len(every), [""])).spans)
+
+
+def _spans_of_one(timing: Timing, demand: Demand, cluster: Cluster) -> Iterator[Span]:
+    layers = demand.profile.layers
+    backward = zip(timing.backward_start_s, timing.backward_end_s, strict=True)
+    forward = zip(timing.forward_start_s, timing.forward_end_s, strict=True)
+    yield from _of_layers(0, "backward", layers, backward)
+    yield from _of_layers(0, "forward", layers, forward)
+    yield from timing.spans
+    if timing.spans:
+        return
+    for number, label in enumerate(demand.labels()):
         yield Span(
             0,
             "communication",
-            _label(message),
+            label,
             timing.message_start_s[number],
             timing.message_end_s[number],
             size_bytes=cluster.wire_bytes(timing.message_bytes[number]),
@@ -40,7 +100,50 @@ def _spans(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) -> It
         )
 
 
-def _label(message: Message) -> str:
-    first, *others = message.chunks
-    label = f"{first.tensor}[{first.start}:{first.stop}]"
-    return f"{label} and {len(others)} more" if others else label
+def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) -> Iterator[Span]:
+    profile, layers = demand.profile, demand.profile.layers
+    draw = random.Random(seed)
+    slowness = [_factor(draw, jitter) for _ in range(cluster.num_ranks)]
+    alone_s = backward_ends(profile)
+    ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
+    played = play(
+        Traffic(
+            _stages_of_all(demand, cluster),
+            [demand.ready_s(own_s) for own_s in ends_s],
+            demand.labels(),
+            demand.plan.credit,
+            demand.after(),
+            slowness,
+        )
+    )
+    yield from played.spans
+    for rank, factor in enumerate(slowness):
+        starts_s = [*ends_s[rank][1:], 0.0]
+        yield from _of_layers(rank, "backward", layers, zip(starts_s, ends_s[rank], strict=True))
+        may_start_s = demand.forward_may_start_s(ends_s[rank], played.end_s[rank])
+        forward_s = [factor * layer.forward_s for layer in layers]
+        forward = zip(*forward_times(forward_s, may_start_s), strict=True)
+        yield from _of_layers(rank, "forward", layers, forward)
+
+
+def _factor(draw: random.Random, jitter: float) -> float:
+    return math.exp(jitter * draw.gauss(0.0, 1.0) - jitter**2 / 2) if jitter else 1.0
+
+
+def _stages_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Stage, ...]]]:
+    """By rank and message; messages of one size and exchange are alike."""
+    exchanges = demand.exchanges()
+    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
+    parcels = demand.parcels()
+    found = {
+        (name, spec): stages_of(exchanges[name], spec, tariffs[name])
+        for name, spec in dict.fromkeys(parcels)
+    }
+    return [[found[parcel][rank] for parcel in parcels] for rank in range(cluster.num_ranks)]
+
+
+def _of_layers(
+    rank: int, lane: str, layers: tuple[Layer, ...], times: Iterable[tuple[float, float]]
+) -> Iterator[Span]:
+    for layer, (start_s, end_s) in zip(layers, times, strict=True):
+        yield Span(rank, lane, layer.name, start_s, end_s, step=0)

@@ -1,0 +1,100 @@
+"""Demand: what a plan asks of the network, message by message, for one profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..compress.none import none
+from ..cost.profile import Profile
+from ..exchange import Exchange, by_name, exchange_for
+from ..planner._check import check
+from ..planner._types import DENSE, Message, Plan
+from ..spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One entry a message in every list, in issue order."""
+
+    layers: list[set[int]]
+    """Whose gradients it carries; layers are numbered in forward order."""
+    num_bytes: list[int]
+    plan: Plan
+    profile: Profile
+
+    @classmethod
+    def of(cls, plan: Plan, profile: Profile) -> Demand:
+        """Raises ``InvalidSetting`` for a plan that is not sound for the profile."""
+        check(plan, profile)
+        layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
+        item_bytes = {
+            t.name: t.size_bytes // t.numel for la in profile.layers for t in la.tensors if t.numel
+        }
+        return cls(
+            layers=[{layer_of[c.tensor] for c in message.chunks} for message in plan.messages],
+            num_bytes=[
+                sum(c.numel * item_bytes[c.tensor] for c in m.chunks) for m in plan.messages
+            ],
+            plan=plan,
+            profile=profile,
+        )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every message is an all-reduce of plain gradients, whose cost is a formula."""
+        return all(message.exchange == DENSE for message in self.plan.messages)
+
+    def ready_s(self, backward_end_s: list[float]) -> list[float]:
+        """When each message's gradients are there, if layers end their backward then."""
+        # The smaller a layer's number, the later its backward ends.
+        return [backward_end_s[min(own)] for own in self.layers]
+
+    def forward_may_start_s(
+        self, backward_end_s: list[float], message_end_s: list[float]
+    ) -> list[float]:
+        """When each layer's parameters are up to date."""
+        may_start_s = [backward_end_s[0]] * len(self.profile.layers)
+        for own, end_s in zip(self.layers, message_end_s, strict=True):
+            for layer in own if self.plan.overlap_forward else (0,):
+                may_start_s[layer] = max(may_start_s[layer], end_s)
+        return may_start_s
+
+    def after(self) -> list[tuple[int, ...]]:
+        """Numbers of messages that must have ended before each."""
+        return [message.after for message in self.plan.messages]
+
+    def labels(self) -> list[str]:
+        """What pictures call each message."""
+        return [_label(message) for message in self.plan.messages]
+
+    def parcels(self) -> list[tuple[str, TensorSpec]]:
+        """The name of each message's exchange, and what it exchanges."""
+        dtypes = {t.name: t.dtype for layer in self.profile.layers for t in layer.tensors}
+        return [
+            (
+                message.exchange,
+                TensorSpec(
+                    "",
+                    sum(chunk.numel for chunk in message.chunks),
+                    getattr(torch, dtypes[message.chunks[0].tensor]),
+                ),
+            )
+            for message in self.plan.messages
+        ]
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """The exchanges by the names that the plan gives them."""
+        made: dict[str, Exchange] = {DENSE: exchange_for(none())}
+        for name, one in self.plan.exchanges.items():
+            made[name] = by_name(
+                one.compressor, one.settings, one.collective, error_feedback=one.error_feedback
+            )
+        return made
+
+
+def _label(message: Message) -> str:
+    first, *others = message.chunks
+    label = f"{first.tensor}[{first.start}:{first.stop}]"
+    return f"{label} and {len(others)} more" if others else label

@@ -1,0 +1,287 @@
+"""The engine: all ranks' messages on one virtual clock, by events.
+
+It is the runtime's engine with seconds in place of work. Every rank has one compute lane, which
+takes what is ready in issue order, and ``credit`` communication lanes. A message is launched when
+its gradients and those of all messages before it are ready; what it computes first, it computes at
+once. It goes on the wire when the message before it has, its lane is free (message i - credit has
+ended) and all messages in its ``after`` have ended. A transfer begins when sender and receiver are
+both there, a collective when all ranks are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from ..errors import Deadlock
+from ..trace.span import Span
+from .meeting import Meetings, Post
+from .network import NEVER, Network
+from .stages import Joint, Stage
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages that ranks exchange in one iteration, in issue order."""
+
+    stages: Sequence[Sequence[tuple[Stage, ...]]]
+    """By rank and message."""
+    ready_s: Sequence[Sequence[float]]
+    """By rank and message: when the gradients are there."""
+    labels: Sequence[str]
+    """By message: what its spans are called; where "", by their verbs."""
+    credit: int = 1
+    after: Sequence[Sequence[int]] = ()
+    """By message: those that must have ended before it goes on the wire; () where there is none."""
+    slowness: Sequence[float] = ()
+    """By rank: what every computation's seconds are multiplied by; () where all are 1."""
+
+
+@dataclass
+class Outcome:
+    """When everything happened."""
+
+    spans: list[Span]
+    """Lanes "compute" and "communication" of all ranks, in order of their ends."""
+    start_s: list[list[float]]
+    """By rank and message: when it was launched."""
+    end_s: list[list[float]]
+    """By rank and message."""
+
+
+def play(traffic: Traffic) -> Outcome:
+    """Carries all messages of all ranks.
+
+    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
+    ``InvalidSetting`` when ranks disagree on a verb or a size.
+    """
+    return _Engine(traffic).run()
+
+
+class _Course:
+    """One rank's way through one message."""
+
+    __slots__ = (
+        "at",
+        "has_several",
+        "is_waiting",
+        "label",
+        "message",
+        "num_open",
+        "num_wire",
+        "posted_s",
+        "rank",
+        "stages",
+    )
+
+    def __init__(self, rank: int, message: int, stages: tuple[Stage, ...], label: str) -> None:
+        self.rank, self.message, self.stages, self.label = rank, message, stages, label
+        self.has_several = sum(bool(stage.wire) for stage in stages) > 1
+        self.at = -1
+        self.num_open = 0  # of this stage: computations, and its wire as one, that are not done
+        self.num_wire = 0  # of its wire: verbs that are not done
+        self.is_waiting = False  # at the gate: for its turn to use the wire
+        self.posted_s = 0.0
+
+
+@dataclass
+class _Rank:
+    """Where one rank stands."""
+
+    courses: list[_Course]
+    slowness: float
+    start_s: list[float]
+    end_s: list[float]
+    num_passed: int = 0
+    """Messages that went through the gate; the first so many in issue order."""
+    queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
+    """The compute lane: a heap of (message, number, course, name, seconds)."""
+    is_busy: bool = False
+
+
+class _Engine:
+    def __init__(self, traffic: Traffic) -> None:
+        self.credit = traffic.credit
+        self.after = traffic.after or ((),) * len(traffic.labels)
+        self.ready_s = traffic.ready_s
+        self.num_ranks = len(traffic.stages)
+        slowness = traffic.slowness or (1.0,) * self.num_ranks
+        self.ranks = [
+            _Rank(
+                [
+                    _Course(rank, message, stages, traffic.labels[message])
+                    for message, stages in enumerate(own)
+                ],
+                slowness[rank],
+                [NEVER] * len(own),
+                [NEVER] * len(own),
+            )
+            for rank, own in enumerate(traffic.stages)
+        ]
+        self.network = Network()
+        self.now_s = 0.0
+        self.spans: list[Span] = []
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = count()
+        self.meetings = Meetings(self.num_ranks)
+
+    def run(self) -> Outcome:
+        for rank in self.ranks:
+            self._launch_at(rank, 0, 0.0)
+        events, network = self.events, self.network
+        while True:
+            network_s = network.next_end_s()
+            self.now_s = min(network_s, events[0][0] if events else NEVER)
+            if self.now_s == NEVER:
+                break
+            network.advance(self.now_s)
+            while events and events[0][0] <= self.now_s:
+                heapq.heappop(events)[2]()
+        if any(NEVER in rank.end_s for rank in self.ranks):
+            raise Deadlock(self._report())
+        start_s = [rank.start_s for rank in self.ranks]
+        return Outcome(self.spans, start_s, [rank.end_s for rank in self.ranks])
+
+    def _at(self, time_s: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (time_s, next(self.count), then))
+
+    def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
+        if message < len(rank.courses):
+            course = rank.courses[message]
+            ready_s = max(not_before_s, self.ready_s[course.rank][message])
+            self._at(ready_s, partial(self._launch, rank, course))
+
+    def _launch(self, rank: _Rank, course: _Course) -> None:
+        rank.start_s[course.message] = self.now_s
+        self._proceed(course)
+        self._launch_at(rank, course.message + 1, self.now_s)
+
+    def _proceed(self, course: _Course) -> None:
+        """To the next stage that takes time, or to the end."""
+        rank = self.ranks[course.rank]
+        while True:
+            course.at += 1
+            if course.at == len(course.stages):
+                self._to_the_gate(rank, course)
+                return
+            stage = course.stages[course.at]
+            course.num_open = bool(stage.wire)
+            for name, seconds in stage.works:
+                if seconds:
+                    course.num_open += 1
+                    self._compute(rank, course, name, seconds)
+                else:
+                    self._note(course, "compute", name, self.now_s)
+            if stage.wire:
+                self._to_the_gate(rank, course)
+            if course.num_open:
+                return
+
+    def _to_the_gate(self, rank: _Rank, course: _Course) -> None:
+        if course.message < rank.num_passed:
+            self._pass(rank, course)
+        else:
+            course.is_waiting = True
+        self._open_gate(rank)
+
+    def _open_gate(self, rank: _Rank) -> None:
+        """Lets messages use the wire, in issue order, each when its lane is free."""
+        end_s = rank.end_s
+        while (message := rank.num_passed) < len(end_s):
+            course = rank.courses[message]
+            before = message - self.credit
+            if (
+                not course.is_waiting
+                or (before >= 0 and end_s[before] == NEVER)
+                or any(end_s[other] == NEVER for other in self.after[message])
+            ):
+                return
+            rank.num_passed += 1
+            self._pass(rank, course)
+
+    def _pass(self, rank: _Rank, course: _Course) -> None:
+        if course.at == len(course.stages):
+            rank.end_s[course.message] = self.now_s
+            return
+        wire = course.stages[course.at].wire
+        course.posted_s, course.num_wire = self.now_s, len(wire)
+        done = partial(self._sent, course)
+        for verb in wire:
+            met = self.meetings.come(Post(course.rank, course.message, verb, done))
+            if met:
+                self._begin(met)
+
+    def _begin(self, met: tuple[Post, ...]) -> None:
+        """Those who met start together; where sizes differ, the largest takes longest."""
+        prices = {post.verb.price for post in met}
+        latency_s = max(price.latency_s for price in prices)
+        work_s = max(price.work_s for price in prices)
+        self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
+
+    def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
+        if isinstance(met[0].verb, Joint):
+            self.network.collective(work_s, partial(_tell, met))
+        else:
+            self.network.transfer(met[0].rank, met[1].rank, work_s, partial(_tell, met))
+
+    def _sent(self, course: _Course) -> None:
+        course.num_wire -= 1
+        if not course.num_wire:
+            self._note(course, "communication", course.stages[course.at].name, course.posted_s)
+            self._done(course)
+
+    def _done(self, course: _Course) -> None:
+        course.num_open -= 1
+        if not course.num_open:
+            self._proceed(course)
+
+    def _note(self, course: _Course, lane: str, name: str, start_s: float) -> None:
+        on_wire = lane == "communication"
+        stage = course.stages[course.at]
+        if on_wire and course.label:
+            name = f"{course.label}: {name}" if course.has_several else course.label
+        self.spans.append(
+            Span(
+                course.rank,
+                lane,
+                name,
+                start_s,
+                self.now_s,
+                size_bytes=stage.sent_bytes if on_wire else 0,
+                step=0,
+                message=course.message,
+            )
+        )
+
+    def _compute(self, rank: _Rank, course: _Course, name: str, seconds: float) -> None:
+        entry = (course.message, next(self.count), course, name, seconds * rank.slowness)
+        heapq.heappush(rank.queue, entry)
+        if not rank.is_busy:
+            self._compute_next(rank)
+
+    def _compute_next(self, rank: _Rank) -> None:
+        rank.is_busy = bool(rank.queue)
+        if rank.queue:
+            _, _, course, name, seconds = heapq.heappop(rank.queue)
+            done = partial(self._computed, rank, course, name, self.now_s)
+            self._at(self.now_s + seconds, done)
+
+    def _computed(self, rank: _Rank, course: _Course, name: str, start_s: float) -> None:
+        self._note(course, "compute", name, start_s)
+        self._done(course)  # what this makes ready competes for the lane
+        self._compute_next(rank)
+
+    def _report(self) -> str:
+        lines = list(map(str, self.meetings.waiting()))
+        ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
+        if ended:
+            lines.append(f"already ended: rank {', '.join(ended)}")
+        return "deadlock: " + "; ".join(lines)
+
+
+def _tell(met: tuple[Post, ...]) -> None:
+    for post in met:
+        post.done()

@@ -1,0 +1,87 @@
+"""The representative rank: all ranks of a plan's iteration for the price of one.
+
+An exchange is played once on all ranks, with nothing else on the network. What the slowest rank
+went through then stands for every rank: the same stages, but a stretch of verbs for the network is
+one collective that takes as long as it took alone. Seconds in which its links were in use are
+shared with other messages, the rest is latency.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..cost.cluster import Cluster
+from ..exchange import Exchange
+from ..spec import TensorSpec
+from .demand import Demand
+from .engine import Traffic, play
+from .stages import Joint, Price, Stage, Tariff, stages_of
+
+
+def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
+    """The representative rank's stages, one entry a message."""
+    exchanges = demand.exchanges()
+    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
+    return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+
+
+@lru_cache(maxsize=4096)
+def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, ...]:
+    """What the slowest rank does to exchange one gradient when nothing else is on the network."""
+    if tariff.num_ranks == 1:
+        return ()
+    every = stages_of(exchange, spec, tariff)
+    outcome = play(Traffic([[own] for own in every], [[0.0]] * len(every), [""]))
+    slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
+    seconds = [
+        span.duration_s
+        for span in outcome.spans
+        if span.rank == slowest and span.lane == "communication"
+    ]
+    return _folded(every[slowest], seconds)
+
+
+def _folded(stages: tuple[Stage, ...], wire_s: list[float]) -> tuple[Stage, ...]:
+    """Stages whose verbs for the network, which took ``wire_s`` each, are one collective each.
+
+    Where nothing that takes time is computed between two of them, they become one.
+    """
+    on_wire = [number for number, stage in enumerate(stages) if stage.wire]
+    between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
+    took_s = iter(wire_s)
+    found: list[Stage] = []
+    for number, stage in enumerate(stages):
+        if stage.wire:
+            stage = stage._replace(wire=(_joint(stage, next(took_s)),))
+        is_idle = not any(work.seconds for work in stage.works)
+        if is_idle and not stage.wire and number in between:
+            continue
+        if is_idle and stage.wire and found and found[-1].wire:
+            stage = _merged(found.pop(), stage)
+        found.append(stage)
+    return tuple(found)
+
+
+def _joint(stage: Stage, took_s: float) -> Joint:
+    """A stage's verbs for the network as one; links are in use as long as the busier side is."""
+    sends_s = receives_s = together_s = 0.0
+    for verb in stage.wire:
+        if isinstance(verb, Joint):
+            together_s += verb.price.work_s
+        elif verb.sends:
+            sends_s += verb.price.work_s
+        else:
+            receives_s += verb.price.work_s
+    work_s = min(took_s, together_s + max(sends_s, receives_s))
+    return Joint(stage.name, (), stage.sent_bytes, Price(took_s - work_s, work_s))
+
+
+def _merged(before: Stage, after: Stage) -> Stage:
+    (one,), (other,) = before.wire, after.wire
+    names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
+    price = Price(
+        one.price.latency_s + other.price.latency_s, one.price.work_s + other.price.work_s
+    )
+    size_bytes = before.sent_bytes + after.sent_bytes
+    joint = Joint("+".join(names), (), size_bytes, price)
+    return Stage((*before.works, *after.works), (joint,), size_bytes)

@@ -1,0 +1,327 @@
+"""Stages: what one rank does for one message, with what each part costs; read off the very text.
+
+A text is run once without data: its tensors lie on torch's meta device, its compressors make
+payloads of the right size and touch no element. Which verbs it yields does not depend on values, so
+what it asks for here is what it asks for in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..collective._verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Verb,
+    sent_bytes,
+)
+from ..contract import Compressor, Layout, Member, State, Traits
+from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
+from ..errors import InvalidSetting
+from ..exchange import Exchange, synchronise
+from ..payload import Format, Payload
+from ..spec import TensorSpec
+
+NOT_MEASURED = "not measured"
+"""Stands in the name of a computation that counts as nothing because nobody measured it."""
+
+_TINY, _HUGE = 5e-324, 2.0**60
+"""Sizes in bytes whose price is the latency alone, and next to nothing but the bytes."""
+
+_PRICED_AS: dict[type, str] = {
+    AllReduce: "all_reduce",
+    AllGather: "all_gather",
+    AllToAll: "all_to_all",
+    ReduceScatter: "reduce_scatter",
+    Broadcast: "broadcast",
+    Send: "send",
+    Recv: "send",
+}
+
+
+class Price(NamedTuple):
+    """What a verb costs: seconds before anything is on the link, then seconds of a whole link."""
+
+    latency_s: float
+    work_s: float
+
+
+class Hop(NamedTuple):
+    """One end of a transfer between two ranks."""
+
+    peer: int
+    sends: bool
+    size_bytes: int
+    price: Price
+
+
+class Joint(NamedTuple):
+    """A collective that all ranks enter; ``like`` must agree among them."""
+
+    name: str
+    like: tuple[Any, ...]
+    size_bytes: int
+    price: Price
+
+
+class Work(NamedTuple):
+    """A computation; 0 seconds take no place on the compute lane."""
+
+    name: str
+    seconds: float
+
+
+class Stage(NamedTuple):
+    """What may run at once; the next stage begins when all of it is done."""
+
+    works: tuple[Work, ...]
+    wire: tuple[Hop | Joint, ...]
+    sent_bytes: int
+    """What this rank sends in it."""
+
+    @property
+    def name(self) -> str:
+        """The verbs for the network, as the runtime's spans name them."""
+        return "+".join(
+            one.name if isinstance(one, Joint) else "Send" if one.sends else "Recv"
+            for one in self.wire
+        )
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """What of a cluster decides the price of one exchange; hashable, as a cluster is not.
+
+    ``codec`` holds the exchange's compressor as it was measured, None where it was not. ``plain``
+    payloads are the gradient itself: nothing is encoded, and no computation is counted for it.
+    """
+
+    num_ranks: int
+    lines: tuple[Price, ...]
+    """Price of nothing and of one byte, in the order of ``COLLECTIVES``."""
+    codec: CodecFit | None
+    plain: bool
+
+    @classmethod
+    def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
+        """The prices that a cluster asks of an exchange."""
+        lines = []
+        for verb in COLLECTIVES:
+            latency_s = cluster.collective_s(verb, _TINY)
+            all_s = cluster.collective_s(verb, _HUGE)
+            lines.append(Price(latency_s, (all_s - latency_s) / _HUGE))
+        codecs = list(_compressors(exchange))
+        plain = bool(codecs) and all(_is_plain(codec.traits) for codec in codecs)
+        only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
+        return cls(cluster.num_ranks, tuple(lines), cluster.codecs.get(only), plain)
+
+    def verb(self, name: str, size_bytes: float) -> Price:
+        """The price of a verb of ``COLLECTIVES``; what sends nothing costs nothing."""
+        if not size_bytes:
+            return Price(0.0, 0.0)
+        latency_s, per_byte_s = self.lines[COLLECTIVES.index(name)]
+        return Price(latency_s, per_byte_s * size_bytes)
+
+    def work(self, verb: Compute) -> Work | None:
+        """What a computation costs; None where there is none to speak of."""
+        if verb.name not in PRIMITIVES or (self.plain and verb.name != "merge"):
+            return None
+        if self.codec is None:
+            return Work(f"{verb.name} ({NOT_MEASURED})", 0.0)
+        return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
+
+
+def _is_plain(traits: Traits) -> bool:
+    return traits.lossless and traits.layout is Layout.DENSE
+
+
+class Rows(NamedTuple):
+    """What a text yielded, one row a yield, and whether that depends on the rank."""
+
+    rows: tuple[tuple[Verb, ...], ...]
+    is_of_its_rank: bool
+
+
+def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tuple[Stage, ...]]:
+    """What every rank does to exchange one gradient, ranks ascending.
+
+    Raises ``InvalidSetting`` if the exchange looks at values.
+    """
+    world = tariff.num_ranks
+    first = record(exchange, spec, 0, world)
+    found = [_priced(first.rows, 0, tariff)]
+    for rank in range(1, world):
+        own = record(exchange, spec, rank, world) if first.is_of_its_rank else first
+        found.append(_priced(own.rows, rank, tariff))
+    return found
+
+
+def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
+    """Runs one rank's text without data and notes what it yields."""
+    hollow = _without_data(exchange)
+    me = _Noticing(rank, world)
+    rows: list[tuple[Verb, ...]] = []
+    try:
+        with torch.device("meta"), _WritesNothing():
+            state = hollow.init(spec, world)
+            grad_N = torch.empty(spec.numel, dtype=spec.dtype)
+            text = synchronise(hollow, me, state, grad_N, grad_N)
+            asked = next(text, None)
+            while asked is not None:
+                row = asked if isinstance(asked, tuple) else (asked,)
+                rows.append(row)
+                results = tuple(v.fn() if isinstance(v, Compute) else None for v in row)
+                try:
+                    asked = text.send(results if isinstance(asked, tuple) else results[0])
+                except StopIteration:
+                    break
+    except RuntimeError as error:  # what torch raises where a meta tensor's values are asked for
+        raise InvalidSetting(
+            f"{exchange!r} cannot be simulated: it looks at values, and there are none "
+            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
+            "tensor's spec can"
+        ) from error
+    return Rows(tuple(rows), me.was_asked)
+
+
+def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Stage, ...]:
+    found = []
+    for row in rows:
+        works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
+        wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
+        if works or wire:
+            size_bytes = sum(sent_bytes(verb, rank, tariff.num_ranks) for verb in row)
+            found.append(Stage(works, wire, size_bytes))
+    return tuple(found)
+
+
+def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
+    assert not isinstance(verb, Compute)
+    size_bytes = verb.buf.numel() * verb.buf.element_size()
+    like: tuple[Any, ...] = (verb.buf.dtype, size_bytes)
+    priced_bytes: float = size_bytes
+    match verb:
+        case AllToAll():
+            like, priced_bytes = (verb.buf.dtype,), _as_if_equal(verb, rank)
+        case Broadcast(src, _):
+            like = (*like, src)
+        case _:
+            pass
+    price = tariff.verb(_PRICED_AS[type(verb)], priced_bytes)
+    match verb:
+        case Send(dst, _):
+            return Hop(dst, True, size_bytes, price)
+        case Recv(src, _):
+            return Hop(src, False, size_bytes, price)
+    return Joint(type(verb).__name__, like, size_bytes, price)
+
+
+def _as_if_equal(verb: AllToAll, rank: int) -> float:
+    """Bytes of the all-to-all of equal parts that keeps the busier side of this link as busy."""
+    out, into = (sum(s) - s[rank] for s in (verb.in_sizes, verb.out_sizes))
+    world = len(verb.in_sizes)
+    return max(out, into) * verb.buf.element_size() * world / max(1, world - 1)
+
+
+class _WritesNothing(TorchFunctionMode):
+    """Leaves out what works in place: without data it only takes time."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name.endswith("_") and not name.endswith("__"):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class _Noticing(Member):
+    """A member that notices whether its rank is asked for: if not, all ranks do the same."""
+
+    __slots__ = ("_rank", "was_asked")
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__(rank, world)
+        self.was_asked = False
+
+    @property
+    def rank(self) -> int:
+        self.was_asked = True
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+
+@dataclass(frozen=True)
+class _Hollow(Compressor):
+    """A compressor's sizes without its work."""
+
+    codec: Compressor
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return self.codec.traits
+
+    def for_world(self, world: int) -> Compressor:
+        return _Hollow(self.codec.for_world(world))
+
+    def format(self, spec: TensorSpec) -> Format:
+        return self.codec.format(spec)
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        form = self.codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        return Payload.empty(form, buffer, grad_N.device), state
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        """Adds nothing."""
+
+
+def _without_data(part: Any) -> Any:
+    """The same exchange with every compressor in it hollow."""
+    if isinstance(part, Compressor):
+        return _Hollow(part)
+    parts = _parts(part)
+    return replace(part, **{n: _without_data(v) for n, v in parts.items()}) if parts else part
+
+
+def _compressors(part: Any) -> Iterator[Compressor]:
+    if isinstance(part, Compressor):
+        yield part
+    else:
+        for value in _parts(part).values():
+            yield from _compressors(value)
+
+
+def _parts(part: Any) -> Mapping[str, Any]:
+    """The settings of an exchange or a collective, if it is made of fields."""
+    if not is_dataclass(part):
+        return {}
+    return {f.name: getattr(part, f.name) for f in fields(part) if f.init}
