@@ -14,7 +14,12 @@ from typing import Any
 
 from .errors import UnknownName, invalid
 
-KINDS = {"compress": "compressor", "collective": "collective", "planner": "planner"}
+KINDS = {
+    "compress": "compressor",
+    "collective": "collective",
+    "planner": "planner",
+    "reproduce": "reproduction",
+}
 """Folders that are registries, and what one of their files is called."""
 
 
@@ -32,7 +37,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The class that the file ``name`` of folder ``kind`` defines under its own name."""
+    """What the file ``name`` of folder ``kind`` defines under its own name."""
     if name not in names(kind):
         raise UnknownName(KINDS[kind], name, names(kind))
     module = importlib.import_module(f"gradwire.{kind}.{name}")

@@ -49,7 +49,7 @@ def test_json_holds_assumptions_rows_and_claims(gradwire: Run, tmp_path: Path) -
     ("words", "said"),
     [
         (("usbite",), "no reproduction is called 'usbite'; there are: usbyte"),
-        (("usbyte", "--figure", "figure81"), "there are: figure10, figure13, figure15, figure16, figure18, table4"),
+        (("usbyte", "--figure", "figure81"), "there are: figure10, figure13, figure15, "),
     ],
 )
 def test_mistakes_are_answered(

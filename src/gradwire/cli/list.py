@@ -38,7 +38,7 @@ def _rows(kind: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name in names(kind):
         algorithm = load(kind, name)
-        docstring = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
+        docstring = inspect.getdoc(importlib.import_module(f"gradwire.{kind}.{name}")) or ""
         row: dict[str, object] = {
             "name": name,
             "kind": KINDS[kind],
@@ -67,8 +67,8 @@ def _first_line(docstring: str, name: str) -> str:
     return rest if colon and len(head) <= 2 * len(name) + 8 else line
 
 
-def _settings(algorithm: type) -> list[str]:
-    if not dataclasses.is_dataclass(algorithm):
+def _settings(algorithm: Any) -> list[str]:
+    if not isinstance(algorithm, type) or not dataclasses.is_dataclass(algorithm):
         return []
     return [
         field.name
@@ -79,7 +79,7 @@ def _settings(algorithm: type) -> list[str]:
     ]
 
 
-def _traits(algorithm: type) -> list[str]:
+def _traits(algorithm: Any) -> list[str]:
     """What a compressor promises, or what a collective needs of one, as words."""
     promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
     if promised is not None:

@@ -65,6 +65,9 @@ class Cluster(Stored):
     """Measured lines over bytes, by verb; see ``COLLECTIVES`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     """Measured lines over elements, by compressor."""
+    host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of a collective's latency that is the host's own time, which collectives under way
+    at once spend one behind the other; the rest of their latencies passes at the same time."""
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
 
@@ -72,6 +75,11 @@ class Cluster(Stored):
     def alpha_s(self) -> float:
         """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
         return self._line("all_reduce")[0]
+
+    @property
+    def host_s(self) -> float:
+        """Seconds of ``alpha_s`` that are the host's own."""
+        return self.host_share * self.alpha_s
 
     @property
     def beta_s_per_byte(self) -> float:
@@ -130,6 +138,7 @@ class Cluster(Stored):
             rate_bytes_per_s=rate * arriving / self.rate_bytes_per_s,
             hop_s=hop_s,
             codecs=self.codecs,
+            host_share=self.host_share,
             source=(
                 f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
                 f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "

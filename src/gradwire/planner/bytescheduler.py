@@ -48,7 +48,7 @@ def bytescheduler(
             work_s.append(cluster.beta_s_per_byte * ((stop - start) * bucket.item_bytes))
     # Made in forward order, so a message's own number is its priority.
     line = ByPriority(ready_s, range(len(messages)))
-    carried = carry(line, cluster.alpha_s, work_s, credit)
+    carried = carry(line, cluster.alpha_s, work_s, credit, cluster.host_s)
     return Plan(
         planner="bytescheduler",
         model=profile.model,

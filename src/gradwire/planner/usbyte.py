@@ -127,7 +127,7 @@ class _Found:
         return cls(place, blocks, instance.iteration_s(blocks))
 
 
-def _greedy(instance: Instance) -> _Found:
+def greedy(instance: Instance) -> _Found:
     """Algorithm 2: from the last layer to the first, a higher priority is kept if it helps."""
     found = _Found.of(instance, list(range(len(instance.layer))))
     raised = len(found.place) - 1
@@ -159,7 +159,7 @@ def _raise_to(instance: Instance, blocks: list[Block], raised: int) -> int:
 
 def _search(instance: Instance, trials: int) -> list[Block]:
     """The blocks of algorithm 2's priorities, or of better ones found by climbing."""
-    found = _greedy(instance)
+    found = greedy(instance)
     if trials:
         forward = list(range(len(found.place)))
         tried: set[tuple[int, ...]] = set()

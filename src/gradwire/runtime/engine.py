@@ -59,6 +59,7 @@ class Engine:
         )
         self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._tails: list[Task | None] = [None] * len(self._lanes)
+        self._last_gate: Task | None = None
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[_Once] = []
@@ -90,17 +91,17 @@ class Engine:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
         Its first verb for the network waits for the end of the message before it on its channel,
-        and for all of ``after``. ``last`` is named work for the compute lane when the text has
-        ended and the channel is free; without it, the returned task's result is what the text
-        returned. ``is_news`` puts the message on the channel that gradients do not take.
+        for all of ``after``, and until the message launched before it may use its own channel.
+        ``last`` is named work for the compute lane when the text has ended and the channel is free;
+        without it, the returned task's result is what the text returned. ``is_news`` puts the
+        message on the channel that gradients do not take.
         """
         lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
-        before = self._tails[lane]
-        gate = [*after, *([] if before is None else [before])]
+        gate = self._gate(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        driver = _Text(self, text, index, lane, self._step, end, gate)
+        driver = _Text(self, text, index, lane, self._step, end, [gate])
         if self._pulse is not None:
             self._pulse.place = (self._step, self._pulse.place[1] + 1)
         whole = end
@@ -109,6 +110,15 @@ class Engine:
             self._manager.add(whole, [end])
         self._manager.add(Task(name, lambda: driver.resume(None), step=self._step, message=index))
         return whole
+
+    def _gate(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
+        """Done when the message may use its channel; gradients' messages get there in order."""
+        before = [*after, self._tails[lane], None if is_news else self._last_gate]
+        gate = Task("gate", lambda: None, step=self._step, message=index)
+        if not is_news:
+            self._last_gate = gate
+        self._manager.add(gate, [task for task in before if task is not None])
+        return gate
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""

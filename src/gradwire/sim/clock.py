@@ -1,8 +1,9 @@
 """The virtual clock: when messages start and end on a link, and layers before and after them.
 
 Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
-that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap,
-and the credit's lanes decide which may be under way: see ``Plan``.
+that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap
+but for the host's share of them, and the credit's lanes decide which may be under way: see
+``Plan``.
 Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
     delta t (equation 8) is not needed.
 """
@@ -94,17 +95,20 @@ class Carried:
     end_s: list[float]
 
 
-def carry(line: Line, alpha_s: float, work_s: Sequence[float], credit: int) -> Carried:
+def carry(
+    line: Line, alpha_s: float, work_s: Sequence[float], credit: int, host_s: float = 0.0
+) -> Carried:
     """Carries all messages of ``line``: each takes ``alpha_s`` and then ``work_s`` of a whole link.
 
     ``work_s`` is indexed by message. There are ``credit`` lanes, which messages take in turn: one
-    starts when the one that started ``credit`` places before it has ended.
+    starts when the one that started ``credit`` places before it has ended. Of ``alpha_s`` the first
+    ``host_s`` pass for one message at a time.
     """
     carried = Carried([], [0.0] * len(work_s), [NEVER] * len(work_s))
     if credit == 1:
         _carry_singly(line, alpha_s, work_s, carried)
     else:
-        _carry_shared(line, alpha_s, work_s, credit, carried)
+        _carry_shared(line, (host_s, alpha_s - host_s), work_s, credit, carried)
     return carried
 
 
@@ -120,10 +124,18 @@ def _carry_singly(line: Line, alpha_s: float, work_s: Sequence[float], carried: 
 
 
 def _carry_shared(
-    line: Line, alpha_s: float, work_s: Sequence[float], credit: int, carried: Carried
+    line: Line,
+    latency_s: tuple[float, float],
+    work_s: Sequence[float],
+    credit: int,
+    carried: Carried,
 ) -> None:
-    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
-    now_s, served_s = 0.0, 0.0
+    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined.
+
+    ``latency_s`` are the host's part, one message at a time, and the network's.
+    """
+    now_s, served_s, host_free_s = 0.0, 0.0, 0.0
+    host_s, network_s = latency_s
     order, ends_s = carried.order, carried.end_s
     latent: deque[tuple[float, int]] = deque()  # (end of its latency, message), as they started
     sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
@@ -133,16 +145,17 @@ def _carry_shared(
             message = line.take(now_s)
             order.append(message)
             carried.start_s[message] = now_s
-            latent.append((now_s + alpha_s, message))
+            host_free_s = max(host_free_s, now_s) + host_s
+            latent.append((host_free_s + network_s, message))
             launch_s = _launch_s(line, carried, credit)
         while latent and latent[0][0] <= now_s:
             message = latent.popleft()[1]
             heapq.heappush(sharing, (served_s + work_s[message], message))
-        latency_s = latent[0][0] if latent else NEVER
+        arrival_s = latent[0][0] if latent else NEVER
         end_s = NEVER
         if sharing:  # rounding may have served a hair more than the work there was
             end_s = now_s + max(0.0, sharing[0][0] - served_s) * len(sharing)
-        until_s = min(launch_s, latency_s, end_s)
+        until_s = min(launch_s, arrival_s, end_s)
         if until_s == NEVER:
             return
         if end_s == until_s:
@@ -217,6 +230,7 @@ def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
             cluster.alpha_s,
             [beta * size for size in demand.num_bytes],
             plan.credit,
+            cluster.host_s,
         )
         start_s, end_s = carried.start_s, carried.end_s
     else:

@@ -3,7 +3,7 @@
 It is the runtime's engine with seconds in place of work. Every rank has one compute lane, which
 takes what is ready in issue order, and ``credit`` communication lanes. A message is launched when
 its gradients and those of all messages before it are ready; what it computes first, it computes at
-once. It goes on the wire when the message before it has, its lane is free (message i - credit has
+once. It may use the wire when the message before it may, its lane is free (message i - credit has
 ended) and all messages in its ``after`` have ended. A transfer begins when sender and receiver are
 both there, a collective when all ranks are.
 """
@@ -100,6 +100,8 @@ class _Rank:
     queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, name, seconds)."""
     is_busy: bool = False
+    host_free_s: float = 0.0
+    """When the host has time to begin another verb."""
 
 
 class _Engine:
@@ -188,19 +190,23 @@ class _Engine:
         self._open_gate(rank)
 
     def _open_gate(self, rank: _Rank) -> None:
-        """Lets messages use the wire, in issue order, each when its lane is free."""
+        """Lets launched messages use the wire, in issue order, each when its lane is free.
+
+        One that still computes has its turn all the same: those behind it do not wait for that.
+        """
         end_s = rank.end_s
         while (message := rank.num_passed) < len(end_s):
             course = rank.courses[message]
             before = message - self.credit
             if (
-                not course.is_waiting
+                course.at < 0
                 or (before >= 0 and end_s[before] == NEVER)
                 or any(end_s[other] == NEVER for other in self.after[message])
             ):
                 return
             rank.num_passed += 1
-            self._pass(rank, course)
+            if course.is_waiting:
+                self._pass(rank, course)
 
     def _pass(self, rank: _Rank, course: _Course) -> None:
         if course.at == len(course.stages):
@@ -215,11 +221,15 @@ class _Engine:
                 self._begin(met)
 
     def _begin(self, met: tuple[Post, ...]) -> None:
-        """Those who met start together; where sizes differ, the largest takes longest."""
-        prices = {post.verb.price for post in met}
-        latency_s = max(price.latency_s for price in prices)
-        work_s = max(price.work_s for price in prices)
-        self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
+        """Those who met start together; where prices differ, the highest counts for all."""
+        latency_s, work_s, host_s = map(max, zip(*(post.verb.price for post in met), strict=True))
+        start_s = self.now_s
+        if host_s:
+            ranks = [self.ranks[post.rank] for post in met]
+            start_s = max(start_s, *(rank.host_free_s for rank in ranks))
+            for rank in ranks:
+                rank.host_free_s = start_s + host_s
+        self._at(start_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
         if isinstance(met[0].verb, Joint):

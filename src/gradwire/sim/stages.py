@@ -52,10 +52,14 @@ _PRICED_AS: dict[type, str] = {
 
 
 class Price(NamedTuple):
-    """What a verb costs: seconds before anything is on the link, then seconds of a whole link."""
+    """What a verb costs: seconds before anything is on the link, then seconds of a whole link.
+
+    The first ``host_s`` of the latency are the host's, which has time for one verb at once.
+    """
 
     latency_s: float
     work_s: float
+    host_s: float = 0.0
 
 
 class Hop(NamedTuple):
@@ -121,7 +125,8 @@ class Tariff:
         for verb in COLLECTIVES:
             latency_s = cluster.collective_s(verb, _TINY)
             all_s = cluster.collective_s(verb, _HUGE)
-            lines.append(Price(latency_s, (all_s - latency_s) / _HUGE))
+            host_s = 0.0 if verb == "send" else cluster.host_share * latency_s
+            lines.append(Price(latency_s, (all_s - latency_s) / _HUGE, host_s))
         codecs = list(_compressors(exchange))
         plain = bool(codecs) and all(_is_plain(codec.traits) for codec in codecs)
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
@@ -131,8 +136,8 @@ class Tariff:
         """The price of a verb of ``COLLECTIVES``; what sends nothing costs nothing."""
         if not size_bytes:
             return Price(0.0, 0.0)
-        latency_s, per_byte_s = self.lines[COLLECTIVES.index(name)]
-        return Price(latency_s, per_byte_s * size_bytes)
+        latency_s, per_byte_s, host_s = self.lines[COLLECTIVES.index(name)]
+        return Price(latency_s, per_byte_s * size_bytes, host_s)
 
     def work(self, verb: Compute) -> Work | None:
         """What a computation costs; None where there is none to speak of."""

@@ -1,0 +1,110 @@
+"""Table 4 of US-Byte: predicted iterations against measured ones, replayed on shaped links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import TestbedUnavailable
+from ..report import bars
+from ._frame import Ask, Claim, Findings, Row
+from ._usbyte_setting import MODELS, RANKS
+
+TABLE_4 = {
+    "googlenet": 0.0228,
+    "resnet50": 0.0355,
+    "vgg16": 0.0122,
+    "mobilenet_v2": 0.0163,
+    "inception_v3": 0.0341,
+    "bert_base": 0.0475,
+}
+"""Errors on cluster 1, equation 15."""
+BOUND = 0.05
+PLANNERS = ("wfbp", "bytescheduler", "usbyte")
+
+
+def table4(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
+    """US-Byte's predicted and measured seconds; beside them, what it gains over the other two.
+
+    Without a testbed the rows bear the paper's errors alone, and a note says why.
+    """
+    try:
+        measured = _measure(ask, models)
+    except TestbedUnavailable as error:
+        rows: list[Row] = [_paper(model) for model in models]
+        note = f"not measured, as there is no testbed here: {error}"
+        return Findings(tuple(rows), (_claim(rows),), (note,), complete=False)
+    rows = [_paper(model) | _own(measured, model) for model in models]
+    setting = measured[0]
+    notes = (
+        f"replayed by {RANKS} hosts of one machine: real runtime, bytes and links, computation is "
+        f"waiting. Bytes are 1/{setting['scale']:g} and seconds {setting['slowdown']:g} times "
+        "those of cluster 1; alpha and beta are measured on these links, not the paper's",
+    )
+    return Findings(tuple(rows), (_claim(rows),), notes)
+
+
+def _measure(ask: Ask, models: Sequence[str]) -> list[Row]:
+    """Rows of ``gradwire bench schedule`` for these models."""
+    from ..bench import schedule
+
+    settings = schedule.ScheduleBench(
+        profiles=tuple(models),
+        hosts=RANKS,
+        planners=PLANNERS[-1:] if ask.quick else PLANNERS,
+        turns=1 if ask.quick else 3,
+        iterations=2 if ask.quick else 5,
+        trials=2 if ask.quick else 20,
+    )
+    return list(schedule.run(settings, ask.report).rows)
+
+
+def _paper(model: str) -> Row:
+    return {"name": model, "model": model, "fraction_error_paper": TABLE_4.get(model)}
+
+
+def _own(measured: Sequence[Row], model: str) -> Row:
+    by_planner = {str(row["name"]): row for row in measured if row["model"] == model}
+    own = by_planner["usbyte"]
+    seconds, predicted_s = float(str(own["measured_s"])), float(str(own["simulated_s"]))
+    row: Row = {
+        "measured_s": seconds,
+        "simulated_s": predicted_s,
+        "fraction_error": abs(predicted_s - seconds) / seconds,
+    }
+    for planner in PLANNERS[:-1]:
+        if planner in by_planner:
+            other_s = float(str(by_planner[planner]["measured_s"]))
+            row[f"fraction_over_{planner}_measured"] = other_s / seconds - 1
+    return row
+
+
+def _claim(rows: Sequence[Mapping[str, object]]) -> Claim:
+    errors = {
+        str(row["name"]): float(str(row["fraction_error"])) for row in rows if "measured_s" in row
+    }
+    says = "the error of the predicted iteration is below 5 % for all six models"
+    if not errors:
+        return Claim(says, "section 6.2, table 4", "not measured", None)
+    worst = max(errors, key=errors.__getitem__)
+    agrees = errors[worst] < BOUND
+    return Claim(
+        says,
+        "section 6.2, table 4",
+        f"at most {100 * errors[worst]:.1f} % ({worst})",
+        agrees,
+        ""
+        if agrees
+        else "eight ranks share the cores of one machine, which the model does not know",
+    )
+
+
+def draw4(rows: Sequence[Row], path: Path) -> Path:
+    """Errors of ours and of the paper's, side by side."""
+    return bars.draw(
+        rows,
+        path,
+        keys=["fraction_error", "fraction_error_paper"],
+        title="Error of the predicted iteration",
+        notes={"fraction_error": "here, replayed", "fraction_error_paper": "table 4, cluster 1"},
+    )
