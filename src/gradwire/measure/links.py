@@ -55,6 +55,7 @@ BUDGET_S = 0.5
 ROUNDS = 7
 
 ITEM_BYTES = 4
+LEAST_SHOWN = 1.1
 Make = Callable[[], Steps[object]]
 """Makes the text of one message."""
 
@@ -103,7 +104,27 @@ def measure_cluster(
         )
         for verb in verbs
     }
-    return _rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}))
+    share = host_share(engine, budget_s=budget_s)
+    return _rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
+
+
+def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDGET_S) -> float:
+    """The share of a short all-reduce's seconds that others under way at once cannot hide.
+
+    0: as many at once as there are channels take as long as one; 1: they take as long as one behind
+    the other, as where ranks share the cores that move their bytes. All ranks call this alike and
+    return the same.
+    """
+    num_channels = len(engine.channels) - 1
+    if num_channels < 2:
+        return 0.0
+    numel = -(-size_bytes // ITEM_BYTES)
+    makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
+    cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
+    alone_s, together_s = _message_s(engine, cases, budget_s)
+    share = min(1.0, together_s / alone_s)
+    # So many channels cannot show a smaller share than this: it is theirs, not the host's.
+    return 0.0 if share < LEAST_SHOWN / num_channels else share
 
 
 def overlap(engine: Engine, size_bytes: int, *, budget_s: float = BUDGET_S) -> float:
@@ -218,6 +239,7 @@ def _cluster(
     fits: dict[Collective, LineFit],
     rate_bytes_per_s: float | None,
     codecs: Mapping[str, CodecFit],
+    share: float = 0.0,
 ) -> Cluster:
     world = engine.world
     found = fits.get("all_reduce")
@@ -237,6 +259,7 @@ def _cluster(
         hop_s=hop_s,
         collectives=fits,
         codecs=dict(codecs),
+        host_share=share,
         source=(
             f"measured on {world} ranks ({platform.machine()}, {torch.get_num_threads()} threads "
             f"each), {today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
