@@ -15,7 +15,7 @@ ROWS = (
     ("dsl", "collective"),
     ("compress", "cost", "catalogue"),
     ("exchange",),
-    ("planner._types", "planner._check"),
+    ("planner._types", "planner._check", "planner._exchanges"),
     ("sim",),
     ("planner",),
     ("measure", "runtime", "testbed", "adapt"),

@@ -1,4 +1,4 @@
-"""Show the compressors and collectives there are, with what each promises."""
+"""Show what there is of each kind: compressors, collectives, planners and reproductions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ app = typer.Typer()
 @app.command()
 def show(
     kind: Annotated[
-        str | None, typer.Argument(help="compress or collective; both when left out.")
+        str | None, typer.Argument(help="One of the kinds that are listed; all when left out.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the compressors and collectives there are, with what each promises."""
+    """Show what there is of each kind: compressors, collectives, planners and reproductions."""
     from ..load import KINDS
 
     if kind is not None and kind not in KINDS:
@@ -68,14 +68,13 @@ def _first_line(docstring: str, name: str) -> str:
 
 
 def _settings(algorithm: Any) -> list[str]:
-    if not isinstance(algorithm, type) or not dataclasses.is_dataclass(algorithm):
+    """What may be set by keyword: fields of a compressor, arguments of a planner."""
+    if not callable(algorithm):
         return []
     return [
-        field.name
-        if field.default is dataclasses.MISSING
-        else f"{field.name}={str(field.default).removeprefix('torch.')}"
-        for field in dataclasses.fields(algorithm)
-        if field.init
+        p.name if p.default is p.empty else f"{p.name}={str(p.default).removeprefix('torch.')}"
+        for p in inspect.signature(algorithm).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
     ]
 
 

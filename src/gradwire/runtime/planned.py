@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..compress.none import none
 from ..cost.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
-from ..exchange import Exchange, by_name, exchange_for
 from ..planner._check import check
-from ..planner._types import DENSE, Plan
+from ..planner._exchanges import exchanges_of
+from ..planner._types import Plan
 from .messages import Message, Part
 
 Named = tuple[str, Tensor]
@@ -21,7 +20,7 @@ Named = tuple[str, Tensor]
 def messages_of(plan: Plan, params: Sequence[Named], rank: int, world: int) -> list[Message]:
     """The messages of ``plan`` in issue order."""
     of = dict(params)
-    exchanges = _exchanges(plan)
+    exchanges = exchanges_of(plan)
     return [
         Message(
             index,
@@ -38,7 +37,7 @@ def messages_of(plan: Plan, params: Sequence[Named], rank: int, world: int) -> l
 def algorithm(plan: Plan) -> str:
     """What of a plan gives saved state its meaning: its exchanges, not its order or its cuts."""
     used = {message.exchange for message in plan.messages}
-    texts = {repr(made) for name, made in _exchanges(plan).items() if name in used}
+    texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
     return f"plan of {', '.join(sorted(texts))}"
 
 
@@ -68,7 +67,7 @@ def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
             )
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
-    _exchanges(plan)
+    exchanges_of(plan)
     _refuse_cut_strides(plan, dict(params))
 
 
@@ -81,13 +80,3 @@ def _refuse_cut_strides(plan: Plan, params: dict[str, Tensor]) -> None:
                     f"message {number} cuts {chunk.tensor}, whose elements do not lie in order in "
                     f"memory (strides {param.stride()}); make it contiguous, or plan it whole"
                 )
-
-
-def _exchanges(plan: Plan) -> dict[str, Exchange]:
-    made = {
-        name: by_name(
-            one.compressor, one.settings, one.collective, error_feedback=one.error_feedback
-        )
-        for name, one in plan.exchanges.items()
-    }
-    return {DENSE: exchange_for(none()), **made}

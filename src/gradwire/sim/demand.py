@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..compress.none import none
 from ..cost.profile import Profile
-from ..exchange import Exchange, by_name, exchange_for
 from ..planner._check import check
 from ..planner._types import DENSE, Message, Plan
 from ..spec import TensorSpec
@@ -83,15 +81,6 @@ class Demand:
             )
             for message in self.plan.messages
         ]
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """The exchanges by the names that the plan gives them."""
-        made: dict[str, Exchange] = {DENSE: exchange_for(none())}
-        for name, one in self.plan.exchanges.items():
-            made[name] = by_name(
-                one.compressor, one.settings, one.collective, error_feedback=one.error_feedback
-            )
-        return made
 
 
 def _label(message: Message) -> str:

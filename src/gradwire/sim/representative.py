@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from ..cost.cluster import Cluster
 from ..exchange import Exchange
+from ..planner._exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
 from .engine import Traffic, play
@@ -20,7 +21,7 @@ from .stages import Joint, Price, Stage, Tariff, stages_of
 
 def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
     """The representative rank's stages, one entry a message."""
-    exchanges = demand.exchanges()
+    exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
 

@@ -13,6 +13,7 @@ from ..cost.cluster import Cluster
 from ..cost.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
 from ..exchange import Exchange
+from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
 from ..spec import TensorSpec
 from ..trace.span import Span, Trace
@@ -132,7 +133,7 @@ def _factor(draw: random.Random, jitter: float) -> float:
 
 def _stages_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Stage, ...]]]:
     """By rank and message; messages of one size and exchange are alike."""
-    exchanges = demand.exchanges()
+    exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     parcels = demand.parcels()
     found = {
