@@ -504,7 +504,9 @@ def test_gradients_that_swap_places() -> None:
             return torch.tanh(x * self.one) + self.two
 
     overlap = law(Pair(), momentum, exchanged_gradients)
-    assert overlap.fallbacks == {"a gradient was given to another parameter": NUM_STEPS}
+    assert overlap.fallbacks == {
+        "the optimizer has pending gradients of another model or parameter": NUM_STEPS
+    }
 
 
 def test_two_optimizers() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradwire as gw
-from gradwire.errors import InvalidSetting
+from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.planner._types import ExchangeSetting, Plan
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
@@ -233,3 +234,100 @@ def one_lossy_message(rank: int, world: int) -> bool:
         update={"messages": (first, *plan.messages[1:]), "exchanges": {"lossy": lossy}}
     )
     return trained_by(rank, "adam", broken) != trained_by(rank, "adam", DENSE)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.one, self.other = (nn.Linear(4, 4) for _ in range(3))
+
+
+def another_head(rank: int, world: int) -> str:
+    """A backward pass that raised is followed by one that begins with other parameters."""
+    model = TwoHeads()
+    gw.attach(model, DENSE)
+
+    def fail(grad: Tensor) -> None:
+        raise ZeroDivisionError
+
+    hidden = model.body(torch.ones(2, 4))
+    hidden.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        model.one(hidden).sum().backward()
+    with pytest.raises(RankFailed) as caught:
+        model.other(model.body(torch.ones(2, 4))).sum().backward()
+    return str(caught.value)
+
+
+def test_a_broken_backward_is_noticed_wherever_the_next_one_begins(doomed: Ranks) -> None:
+    for text in doomed.run(another_head):
+        assert "an earlier backward pass that raised before its end" in text
+
+
+def two_models(rank: int, world: int, overlap: bool) -> str:
+    """Two attached models share an optimizer, which one of them must not let run ahead."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(30, 30), nn.Linear(30, 30)
+    optimizer = SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    handles = []
+    for model in (first, second):
+        profile = plans.profile_of_model(nn.ModuleList([model]))
+        plan = gw.planner.bytescheduler(_unprefixed(profile), plans.CLUSTER, partition_bytes=400)
+        given = optimizer if overlap else None
+        handles.append(
+            gw.attach(model, plan.model_copy(update={"overlap_forward": overlap}), optimizer=given)
+        )
+    torch.manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        second(first(torch.randn(2, 30))).square().sum().backward()
+        optimizer.step()
+    for handle in handles:
+        handle.detach()
+    return digest([*first.parameters(), *second.parameters()])
+
+
+def _unprefixed(profile: Profile) -> Profile:
+    """Layers of a lone module, whose tensors have no prefix."""
+    text = profile.to_json().replace('"0.', '"')
+    return Profile.parse(text)
+
+
+def test_two_models_of_one_optimizer(two: Ranks) -> None:
+    plain, overlapped = two.run(two_models, False), two.run(two_models, True)
+    assert len({*plain, *overlapped}) == 1
+
+
+def test_a_parameter_unfrozen_after_attach_is_refused() -> None:
+    net = Net()
+    net.deep.weight.requires_grad_(False)
+    gw.attach(net, DENSE)
+    net.deep.weight.requires_grad_(True)
+    with pytest.raises(RankFailed, match=r"deep\.weight requires a gradient, which it did not"):
+        net(torch.randn(4, 13)).sum().backward()
+
+
+def test_many_channels_and_long_chains() -> None:
+    """A thousand messages that all wait for one: neither threads nor stack are as many."""
+    layer = Layer(
+        name="all",
+        tensors=(
+            ProfiledTensor(name="weight", shape=(40, 50)),
+            ProfiledTensor(name="bias", shape=(40,)),
+        ),
+        forward_s=0.0,
+        backward_s=0.0,
+    )
+    profile = Profile(model="Linear", source="by hand", batch_size=1, layers=(layer,))
+    plan = gw.planner.bytescheduler(profile, plans.CLUSTER, partition_bytes=8, credit=3)
+    assert len(plan.messages) > 1000
+    waiting = [m.model_copy(update={"after": (0,)}) for m in plan.messages[1:]]
+    plan = plan.model_copy(update={"messages": (plan.messages[0], *waiting)})
+    model = nn.Linear(50, 40)
+    handle = gw.attach(model, plan)
+    x = torch.randn(3, 50)
+    model(x).sum().backward()
+    assert model.weight.grad is not None
+    assert torch.allclose(model.weight.grad, x.sum(0).expand(40, 50))
+    handle.detach()

@@ -56,7 +56,9 @@ def check(plan: Plan, profile: Profile) -> None:
 def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, ProfiledTensor]) -> None:
     tensor = tensors.get(chunk.tensor)
     if tensor is None:
-        raise _fault(plan, f"{where}: unknown tensor {chunk.tensor!r}, which the profile lacks")
+        raise _fault(
+            plan, f"{where}: unknown tensor {chunk.tensor!r}, which is not among those to exchange"
+        )
     given = f"{where}: range {chunk.start}:{chunk.stop} of {chunk.tensor!r}"
     if chunk.start >= chunk.stop:
         raise _fault(plan, f"{given} is empty")
@@ -114,5 +116,5 @@ def _check_cover(plan: Plan, tensor: ProfiledTensor, ranges: list[_Range]) -> No
 def _fault(plan: Plan, what: str) -> InvalidSetting:
     return InvalidSetting(
         f"plan of {plan.planner!r} for {plan.model!r} cannot be used: {what}; "
-        "plan again for this profile"
+        "plan again for this model"
     )

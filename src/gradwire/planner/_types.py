@@ -56,9 +56,9 @@ class Plan(Stored):
     - all messages before it were launched: the head of the line waits (US-Byte, algorithm 3);
     - all its gradients are ready;
     - the messages in its ``after`` have ended;
-    - message i - ``credit`` has ended. So there are ``credit`` lanes, message i travels on lane
-      i mod ``credit``, and each lane carries one message at a time, in issue order. A lane that is
-      free early is not used early: which lane carries what is the same on every rank, whatever
+    - message i - ``credit`` has ended. So there are ``credit`` channels, message i travels on
+      channel i mod ``credit``, and each carries one message at a time, in issue order. One that is
+      free early is not used early: which channel carries what is the same on every rank, whatever
       the network does.
 
     With ``overlap_forward`` a layer's next forward waits for the layers before it and for its own
@@ -76,6 +76,6 @@ class Plan(Stored):
     """What the planner was called with: a record, which nothing acts upon."""
     messages: tuple[Message, ...]
     credit: int = 1
-    """How many lanes there are: at most so many messages are on the wire at once."""
+    """How many channels there are: at most so many messages are on the wire at once."""
     overlap_forward: bool = False
     exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

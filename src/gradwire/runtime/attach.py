@@ -143,15 +143,18 @@ def _begin(
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
     else:
-        hooks = ModuleHooks(handle, params)
+        frozen: list[Named] = [
+            (name, p) for name, p in model.named_parameters() if not p.requires_grad
+        ]
+        hooks = ModuleHooks(handle, params, frozen)
         if settings.optimizer is not None and _overlaps(settings):
             handle.overlap = Overlap(model, params, settings.optimizer, hooks)
             handle.on_detach(handle.overlap.detach)
     time_forward(handle, model)
     _attached.update({id(p): weakref.ref(p) for _, p in params})
     handle.on_detach(lambda: forget([id(p) for _, p in params]))
-    # A model that is dropped without detach takes its threads with it.
-    weakref.finalize(handle, engine.close)
+    # A model that is dropped without detach takes its threads with it, once its messages are done.
+    weakref.finalize(handle, engine.finish_and_close)
     return handle
 
 
@@ -215,7 +218,9 @@ def _tensors(
 
     tensors = [(name, p, how(name, p)) for name, p in params]
     if not isinstance(model, DistributedDataParallel):
-        frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        frozen: list[Named] = [
+            (name, p) for name, p in model.named_parameters() if not p.requires_grad
+        ]
         tensors += [(name, p, "frozen") for name, p in frozen]
         tensors += [(name, b, "buffer") for name, b in model.named_buffers()]
     return tensors

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..collective._verbs import Compute, Steps, Verb, sent_bytes
-from ..errors import GradwireError, RankFailed
+from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
 from .membership import Membership
@@ -59,7 +59,7 @@ class Engine:
         )
         self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._tails: list[Task | None] = [None] * len(self._lanes)
-        self._last_gate: Task | None = None
+        self._last_turn: Task | None = None
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[_Once] = []
@@ -97,11 +97,11 @@ class Engine:
         message on the channel that gradients do not take.
         """
         lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
-        gate = self._gate(index, lane, after, is_news)
+        turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        driver = _Text(self, text, index, lane, self._step, end, [gate])
+        driver = _Text(self, text, index, lane, self._step, end, [turn])
         if self._pulse is not None:
             self._pulse.place = (self._step, self._pulse.place[1] + 1)
         whole = end
@@ -111,14 +111,14 @@ class Engine:
         self._manager.add(Task(name, lambda: driver.resume(None), step=self._step, message=index))
         return whole
 
-    def _gate(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
+    def _turn(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
         """Done when the message may use its channel; gradients' messages get there in order."""
-        before = [*after, self._tails[lane], None if is_news else self._last_gate]
-        gate = Task("gate", lambda: None, step=self._step, message=index)
+        before = [*after, self._tails[lane], None if is_news else self._last_turn]
+        turn = Task("turn", lambda: None, step=self._step, message=index)
         if not is_news:
-            self._last_gate = gate
-        self._manager.add(gate, [task for task in before if task is not None])
-        return gate
+            self._last_turn = turn
+        self._manager.add(turn, [task for task in before if task is not None])
+        return turn
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
@@ -150,6 +150,15 @@ class Engine:
         self._fail(self._lost(alarm, "its own report"))
         assert self._failure is not None
         return self._failure
+
+    def finish_and_close(self) -> None:
+        """Ends with what has been launched done, as far as that goes: peers still wait for it."""
+        if self._failure is None and not self._manager.is_own_thread():
+            ends = [tail for tail in self._tails if tail is not None]
+            over = threading.Event()
+            self.when_done(ends, lambda failure: over.set())
+            over.wait(self.timeout.total_seconds())
+        self.close()
 
     def close(self) -> None:
         """Ends the threads and gives the channels back."""
@@ -245,7 +254,7 @@ class _Once:
 class _Text:
     """One message's text on its way through the task graph.
 
-    ``gate`` are the tasks that must be done before it may use its channel.
+    ``turn`` are the tasks that must be done before it may use its channel.
     """
 
     def __init__(
@@ -256,10 +265,10 @@ class _Text:
         lane: int,
         step: int,
         end: Task,
-        gate: Sequence[Task],
+        turn: Sequence[Task],
     ) -> None:
         self.engine, self.text, self.index, self.lane = engine, text, index, lane
-        self.step, self.end, self.gate = step, end, gate
+        self.step, self.end, self.turn = step, end, turn
 
     def resume(self, value: Any) -> None:
         """Sends the text its last verbs' results and puts its next verbs into the graph."""
@@ -269,7 +278,7 @@ class _Text:
             value = stop.value
             self.end.fn = lambda: value
             self.end.num_blockers = 0
-            self.engine._manager.add(self.end, self._pass_gate())
+            self.engine._manager.add(self.end, self._take_turn())
             return
         verbs = asked if isinstance(asked, tuple) else (asked,)
         computes = {
@@ -287,10 +296,10 @@ class _Text:
 
         self._then(results, [*computes.values()], wire)
 
-    def _pass_gate(self) -> Sequence[Task]:
-        """What the channel's next use waits for: the gate, once."""
-        gate, self.gate = self.gate, ()
-        return gate
+    def _take_turn(self) -> Sequence[Task]:
+        """What the first use of the channel waits for; later ones wait for nothing."""
+        turn, self.turn = self.turn, ()
+        return turn
 
     def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
         resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
@@ -304,10 +313,15 @@ class _Text:
         for task in computes:
             manager.add(task)
         for task in wire:
-            manager.add(task, self._pass_gate())
+            manager.add(task, self._take_turn())
 
     def _communication(self, verbs: Sequence[Verb]) -> Task:
         engine = self.engine
+        if not engine.channels:
+            raise InvalidSetting(
+                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; an exchange "
+                "of your own returns the gradient itself where world is 1"
+            )
         channel = engine.channels[self.lane]
         size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
         return self.task(

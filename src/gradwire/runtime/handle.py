@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidSetting
 from ..exchange import Exchange
@@ -71,11 +72,8 @@ class Handle:
 
         For a DistributedDataParallel model this is its own ``no_sync``.
         """
-        own: Callable[[], AbstractContextManager[None]] | None = getattr(
-            self._model, "no_sync", None
-        )
-        if own is not None:
-            with own():
+        if isinstance(self._model, DistributedDataParallel):
+            with self._model.no_sync():
                 yield
             return
         before, self._syncing = self._syncing, False
@@ -120,8 +118,9 @@ class Handle:
     def residuals(self) -> dict[str, Tensor]:
         """What was not delivered yet, by parameter name; parameters without are left out."""
         found: dict[str, Tensor] = {}
-        if any(residuals_of(message.state) for message in self._messages()):
-            self.synchronize()
+        keeps_some = any(residuals_of(message.state) for message in self._messages())
+        if keeps_some and self.overlap is not None:
+            self.overlap.settle("stats() or residuals() read what is still being exchanged")
         for message in self._messages():
             for tensor in residuals_of(message.state).values():
                 for slot in message.slots:
@@ -167,7 +166,7 @@ class Handle:
         save ``state_dict()`` first to keep them.
         """
         if self.attached:
-            self._between_steps("detach()")
+            self._between_steps("detach()", takes_a_torn_step=True)
             self.attached = False
             with ExitStack() as stack:  # everything is undone even if a lost peer is noticed here
                 stack.callback(self._engine.close)
@@ -210,8 +209,14 @@ class Handle:
     def _messages(self) -> list[Message]:
         return [m for m in self.synchroniser.messages if isinstance(m, Message)]
 
-    def _between_steps(self, what: str) -> None:
+    def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:
             raise InvalidSetting(
                 f"{what} was called during a backward pass; call it after loss.backward() returned"
+            )
+        is_pending = self.overlap is not None and self.overlap.is_open
+        if self.synchroniser.open and not is_pending and not takes_a_torn_step:
+            raise InvalidSetting(
+                f"{what} was called after a backward pass that raised before its end: part of the "
+                "step is still being exchanged; run a whole step first, or detach()"
             )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from .handle import Handle
 from .lanes import wall_clock
@@ -17,10 +20,17 @@ from .lanes import wall_clock
 class ModuleHooks:
     """Feeds one plain module's gradients to its handle's synchroniser."""
 
-    def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        params: list[tuple[str, Tensor]],
+        frozen: list[tuple[str, Tensor]],
+    ) -> None:
         self._handle = handle
         self._params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
+        self._frozen = frozen
+        self._end: Callable[[], object] = lambda: None
         self._hooks = [self._hook(name, param) for name, param in params]
         handle.on_detach(self._remove)
 
@@ -40,6 +50,7 @@ class ModuleHooks:
             if hooks._handle.syncing:
                 hooks._accept(name, param)
             elif hooks._handle.overlap is not None:
+                hooks._handle.overlap.begin_backward()
                 hooks._handle.overlap.check(name)
 
         return param.register_post_accumulate_grad_hook(hook)
@@ -49,11 +60,7 @@ class ModuleHooks:
         synchroniser = self._handle.synchroniser
         with self._opening:
             self._begin_backward(name)
-        if param.grad is not None:
-            expected = self._as_expected(name, param.grad)
-            if expected is not param.grad:
-                param.grad = expected
-        synchroniser.ready(name, param.grad)
+        synchroniser.ready(name, self._expected(name, param))
 
     def _begin_backward(self, name: str) -> None:
         """Opens a step, if this is the first gradient of a backward pass."""
@@ -61,27 +68,55 @@ class ModuleHooks:
         if overlap is not None:
             overlap.begin_backward()
             overlap.check(name)
-        if synchroniser.open and name in synchroniser.grads:
+        if synchroniser.open and (name in synchroniser.grads or self._end() is None):
             synchroniser.abandon(name)
         if not synchroniser.open:
+            self._refuse_wrong_step()
             self._handle.begin_step()
-            # Runs when autograd has finished this backward pass, still inside backward().
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._queue_end()
 
-    def _as_expected(self, name: str, grad: Tensor) -> Tensor:
+    def _queue_end(self) -> None:
+        """Autograd calls back when this backward pass has ended, still inside backward().
+
+        It drops the callback with a backward pass that raised, which is how that is noticed.
+        """
+
+        def end() -> None:
+            self._end_backward()
+
+        self._end = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _refuse_wrong_step(self) -> None:
+        """Nothing was launched yet; all ranks run the same code, and are told if one refuses."""
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise self.give_up(
+                    f"{name} requires a gradient, which it did not when the model was attached; "
+                    "detach and attach again after unfreezing"
+                )
+        if _is_inside_a_segment():
+            raise self.give_up(
+                "a backward pass began inside a segment of a reentrant activation checkpoint, "
+                "where no step can end; use_reentrant=False is accepted"
+            )
+
+    def _expected(self, name: str, param: Tensor) -> Tensor | None:
         """The gradient in the form its messages read; what is done here is this rank's affair.
 
         A sparse gradient where the module announced none is made dense, and one that is cut into
         flat ranges lies in order.
         """
-        synchroniser = self._handle.synchroniser
-        if grad.is_sparse and not synchroniser.is_sparse(name):
-            grad = grad.to_dense()
-        return grad.contiguous() if synchroniser.is_cut(name) else grad
+        synchroniser, grad = self._handle.synchroniser, param.grad
+        if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):
+            grad = param.grad = grad.to_dense()
+        if grad is not None and synchroniser.is_cut(name) and not grad.is_contiguous():
+            grad = param.grad = grad.contiguous()
+        return grad
 
     def _end_backward(self) -> None:
         synchroniser, overlap = self._handle.synchroniser, self._handle.overlap
-        grads = {name: param.grad for name, param in self._params.items()}
+        grads = {name: self._expected(name, param) for name, param in self._params.items()}
         for name, grad in grads.items():
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
             synchroniser.ready(name, grad)
@@ -121,6 +156,14 @@ class ModuleHooks:
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank and tells the others; returns the error to raise."""
         return self._handle.synchroniser.engine.give_up(text)
+
+
+def _is_inside_a_segment() -> bool:
+    """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.backward.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def time_forward(handle: Handle, model: nn.Module) -> None:

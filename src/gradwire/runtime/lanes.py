@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,6 +99,10 @@ class TaskManager:
             for condition in self._wake.values():
                 condition.notify_all()
 
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs on a lane, where waiting for tasks would be for ever."""
+        return threading.current_thread() in self._threads
+
     def join(self, timeout_s: float) -> None:
         """Waits for the threads of a stopped manager."""
         for thread in self._threads:
@@ -105,13 +110,23 @@ class TaskManager:
                 thread.join(timeout_s)
 
     def _promote(self, task: Task) -> None:
-        if task.lane is None:
-            self._run(task)
-            return
+        """Queues a task, or runs one without a lane and promotes what that frees.
+
+        A loop and no recursion: a chain of tasks may be as long as there are messages.
+        """
+        free = deque([task])
+        while free:
+            task = free.popleft()
+            if task.lane is not None:
+                self._queue(task, task.lane)
+            elif self._run(task):
+                free.extend(self._complete(task))
+
+    def _queue(self, task: Task, lane: str) -> None:
         with self._lock:
             self._count += 1
-            heapq.heappush(self._ready[task.lane], (task.order, self._count, task))
-            self._wake[task.lane].notify()
+            heapq.heappush(self._ready[lane], (task.order, self._count, task))
+            self._wake[lane].notify()
 
     def _serve(self, lane: str) -> None:
         queue, wake = self._ready[lane], self._wake[lane]
@@ -123,11 +138,13 @@ class TaskManager:
                     return
                 task = heapq.heappop(queue)[2]
             start_s = self._clock()
-            if self._run(task, promote=False):
+            if self._run(task):
                 self._observe(task, start_s, self._clock())
-                self._complete(task)
+                for freed in self._complete(task):
+                    self._promote(freed)
 
-    def _run(self, task: Task, *, promote: bool = True) -> bool:
+    def _run(self, task: Task) -> bool:
+        """Whether the task's work was done; what it raises stops everything."""
         try:
             task.result = task.fn()
         except BaseException as error:
@@ -138,12 +155,10 @@ class TaskManager:
             if first:
                 self._on_error(task, error)
             return False
-        if promote:
-            self._complete(task)
         return True
 
-    def _complete(self, task: Task) -> None:
-        """Marks a task done and promotes what waited for it alone."""
+    def _complete(self, task: Task) -> list[Task]:
+        """Marks a task done; returns the tasks that waited for nothing else."""
         free = []
         with self._lock:
             task.done = True
@@ -152,5 +167,4 @@ class TaskManager:
                 if other.num_blockers == 0:
                     free.append(other)
             task.dependents = []
-        for other in free:
-            self._promote(other)
+        return free

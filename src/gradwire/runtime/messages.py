@@ -161,11 +161,12 @@ class Message:
         return {p: tensor.clone() for p, tensor in leaves(self.state) if not p.endswith("_N")}
 
     def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
-        """Fills the state; absent entries keep their first values.
+        """Fills the state; absent entries have the values they have before the first step.
 
         ``by_name`` holds per-element fields of whole parameters by path, ``whole`` what
         ``rest_of_state`` returned.
         """
+        self.state = self.exchange.init(self.spec, self.member.world)
         for path, tensor in leaves(self.state):
             if path in whole and not path.endswith("_N"):
                 tensor.copy_(whole[path])

@@ -12,7 +12,8 @@ fall-back is counted, and logged once for each reason. So training is the same, 
 whatever the user does with gradients and with the optimizer.
 
 What cannot be seen is a parameter that is read by hand between ``optimizer.step()`` and the next
-forward pass (an average of weights, ``p.norm()``, ``copy.deepcopy(model)``), or an optimizer's
+forward pass (an average of weights, ``p.norm()``, ``copy.deepcopy(model)``) or written there past
+autograd (``p.data.clamp_()``), or an optimizer's
 ``state`` that is: ``handle.synchronize()`` before it makes all updates. One that is written by hand
 there, or used in a forward pass around its module, is noticed and ends the run with an error.
 """
@@ -85,6 +86,7 @@ class Overlap:
         self._asked: Asked | None = None
         self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
         self._late: set[str] = set()
+        self._suspected: set[str] = set()
         self._in_forward = False
         self._round = self._new_round()
         self.num_overlapped = 0
@@ -122,6 +124,11 @@ class Overlap:
 
     # Backward.
 
+    @property
+    def is_open(self) -> bool:
+        """Whether means or updates of the last backward pass may be pending."""
+        return self._is_open
+
     def begin_backward(self) -> None:
         """The first gradient of a backward pass is there: the last one must be over."""
         if self._is_open:
@@ -135,6 +142,15 @@ class Overlap:
         """A parameter received a gradient: raises if it was used before its update was made."""
         if name in self._late:
             raise self._used_before_update(name)
+        if name in self._suspected:
+            self._suspected.clear()
+            _log.warning(
+                "%s took part in the backward pass, though its module was not called in the "
+                "forward pass before; its update was made when that ended, so if it was used "
+                "there, its value was that of the step before (call its module, or call "
+                "handle.synchronize() before the forward pass)",
+                name,
+            )
 
     def _used_before_update(self, name: str) -> BaseException:
         return self._arrivals.give_up(
@@ -150,6 +166,7 @@ class Overlap:
         if self._gates.is_learning:
             self._close_lesson()
         self._late.clear()
+        self._suspected.clear()
         self._asked, self._due = None, {}
         self._is_open = True
         reason = self._stepper.refusal() or _unfit(grads)
@@ -231,17 +248,25 @@ class Overlap:
             if name and stands_for(grad, self._grads[name]):
                 due[name] = param._version
             elif isinstance(grad, PendingGrad):
-                self.settle("a gradient was given to another parameter")
+                self._settle_elsewhere(grad)
                 param.grad = grad.plain
                 self._whole_step()
                 return
             else:
                 plain.append(param)
+        self._in_forward = False  # of one that raised
         self._asked = asked
         self._due = {name: due[name] for name in self._params if name in due}
         if plain:
             self._stepper.apply(asked, plain)
         self._bring(self._gates.ungated)
+
+    def _settle_elsewhere(self, grad: PendingGrad) -> None:
+        """The optimizer steps with a gradient that this overlap does not wait for."""
+        reason = "the optimizer has pending gradients of another model or parameter"
+        self.settle(reason)
+        if not grad._round.is_over:
+            grad._round.settle(reason)
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means are there."""
@@ -270,8 +295,8 @@ class Overlap:
 
     def _enter(self, names: Sequence[str]) -> None:
         """A module is about to use ``names``."""
-        if self._late:
-            self._late.difference_update(names)
+        if self._suspected:
+            self._suspected.difference_update(names)
         if not self._due:
             return
         with self._lock:
@@ -317,7 +342,7 @@ class Overlap:
                         raise self._used_before_update(name)
                 self._arrivals.wait(late)
                 self._make(late)
-                self._late.update(late)  # should one be behind what the output does not show
+                self._suspected.update(late)  # one may be behind what the output does not show
 
     # Settling.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,7 +45,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
-        if cap is not None and not (isinstance(cap, int | float) and cap > 0):
+        if cap is not None and not (isinstance(cap, int | float) and 0 < cap < math.inf):
             raise invalid("bucket_cap_mb", cap, "a positive number or None", "leave it out")
         for name, least in (("num_channels", 1), ("trace_steps", 0)):
             value = getattr(self, name)
@@ -78,7 +79,7 @@ class Settings:
     def channels(self) -> int:
         """How many messages may be on their way at once."""
         if isinstance(self.exchange, Plan):
-            return self.exchange.credit
+            return min(self.exchange.credit, max(1, len(self.exchange.messages)))
         return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
 
 

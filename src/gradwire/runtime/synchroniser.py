@@ -77,40 +77,41 @@ class Synchroniser:
                 self._ends.append(self._launch(self.messages[len(self._ends)]))
 
     def _launch(self, message: AnyMessage) -> Task:
+        grads, num_left = self.grads, self._num_left  # of this step, even if it is abandoned
+
+        def scatter() -> None:
+            message.scatter(grads)
+            if isinstance(message, Message):
+                _let_go(message.names, grads, num_left)
+
         return self.engine.launch(
             message.index,
             f"message {message.index}",
-            message.text(self.grads),
+            message.text(grads),
             after=[self._ends[i] for i in message.after],
-            last=("scatter", lambda: self._scatter(message)),
+            last=("scatter", scatter),
         )
 
-    def _scatter(self, message: AnyMessage) -> None:
-        """Puts means into gradients, and lets go of those that are complete."""
-        message.scatter(self.grads)
-        if isinstance(message, Message):
-            for name in message.names:
-                self._num_left[name] -= 1
-                if not self._num_left[name] and self.grads[name] is not None:
-                    self.grads[name] = _LET_GO
-
     def abandon(self, name: str) -> None:
-        """A gradient came a second time in one step: the step can neither be ended nor repeated.
+        """A backward pass did not end: its step can neither be ended nor repeated.
 
-        Alone, nobody is held up by the old attempt, and it is forgotten.
+        ``name`` is the parameter whose gradient told. Alone, nobody is held up by the old attempt,
+        and it is forgotten.
         """
         if self.engine.world > 1:
             raise self.engine.give_up(
-                f"the gradient of {name} came twice, so an earlier backward pass raised before its "
-                "end, or the parameter is shared by segments of a reentrant activation checkpoint "
-                "(use_reentrant=False is accepted)"
+                f"the gradient of {name} came after an earlier backward pass that raised before "
+                "its end, or twice in one, as the parameter is shared by segments of a reentrant "
+                "activation checkpoint (use_reentrant=False is accepted)"
             )
+        self.engine.wait(self._ends)
         self.open = False
 
     @property
     def complete(self) -> bool:
-        """Whether all messages of the open step have been launched."""
-        return len(self._ends) == len(self.messages)
+        """Whether all gradients of the open step are handed in, and all messages launched."""
+        launched = len(self._ends) == len(self.messages)
+        return launched and len(self.grads) == len(self.names)
 
     def ends_of(self, names: Sequence[str]) -> list[int]:
         """Indices of the messages that carry any of ``names``."""
@@ -181,6 +182,14 @@ class Synchroniser:
                 if not arrived[name] and isinstance(message, Message):
                     message.take_back(name)
         return {name for name in absent if arrived[name]}
+
+
+def _let_go(names: Sequence[str], grads: Grads, num_left: dict[str, int]) -> None:
+    """Drops gradients of which no message has anything left."""
+    for name in names:
+        num_left[name] -= 1
+        if not num_left[name] and grads[name] is not None:
+            grads[name] = _LET_GO
 
 
 def _sum_flags(flags: Tensor) -> Steps[None]:
