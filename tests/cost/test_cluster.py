@@ -67,7 +67,7 @@ MEASURED = Cluster(
 
 def test_what_was_measured_counts_and_the_ring_stands_in_for_the_rest() -> None:
     assert (MEASURED.alpha_s, MEASURED.beta_s_per_byte) == (1e-3, 2e-8)
-    assert MEASURED.all_reduce_s(1000) == LINE.seconds(1000)
+    assert MEASURED.all_reduce_s(1000) == LINE.measured_s(1000)
     assert MEASURED.collective_s("send", 1) == 0.5
     assert MEASURED.collective_s("send", 0) == 0
     stated = MEASURED.model_copy(update={"collectives": {}})
@@ -116,7 +116,7 @@ def test_scaling_keeps_the_hop_and_the_share_of_the_rate() -> None:
         assert told in wider.source
     # To its own size and rate it scales to the line it was made from.
     same = MEASURED.scaled(num_ranks=4)
-    assert same.all_reduce_s(12345) == pytest.approx(MEASURED.all_reduce_s(12345))
+    assert same.all_reduce_s(12345) == pytest.approx(LINE.seconds(12345))
 
 
 def test_scaling_of_a_stated_cluster_and_what_cannot_be_scaled() -> None:

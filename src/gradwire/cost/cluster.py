@@ -74,7 +74,7 @@ class Cluster(Stored):
     @property
     def alpha_s(self) -> float:
         """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
-        return self._line("all_reduce")[0]
+        return self.line("all_reduce").alpha_s
 
     @property
     def host_s(self) -> float:
@@ -84,16 +84,17 @@ class Cluster(Stored):
     @property
     def beta_s_per_byte(self) -> float:
         """Seconds that each byte of an all-reduce's buffer adds; 0 for one rank."""
-        return self._line("all_reduce")[1]
+        return self.line("all_reduce").per_unit_s
 
     def collective_s(self, verb: str, size_bytes: float) -> float:
         """Seconds of one verb of ``COLLECTIVES`` by itself; nothing to send costs nothing.
 
+        As it was measured, where it was: see ``LineFit.measured_s``.
+
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
         0.6
         """
-        alpha_s, per_byte_s = self._line(verb)
-        return alpha_s + per_byte_s * size_bytes if size_bytes > 0 else 0.0
+        return self.line(verb).measured_s(size_bytes)
 
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
@@ -159,15 +160,15 @@ class Cluster(Stored):
             )
         return fit.alpha_s / (2 * (ranks - 1)), 2 * (ranks - 1) / ranks / fit.per_unit_s
 
-    def _line(self, verb: str) -> tuple[float, float]:
-        """(seconds whatever the size, seconds a byte) of a verb: measured, else the ring's."""
-        measured = self.collectives.get(verb)  # type: ignore[call-overload]
+    def line(self, verb: str) -> LineFit:
+        """What a verb costs by its size in bytes: as it was measured, else the ring's formula."""
         if self.num_ranks == 1 and verb in COLLECTIVES:
-            return 0.0, 0.0
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:
-            return measured.alpha_s, measured.per_unit_s
+            return measured  # type: ignore[no-any-return]
         hops, copies = _ring(verb, self.num_ranks)
-        return hops * self.hop_s, copies / self.rate_bytes_per_s
+        return LineFit(alpha_s=hops * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s)
 
 
 def _ring(verb: str, num_ranks: int) -> tuple[int, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -49,6 +50,31 @@ class LineFit(Frozen):
         0.002
         """
         return self.alpha_s + self.per_unit_s * size if size > 0 else 0.0
+
+    def measured_s(self, size: float) -> float:
+        """Seconds by the measurements themselves: in proportion between two sizes, on the line
+        through the last two beyond them; by the fitted line where no samples are kept.
+
+        Real costs bend: what a message costs by itself hides behind the bytes of a longer one. A
+        line through all sizes is 10 % off in its middle where this is not.
+
+        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
+        >>> [bent.measured_s(size) for size in (0, 0.5, 2, 4, 6)]
+        [0.0, 2.0, 2.0, 4.0, 8.0]
+        """
+        samples = sorted(self.samples)
+        if len(samples) < 2 or size <= 0:
+            return self.seconds(size)
+        if size <= samples[0][0]:
+            return samples[0][1]
+        ends = pairwise(samples)
+        (low, low_s), (high, high_s) = next(
+            (pair for pair in ends if size <= pair[1][0]), (samples[-2], samples[-1])
+        )
+        if low == high:
+            return high_s
+        slope = max(0.0, high_s - low_s) / (high - low)
+        return low_s + slope * (size - low) if size <= high else high_s + slope * (size - high)
 
 
 def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:

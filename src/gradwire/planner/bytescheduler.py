@@ -45,7 +45,8 @@ def bytescheduler(
             stop = min(start + step, bucket.numel)
             messages.append(Message(chunks=bucket.chunks(start, stop)))
             ready_s.append(ends_s[bucket.layer])
-            work_s.append(cluster.beta_s_per_byte * ((stop - start) * bucket.item_bytes))
+            size_bytes = (stop - start) * bucket.item_bytes
+            work_s.append(max(0.0, cluster.all_reduce_s(size_bytes) - cluster.alpha_s))
     # Made in forward order, so a message's own number is its priority.
     line = ByPriority(ready_s, range(len(messages)))
     carried = carry(line, cluster.alpha_s, work_s, credit, cluster.host_s)

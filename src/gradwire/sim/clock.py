@@ -224,11 +224,12 @@ def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     ready_s = demand.ready_s(backward_end_s)
     spans: Sequence[Span] = ()
     if demand.is_dense:
-        beta = cluster.beta_s_per_byte
+        alpha_s = cluster.alpha_s
         carried = carry(
             FixedOrder(ready_s, demand.after()),
-            cluster.alpha_s,
-            [beta * size for size in demand.num_bytes],
+            alpha_s,
+            # A short message may cost less than the fitted line's latency: then it is all latency.
+            [max(0.0, cluster.all_reduce_s(size) - alpha_s) for size in demand.num_bytes],
             plan.credit,
             cluster.host_s,
         )

@@ -29,6 +29,7 @@ from ..collective._verbs import (
 )
 from ..contract import Compressor, Layout, Member, State, Traits
 from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
+from ..cost.fit import LineFit
 from ..errors import InvalidSetting
 from ..exchange import Exchange, synchronise
 from ..payload import Format, Payload
@@ -36,9 +37,6 @@ from ..spec import TensorSpec
 
 NOT_MEASURED = "not measured"
 """Stands in the name of a computation that counts as nothing because nobody measured it."""
-
-_TINY, _HUGE = 5e-324, 2.0**60
-"""Sizes in bytes whose price is the latency alone, and next to nothing but the bytes."""
 
 _PRICED_AS: dict[type, str] = {
     AllReduce: "all_reduce",
@@ -113,31 +111,28 @@ class Tariff:
     """
 
     num_ranks: int
-    lines: tuple[Price, ...]
-    """Price of nothing and of one byte, in the order of ``COLLECTIVES``."""
+    lines: tuple[LineFit, ...]
+    """Seconds by bytes, in the order of ``COLLECTIVES``."""
+    host_share: float
     codec: CodecFit | None
     plain: bool
 
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
-        lines = []
-        for verb in COLLECTIVES:
-            latency_s = cluster.collective_s(verb, _TINY)
-            all_s = cluster.collective_s(verb, _HUGE)
-            host_s = 0.0 if verb == "send" else cluster.host_share * latency_s
-            lines.append(Price(latency_s, (all_s - latency_s) / _HUGE, host_s))
+        lines = tuple(cluster.line(verb) for verb in COLLECTIVES)
         codecs = list(_compressors(exchange))
         plain = bool(codecs) and all(_is_plain(codec.traits) for codec in codecs)
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
-        return cls(cluster.num_ranks, tuple(lines), cluster.codecs.get(only), plain)
+        return cls(cluster.num_ranks, lines, cluster.host_share, cluster.codecs.get(only), plain)
 
     def verb(self, name: str, size_bytes: float) -> Price:
         """The price of a verb of ``COLLECTIVES``; what sends nothing costs nothing."""
         if not size_bytes:
             return Price(0.0, 0.0)
-        latency_s, per_byte_s, host_s = self.lines[COLLECTIVES.index(name)]
-        return Price(latency_s, per_byte_s * size_bytes, host_s)
+        line = self.lines[COLLECTIVES.index(name)]
+        host_s = 0.0 if name == "send" else self.host_share * line.alpha_s
+        return Price(line.alpha_s, max(0.0, line.measured_s(size_bytes) - line.alpha_s), host_s)
 
     def work(self, verb: Compute) -> Work | None:
         """What a computation costs; None where there is none to speak of."""

@@ -1,0 +1,233 @@
+"""The interpreter: what every operation means, over torch tensors. Other back ends must agree.
+
+Legend: B blocks, L elements a block, 64 lanes. A value a call has shape (1, 1), one a block (B, 1),
+one an element (B, L); elements behind the gradient's end are zeros that no reduction counts.
+
+Order of a reduction: lane j takes the elements j, j + 64, j + 128, ... of its block in turn, then
+the lanes are halved: lane j with lane j + 32, and so on down to one. Sums of floats are made in
+double precision and rounded once. So results do not depend on threads or on the width of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .ir import FLOAT32, UNSIGNED, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
+from .philox import uniform
+
+LANES = 64
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Which random numbers a call sees: those of ``key`` at ``step``."""
+
+    key: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    operands: Mapping[str, Tensor]
+    numel: int
+    block: int
+    draws: Draws
+    device: torch.device
+
+    @property
+    def length(self) -> int:
+        """L: elements a block, as short as one block may be."""
+        return min(self.block, -(-self.numel // LANES) * LANES)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.numel // self.block)
+
+    @property
+    def place_BL(self) -> Tensor:
+        place = torch.arange(self.num_blocks * self.length, device=self.device)
+        return place.view(-1, self.length)
+
+    @property
+    def valid_BL(self) -> Tensor:
+        return self.place_BL < self.numel
+
+
+def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> None:
+    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned elements."""
+    if numel == 0:
+        return
+    device = next(iter(operands.values())).device
+    call = _Call(operands, numel, kernel.block, draws, device)
+    values: dict[Node, Tensor] = {}
+    # All values first: a kernel may write the buffer that it reads.
+    for found in walk(kernel.stores):
+        if found.op is not Op.STORE:
+            values[found] = _value(found, [values[s] for s in found.sources], call)
+    for target in kernel.stores:
+        _write(target, values[target.sources[0]], call)
+
+
+def fold_constant(found: Node) -> bool | int | float:
+    """The value of an operation on constants."""
+    sources = [torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in found.sources]
+    value = _POINTWISE[found.op](found, *sources).item()
+    assert isinstance(value, bool | int | float)
+    return value
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """In which the interpreter computes with values of a type."""
+    if dtype is FLOAT32:
+        return torch.float32
+    return torch.bool if dtype is DType.BOOL else torch.int32
+
+
+def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
+    match found.op:
+        case Op.CONST:
+            dtype = torch_dtype(found.dtype)
+            return torch.full((1, 1), found.arg, dtype=dtype, device=call.device)
+        case Op.LOAD:
+            return _read(found, call)
+        case Op.SIZE:
+            return call.valid_BL.sum(1, keepdim=True).int()
+        case Op.RANDOM:
+            return uniform(call.place_BL, call.draws.key, call.draws.step, found.arg)
+        case Op.REDUCE:
+            value, keep = (s.expand(call.num_blocks, call.length) for s in sources)
+            return _reduced(found.arg, value, keep & call.valid_BL)
+        case _:
+            return _POINTWISE[found.op](found, *sources)
+
+
+def _cast(found: Node, value: Tensor) -> Tensor:
+    if found.dtype is FLOAT32:
+        return value.float()
+    low, high = (0, found.dtype.top) if found.dtype in UNSIGNED else (-(2**31), 2**31 - 1)
+    if value.dtype is torch.float32:
+        value = value.double().nan_to_num(nan=0.0).clamp(low, high)
+    return value.to(torch.int64).clamp(low, high).int()
+
+
+def _smaller(_: Node, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | (a != a), a, b)
+
+
+def _greater(_: Node, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | (a != a), a, b)
+
+
+_POINTWISE: dict[Op, Callable[..., Tensor]] = {
+    Op.ADD: lambda _, a, b: a + b,
+    Op.SUB: lambda _, a, b: a - b,
+    Op.MUL: lambda _, a, b: a * b,
+    Op.DIV: lambda _, a, b: a / b,
+    Op.SMALLER: _smaller,
+    Op.GREATER: _greater,
+    Op.NEG: lambda _, a: -a,
+    Op.ABS: lambda _, a: a.abs(),
+    Op.FLOOR: lambda _, a: a.floor(),
+    Op.ROUND: lambda _, a: a.round(),
+    Op.SQRT: lambda _, a: a.double().sqrt().float(),  # in float32 torch's is off by a last place
+    Op.FINITE: lambda _, a: a.isfinite(),
+    Op.CANONICAL: lambda _, a: canonical(a),
+    Op.LESS: lambda _, a, b: a < b,
+    Op.AT_MOST: lambda _, a, b: a <= b,
+    Op.EQUAL: lambda _, a, b: a == b,
+    Op.AND: lambda _, a, b: a & b,
+    Op.OR: lambda _, a, b: a | b,
+    Op.NOT: lambda _, a: ~a,
+    Op.SHL: lambda _, a, b: a << (b & 31),
+    Op.SHR: lambda _, a, b: a >> (b & 31),
+    Op.WHERE: lambda _, c, a, b: torch.where(c, a, b),
+    Op.CAST: _cast,
+}
+
+
+def _reduced(fold: Fold, value_BL: Tensor, keep_BL: Tensor) -> Tensor:
+    """One value a block, in the order that this module's docstring fixes."""
+    start = torch.full((), fold.start, dtype=value_BL.dtype, device=value_BL.device)
+    rows = torch.where(keep_BL, value_BL, start).view(value_BL.shape[0], -1, LANES)
+    if neutral(fold.body) is None:
+        keep = keep_BL.view(rows.shape)
+        lanes = start.expand(rows[:, 0].shape)
+        for row in range(rows.shape[1]):
+            taken = _combined(fold.body, lanes, rows[:, row])
+            lanes = torch.where(keep[:, row], taken, lanes)
+        return canonical(_halved(lanes, lambda a, b: _combined(fold.body, a, b)))
+    if fold.body.op is Op.ADD:
+        wide = rows.double() if fold.body.dtype is FLOAT32 else rows.long()
+        lanes = wide.cumsum(1)[:, -1]  # in turn, unlike sum
+        return canonical(_halved(lanes, torch.add).to(value_BL.dtype))
+    extreme = torch.amin if fold.body.op is Op.SMALLER else torch.amax
+    return canonical(extreme(rows, (1, 2))[:, None])
+
+
+def _halved(lanes: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = combine(lanes[:, :half], lanes[:, half:])
+    return lanes
+
+
+def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
+    """``body`` with its two operands filled in."""
+    values: dict[Node, Tensor] = {}
+    for found in walk([body]):
+        if found.op is Op.ARG:
+            values[found] = (a, b)[found.arg]
+        elif found.op is Op.CONST:
+            values[found] = torch.full_like(a, found.arg, dtype=torch_dtype(found.dtype))
+        else:
+            values[found] = _POINTWISE[found.op](found, *(values[s] for s in found.sources))
+    return values[body]
+
+
+def canonical(value: Tensor) -> Tensor:
+    """With one zero and one NaN, whatever order of operations they came from."""
+    if not value.dtype.is_floating_point:
+        return value
+    return torch.where(value != value, torch.nan, value + 0.0)
+
+
+def _read(found: Node, call: _Call) -> Tensor:
+    memory = call.operands[found.arg.name]
+    if found.arg.extent is Extent.CALL:
+        return memory.view(1, 1)
+    if found.arg.extent is Extent.BLOCK:
+        return memory.to(torch_dtype(found.dtype)).view(-1, 1)
+    if found.dtype in UNSIGNED:
+        memory = unpacked(memory, found.dtype.bits, call.numel)
+    whole = torch.zeros(call.num_blocks * call.length, dtype=memory.dtype, device=call.device)
+    whole[: call.numel] = memory
+    return whole.view(call.num_blocks, call.length)
+
+
+def _write(target: Node, value: Tensor, call: _Call) -> None:
+    memory = call.operands[target.arg.name]
+    if target.arg.extent is Extent.BLOCK:
+        memory.copy_(value.expand(call.num_blocks, 1).reshape(-1))
+        return
+    flat_N = value.expand(call.num_blocks, call.length).reshape(-1)[: call.numel]
+    memory.copy_(packed(flat_N, target.dtype.bits) if target.dtype in UNSIGNED else flat_N)
+
+
+def packed(codes_N: Tensor, bits: int) -> Tensor:
+    """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
+    per_byte = 8 // bits
+    padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
+    padded[: codes_N.numel()] = codes_N
+    shifts = torch.arange(per_byte, device=codes_N.device, dtype=torch.int32) * bits
+    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
+
+
+def unpacked(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
+    """The first ``numel`` codes of ``bits`` bits in these bytes, as int32."""
+    shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
+    codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
+    return codes.reshape(-1)[:numel]

@@ -1,0 +1,326 @@
+"""The IR: expressions of one element and of one block, their types, and the verifier.
+
+A gradient is cut into blocks of a fixed length; a kernel says what is computed for one block. A
+node is one value: one a call (a constant), one a block (a sum, a header field) or one an element.
+There is no node for a map or a filter: a mapped vector is the expression of its element, and a
+filtered one has a condition beside it, which reductions take as their second operand. So a map is
+fused into whatever uses it before anything is rewritten.
+
+Equal nodes are one object (``node`` interns them): shared work is shared, and nodes compare and
+hash by identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ..errors import InvalidSetting
+
+
+class DType(Enum):
+    """What a value is; the number is its bits on the wire. Unsigned ones compute as int32."""
+
+    BOOL = ("bool", 1)
+    UINT1 = ("uint1", 1)
+    UINT2 = ("uint2", 2)
+    UINT4 = ("uint4", 4)
+    UINT8 = ("uint8", 8)
+    INT32 = ("int32", 32)
+    FLOAT32 = ("float32", 32)
+
+    def __init__(self, label: str, bits: int) -> None:
+        self.label = label
+        self.bits = bits
+
+    def __repr__(self) -> str:
+        return self.label
+
+    @property
+    def top(self) -> int:
+        """The largest value of an unsigned type."""
+        return int(2**self.bits - 1)
+
+
+BOOL, INT32, FLOAT32 = DType.BOOL, DType.INT32, DType.FLOAT32
+UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8})
+
+
+class Extent(IntEnum):
+    """How many values a node has; an operation has the largest extent of its operands."""
+
+    CALL = 0
+    BLOCK = 1
+    ELEMENT = 2
+
+    def __str__(self) -> str:
+        return ("a call", "a block", "an element")[self]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a kernel reads or writes: a gradient, a residual, a field of the payload."""
+
+    name: str
+    dtype: DType
+    extent: Extent
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a reduction combines two values: ``body`` over ARG nodes 0 and 1, from ``start``."""
+
+    body: Node
+    start: float
+
+
+def neutral(body: Node) -> float | None:
+    """What changes nothing in a sum, a smallest or a greatest; None for any other fold."""
+    if {(source.op, source.arg) for source in body.sources} != {(Op.ARG, 0), (Op.ARG, 1)}:
+        return None
+    low, high = (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
+    return {Op.ADD: 0, Op.SMALLER: high, Op.GREATER: low}.get(body.op)
+
+
+class Op(Enum):
+    """Every kind of node; ``RULES`` says what each may be applied to."""
+
+    CONST = "const"  # arg: the value
+    LOAD = "load"  # arg: Buffer
+    SIZE = "size"  # elements in this block
+    RANDOM = "random"  # uniform in [0, 1); arg: number of the stream
+    ARG = "arg"  # an operand of a Fold; arg: 0 or 1
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    SMALLER = "smaller"
+    GREATER = "greater"
+    NEG = "neg"
+    ABS = "abs"
+    FLOOR = "floor"
+    ROUND = "round"  # to even
+    SQRT = "sqrt"
+    FINITE = "finite"
+    CANONICAL = "canonical"  # one zero, one NaN
+    LESS = "less"
+    AT_MOST = "at_most"
+    EQUAL = "equal"
+    AND = "and"
+    OR = "or"
+    NOT = "not"
+    SHL = "shl"
+    SHR = "shr"
+    WHERE = "where"
+    CAST = "cast"  # saturates; NaN becomes 0
+    REDUCE = "reduce"  # (value, condition); arg: Fold
+    STORE = "store"  # (value); arg: Buffer
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What operands an operation takes and what it gives; None: the (common) type of the last."""
+
+    operands: tuple[frozenset[DType], ...] = ()
+    result: DType | None = None
+    stated: bool = False
+    """The node states its own type."""
+
+
+_FLOAT = frozenset({FLOAT32})
+_INT = frozenset({INT32})
+_NUMBER = _FLOAT | _INT
+_BOOL = frozenset({BOOL})
+_WORKING = _NUMBER | _BOOL
+_ANY = frozenset(DType)
+
+RULES: dict[Op, Rule] = {
+    Op.CONST: Rule(stated=True),
+    Op.LOAD: Rule(stated=True),
+    Op.SIZE: Rule(result=INT32),
+    Op.RANDOM: Rule(result=FLOAT32),
+    Op.ARG: Rule(stated=True),
+    **dict.fromkeys((Op.ADD, Op.SUB, Op.MUL, Op.SMALLER, Op.GREATER), Rule((_NUMBER, _NUMBER))),
+    Op.DIV: Rule((_FLOAT, _FLOAT)),
+    **dict.fromkeys((Op.NEG, Op.ABS), Rule((_NUMBER,))),
+    **dict.fromkeys((Op.FLOOR, Op.ROUND, Op.SQRT, Op.CANONICAL), Rule((_FLOAT,))),
+    Op.FINITE: Rule((_FLOAT,), BOOL),
+    **dict.fromkeys((Op.LESS, Op.AT_MOST, Op.EQUAL), Rule((_NUMBER, _NUMBER), BOOL)),
+    **dict.fromkeys((Op.AND, Op.OR), Rule((_BOOL | _INT, _BOOL | _INT))),
+    Op.NOT: Rule((_BOOL,)),
+    **dict.fromkeys((Op.SHL, Op.SHR), Rule((_INT, _INT))),
+    Op.WHERE: Rule((_BOOL, _WORKING, _WORKING)),
+    Op.CAST: Rule((_ANY,), stated=True),
+    Op.REDUCE: Rule((_NUMBER, _BOOL), stated=True),
+    Op.STORE: Rule((_ANY,), stated=True),
+}
+
+_LEAF_EXTENTS = {
+    Op.CONST: Extent.CALL,
+    Op.SIZE: Extent.BLOCK,
+    Op.RANDOM: Extent.ELEMENT,
+    Op.ARG: Extent.ELEMENT,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Node:
+    """One value; made by ``node``, never directly."""
+
+    op: Op
+    dtype: DType
+    extent: Extent
+    sources: tuple[Node, ...]
+    arg: Any
+
+    def __repr__(self) -> str:
+        inside = ", ".join(repr(source.dtype) for source in self.sources)
+        arg = "" if self.arg is None else f" {getattr(self.arg, 'name', self.arg)!r}"
+        return f"{self.op.value}({inside}){arg}: {self.dtype!r} {self.extent}"
+
+
+class IllTyped(InvalidSetting):
+    """Operands that the table of legal nodes does not allow."""
+
+
+_interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
+
+
+def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
+    """The node of this operation, checked against ``RULES``; raises IllTyped.
+
+    ``dtype`` is for operations that state their own type. Type and extent follow otherwise.
+    """
+    refusal = _refusal(op, sources, dtype)
+    if refusal:
+        raise IllTyped(refusal)
+    found_dtype = dtype or RULES[op].result or sources[-1].dtype
+    extent = _extent(op, sources, arg)
+    # repr tells -0.0 from 0.0 and one NaN equals another.
+    key = (op, found_dtype, extent, sources, repr(arg) if op is Op.CONST else arg)
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = Node(op, found_dtype, extent, sources, arg)
+    return found
+
+
+def const(value: bool | int | float, dtype: DType) -> Node:
+    """A constant; a float is rounded to float32 here, so that every back end sees one number."""
+    if dtype is FLOAT32:
+        with np.errstate(over="ignore"):
+            value = float(np.float32(value))
+    return node(Op.CONST, dtype=dtype, arg=value)
+
+
+def load(buffer: Buffer) -> Node:
+    """What a buffer holds for this element (block, call)."""
+    return node(Op.LOAD, dtype=buffer.dtype, arg=buffer)
+
+
+def store(buffer: Buffer, value: Node) -> Node:
+    """Writes ``value`` for each element (or block) of ``buffer``."""
+    return node(Op.STORE, value, dtype=buffer.dtype, arg=buffer)
+
+
+def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
+    if op is Op.REDUCE:
+        return Extent.BLOCK
+    if op in (Op.LOAD, Op.STORE):
+        extent: Extent = arg.extent
+        return extent
+    return _LEAF_EXTENTS.get(op) or max((s.extent for s in sources), default=Extent.CALL)
+
+
+def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None) -> str | None:
+    """Why ``RULES`` do not allow this node; None if they do."""
+    rule = RULES[op]
+    given = ", ".join(repr(source.dtype) for source in sources)
+    accepted = ", ".join("|".join(sorted(map(repr, kinds))) for kinds in rule.operands)
+    if len(sources) != len(rule.operands) or any(
+        source.dtype not in kinds for source, kinds in zip(sources, rule.operands, strict=True)
+    ):
+        return f"{op.value} takes ({accepted}), got ({given})"
+    if rule.result is None and not rule.stated and len(sources) > 1:
+        first, last = sources[-2], sources[-1]
+        if first.dtype is not last.dtype:
+            return f"{op.value} takes two operands of one type, got ({given})"
+    if rule.stated and dtype is None:
+        return f"{op.value} has to state its type"
+    if op is Op.STORE and sources[0].dtype is not dtype:
+        return f"store takes what its buffer holds ({dtype!r}), got ({given})"
+    return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is computed for each block of ``block`` elements; ``stores`` are its only effects."""
+
+    name: str
+    block: int
+    buffers: tuple[Buffer, ...]
+    stores: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn."""
+        return any(found.op is Op.RANDOM for found in walk(self.stores))
+
+
+def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
+    """Every node below ``roots`` once, operands before what uses them.
+
+    Nodes of a smaller extent than ``least`` are left out, with what only they use.
+    """
+    done: set[Node] = set()
+    stack = [(root, False) for root in reversed(tuple(roots)) if root.extent >= least]
+    while stack:
+        found, ready = stack.pop()
+        if found in done:
+            continue
+        if ready:
+            done.add(found)
+            yield found
+        else:
+            stack.append((found, True))
+            sources = (source for source in reversed(found.sources) if source.extent >= least)
+            stack.extend((source, False) for source in sources)
+
+
+def listing(kernel: Kernel) -> str:
+    """The kernel as text: one numbered line a node, operands before what uses them."""
+    numbers: dict[Node, int] = {}
+    lines = [f"{kernel.name}: blocks of {kernel.block}"]
+    for found in walk(kernel.stores):
+        numbers[found] = len(numbers)
+        operands = " ".join(f"%{numbers[source]}" for source in found.sources)
+        lines.append(f"  %{numbers[found]} = {found!r} {operands}".rstrip())
+    return "\n".join(lines)
+
+
+def verify(kernel: Kernel) -> None:
+    """Raises IllTyped for the first bad node: one the table forbids, or out of place here."""
+    for number, found in enumerate(walk(kernel.stores)):
+        refusal = _refusal(found.op, found.sources, found.dtype) or _misplaced(kernel, found)
+        if refusal:
+            raise IllTyped(f"{kernel.name}: node {number}, {found!r}: {refusal}")
+
+
+def _misplaced(kernel: Kernel, found: Node) -> str | None:
+    if found.op in (Op.LOAD, Op.STORE) and found.arg not in kernel.buffers:
+        return "its buffer is none of the kernel's"
+    if found.op is Op.STORE and found.sources[0].extent > found.arg.extent:
+        return f"a value {found.sources[0].extent} does not fit one {found.arg.extent}"
+    if found.op is Op.ARG:
+        return "an operand of a fold stands outside it"
+    if (found.op is Op.STORE) != (found in kernel.stores):
+        return "stores are the roots of a kernel, and nothing else is"
+    return None

@@ -1,0 +1,148 @@
+"""A class with ``encode`` and ``decode`` in the language is a compressor.
+
+>>> import torch
+>>> from gradwire.dsl.language import *
+>>> class sign(Program, contraction=True, error_feedback=True):
+...     block: int = 4096
+...
+...     def encode(self, gradient):
+...         magnitude = reduce(map(gradient, abs), add) / size(gradient)
+...         return concat(magnitude=magnitude, bits=map(gradient, lambda x: uint1(x >= 0)))
+...
+...     def decode(self, compressed):
+...         magnitude, bits = extract(compressed)
+...         return map(bits, lambda bit: where(bit == 1, magnitude, -magnitude))
+>>> payload, _ = sign().encode(None, torch.tensor([1.0, -2.0, 6.0]))
+>>> payload.size_bytes, sign().decode(payload, torch.empty(3))
+(5, tensor([ 3., -3.,  3.]))
+
+``Program`` turns the class into a frozen keyword-only dataclass (its annotations are its settings),
+traces both functions once for each combination of settings, and gives it the methods of
+``contract.Compressor``: one generated kernel each. Keywords of the class are its traits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+from ..contract import Layout, Traits
+from ..errors import invalid
+from . import language, rewrite
+from .build import Built
+from .generated import Generated, Kernels
+from .interp import LANES
+from .ir import Buffer, Extent, load
+from .language import Compressed
+from .symbols import Scalar, Vector
+
+# The encode and decode that an author writes have other parameters than the contract's, which take
+# their place; so to a type checker a program may be anything.
+if TYPE_CHECKING:
+    _Generated = Any
+else:
+    _Generated = Generated
+
+_OWN_BUFFERS = (rewrite.GRADIENT, rewrite.RESIDUAL, rewrite.OUT, rewrite.SUM, rewrite.SCALE)
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    name: kinds
+    for kind, kinds in ((bool, bool), (int, int), (float, (int, float)))
+    for name in (kind.__name__, str(kind))
+}
+"""What may be given for a setting, by its annotation: a string, or a type's text."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the author wrote: functions of (settings, gradient) and of (settings, compressed)."""
+
+    encode: Callable[[Any, Vector], Compressed]
+    decode: Callable[[Any, Compressed], Vector]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see above
+    """Base of compressors written in the language; see the module's docstring.
+
+    ``block`` is how many elements share what a reduction gives, a multiple of 64. A program that
+    draws random numbers begins its stream from its setting ``seed``, if it has one.
+    """
+
+    block: int = 16384
+    source: ClassVar[Source]
+    traits: ClassVar[Traits] = Traits(layout=Layout.PACKED)
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        super().__init_subclass__()
+        written = {name: cls.__dict__[name] for name in ("encode", "decode") if name in vars(cls)}
+        if len(written) == 2:
+            cls.source = Source(**written)
+            for name in written:
+                delattr(cls, name)  # the contract's own show through
+        elif written or not hasattr(cls, "source"):
+            raise invalid(cls.__name__, [*written], "a class with encode and decode", "write both")
+        cls.traits = replace(cls.traits, **traits)
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        """Refuses settings of the wrong type, and what cannot be traced under these."""
+        name = type(self).__name__
+        for setting in fields(self):
+            given, kinds = getattr(self, setting.name), _KINDS.get(str(setting.type))
+            right = kinds is None or isinstance(given, kinds)
+            if not right or (isinstance(given, bool) and kinds not in (None, bool)):
+                raise invalid(
+                    f"{name} {setting.name}", given, f"{setting.type}", "see its settings"
+                )
+        if self.block < LANES or self.block % LANES:
+            raise invalid(f"{name} block", self.block, "a positive multiple of 64", "write 16384")
+        self.kernels()
+
+    def kernels(self) -> Kernels:
+        """The program under these settings, traced and rewritten; compiled when first run."""
+        return _kernels(self)
+
+
+@lru_cache(maxsize=1024)
+def _kernels(codec: Program) -> Kernels:
+    traced = trace(codec)
+    forms = (
+        rewrite.encode(traced),
+        rewrite.encode_with_residual(traced),
+        rewrite.decode(traced),
+        rewrite.merge(traced),
+    )
+    return Kernels(traced, *forms, Built(*forms))
+
+
+def trace(codec: Program) -> rewrite.Traced:
+    """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
+    with language.drawing():
+        sent = codec.source.encode(codec, Vector(load(rewrite.GRADIENT)))
+    if not isinstance(sent, Compressed) or not sent.fields:
+        raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
+    sources = tuple((_buffer(name, value), value.node) for name, value in sent.fields.items())
+    received = {buffer.name: _received(buffer) for buffer, _ in sources}
+    decoded = codec.source.decode(codec, Compressed(received))
+    if not isinstance(decoded, Vector) or decoded.keep is not None:
+        remedy = "return map(field, lambda q: ...) of a field with a value an element"
+        raise invalid("what decode returns", decoded, "a vector of all elements", remedy)
+    number = language.float32(Scalar(decoded.node)).node
+    name = re.sub(r"\W", "_", type(codec).__name__)
+    return rewrite.Traced(name, codec.block, sources, number)
+
+
+def _buffer(name: str, value: Scalar | Vector) -> Buffer:
+    if name in {buffer.name for buffer in _OWN_BUFFERS}:
+        raise invalid("field name", name, "none of the kernels' own", f"call it {name}_sent")
+    extent = Extent.ELEMENT if isinstance(value, Vector) else Extent.BLOCK
+    return Buffer(name, value.node.dtype, extent)
+
+
+def _received(buffer: Buffer) -> Scalar | Vector:
+    found = load(buffer)
+    return Vector(found) if buffer.extent is Extent.ELEMENT else Scalar(found)

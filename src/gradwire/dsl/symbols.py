@@ -1,0 +1,218 @@
+"""Symbolic scalars and vectors: they record what a program does to them, as nodes of the IR.
+
+What Python can do to a value is recorded; what it cannot (decide on it, loop over it, hand it to
+another library) is refused with the line of the program and the remedy.
+"""
+
+from __future__ import annotations
+
+import sys
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from ..errors import InvalidSetting
+from . import ir
+from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
+
+Number: TypeAlias = "Scalar | bool | int | float"
+
+_HERE = str(Path(__file__).parent)
+
+
+def refuse(what: str, remedy: str) -> NoReturn:
+    """Raises InvalidSetting that begins with the file and line of the program being traced."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    raise InvalidSetting(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}; {remedy}")
+
+
+def made(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
+    """``ir.node`` on behalf of a program: refuses with its line."""
+    try:
+        return ir.node(op, *sources, dtype=dtype, arg=arg)
+    except ir.IllTyped as error:
+        refuse(str(error), "convert with float32(x), int32(x) or a comparison")
+
+
+_DECIDE = "use where(condition, a, b) to choose, and & | ~ for and, or, not"
+_CONCRETE = "a value is known only when the compressor runs; use the language's own operators"
+
+
+class Symbol:
+    """What scalars and vectors refuse alike."""
+
+    def __bool__(self) -> NoReturn:
+        refuse("a branch on a value (if, while, and, or, not, min, max)", _DECIDE)
+
+    def __iter__(self) -> NoReturn:
+        refuse("a loop over elements", "use map, filter or reduce, which visit every element")
+
+    def __getitem__(self, place: object) -> NoReturn:
+        refuse("an element by its place", "use filter to select and reduce to combine")
+
+    def __len__(self) -> NoReturn:
+        refuse("len() of a vector", "use size(v)")
+
+    def _concrete(self, *_: object) -> NoReturn:
+        refuse("a number was asked for (float, int, range, math.*)", _CONCRETE)
+
+    __float__ = __int__ = __index__ = __complex__ = _concrete
+
+    def _foreign(self, *_: object, **__: object) -> NoReturn:
+        refuse("a function of torch or numpy", _CONCRETE)
+
+    __array__ = __array_ufunc__ = _foreign
+
+    @classmethod
+    def __torch_function__(cls, *_: object, **__: object) -> NoReturn:
+        refuse("a function of torch or numpy", _CONCRETE)
+
+
+class Scalar(Symbol):
+    """One symbolic number: an element inside a user function, or a value of the whole block."""
+
+    __slots__ = ("node",)
+    __hash__ = Symbol.__hash__
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def _binary(self, op: Op, other: Number, *, swapped: bool = False) -> Scalar:
+        pair = (other, self) if swapped else (self, other)
+        return Scalar(made(op, *alike(*pair, floating=op is Op.DIV)))
+
+    def __add__(self, other: Number) -> Scalar:
+        return self._binary(Op.ADD, other)
+
+    def __radd__(self, other: Number) -> Scalar:
+        return self._binary(Op.ADD, other, swapped=True)
+
+    def __sub__(self, other: Number) -> Scalar:
+        return self._binary(Op.SUB, other)
+
+    def __rsub__(self, other: Number) -> Scalar:
+        return self._binary(Op.SUB, other, swapped=True)
+
+    def __mul__(self, other: Number) -> Scalar:
+        return self._binary(Op.MUL, other)
+
+    def __rmul__(self, other: Number) -> Scalar:
+        return self._binary(Op.MUL, other, swapped=True)
+
+    def __truediv__(self, other: Number) -> Scalar:
+        return self._binary(Op.DIV, other)
+
+    def __rtruediv__(self, other: Number) -> Scalar:
+        return self._binary(Op.DIV, other, swapped=True)
+
+    def __lshift__(self, other: Number) -> Scalar:
+        return self._binary(Op.SHL, other)
+
+    def __rlshift__(self, other: Number) -> Scalar:
+        return self._binary(Op.SHL, other, swapped=True)
+
+    def __rshift__(self, other: Number) -> Scalar:
+        return self._binary(Op.SHR, other)
+
+    def __and__(self, other: Number) -> Scalar:
+        return self._binary(Op.AND, other)
+
+    def __or__(self, other: Number) -> Scalar:
+        return self._binary(Op.OR, other)
+
+    __rand__, __ror__ = __and__, __or__
+
+    def __lt__(self, other: Number) -> Scalar:
+        return self._binary(Op.LESS, other)
+
+    def __le__(self, other: Number) -> Scalar:
+        return self._binary(Op.AT_MOST, other)
+
+    def __gt__(self, other: Number) -> Scalar:
+        return self._binary(Op.LESS, other, swapped=True)
+
+    def __ge__(self, other: Number) -> Scalar:
+        return self._binary(Op.AT_MOST, other, swapped=True)
+
+    def __eq__(self, other: object) -> Scalar:  # type: ignore[override]  # symbolic, not a bool
+        return self._binary(Op.EQUAL, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Scalar:  # type: ignore[override]
+        return ~(self == other)
+
+    def _lacking(self, *_: object) -> NoReturn:
+        refuse("an operator that the language lacks", "write floor(a / b) for //, x * x for x**2")
+
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _lacking
+    __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = _lacking
+
+    def __neg__(self) -> Scalar:
+        return Scalar(made(Op.NEG, working(self)))
+
+    def __abs__(self) -> Scalar:
+        return Scalar(made(Op.ABS, working(self)))
+
+    def __invert__(self) -> Scalar:
+        return Scalar(made(Op.NOT, self.node))
+
+    def __round__(self) -> Scalar:
+        return Scalar(made(Op.ROUND, *alike(self, floating=True)))
+
+
+class Vector(Symbol):
+    """One symbolic number an element: its expression, and the condition under which it counts."""
+
+    __slots__ = ("keep", "node")
+    __hash__ = Symbol.__hash__
+
+    def __init__(self, node: Node, keep: Node | None = None) -> None:
+        self.node = node
+        self.keep = keep
+
+    def _arithmetic(self, *_: object) -> NoReturn:
+        refuse("arithmetic on a whole vector", "write map(v, lambda x: ...)")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _arithmetic
+    __eq__ = __ne__ = _arithmetic
+    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _arithmetic
+    __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lshift__ = __rshift__ = _arithmetic
+
+
+def lifted(value: Number, like: DType | None = None) -> Node:
+    """A node for a number: a captured int is a float beside floats, and an int32 otherwise."""
+    if isinstance(value, Scalar):
+        return value.node
+    if isinstance(value, bool):
+        return ir.const(value, BOOL)
+    if isinstance(value, Integral) and like is not FLOAT32:
+        if not -(2**31) <= int(value) < 2**31:
+            refuse(f"{value} does not fit an int32", "write it as a float")
+        return ir.const(int(value), INT32)
+    if isinstance(value, Real):  # numpy's too
+        return ir.const(float(value), FLOAT32)
+    kind = "a vector" if isinstance(value, Vector) else repr(value)
+    refuse(f"{kind} where a number is needed", "use map(v, ...) on vectors, reduce(v, ...) first")
+
+
+def working(value: Number, like: DType | None = None) -> Node:
+    """``lifted``, with unsigned types widened to int32, in which they compute."""
+    found = lifted(value, like)
+    return cast(found, INT32) if found.dtype in UNSIGNED else found
+
+
+def cast(found: Node, dtype: DType) -> Node:
+    """The value as another type; itself if it is of that type."""
+    return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
+
+
+def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:
+    """Nodes of one type: float32 if any is one (or ``floating``), numbers never with bools."""
+    kinds = {value.node.dtype for value in values if isinstance(value, Scalar)}
+    plain = [value for value in values if isinstance(value, Real)]
+    floating = floating or FLOAT32 in kinds or not all(isinstance(v, Integral) for v in plain)
+    nodes = [working(value, FLOAT32 if floating else None) for value in values]
+    if floating:
+        nodes = [cast(n, FLOAT32) if n.dtype is INT32 else n for n in nodes]
+    return tuple(nodes)

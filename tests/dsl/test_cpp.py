@@ -1,0 +1,207 @@
+"""C++ and the interpreter agree bit for bit: on the programs here, and on ones drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from gradwire.compress.onebit import onebit as handwritten
+from gradwire.dsl import build
+from gradwire.dsl import language as gl
+from gradwire.dsl.build import Built
+from gradwire.dsl.interp import Draws
+from gradwire.dsl.program import Program
+from gradwire.kernels import _build
+from tests.laws.tolerance import same_bits
+from tests.strategies import make_gradient
+
+from .programs import EXAMPLES, onebit, qsgd
+
+pytestmark = pytest.mark.skipif(_build._find_compiler() is None, reason="no C++ compiler")
+
+KINDS = ("normal", "wide", "zeros", "equal", "one nan", "both infs", "huge")
+
+
+def one_nan(vector: torch.Tensor) -> torch.Tensor:
+    """What is no number has the same bits everywhere: signs of NaN differ between vector units."""
+    return vector.nan_to_num(nan=float("nan"), posinf=float("inf"), neginf=float("-inf"))
+
+
+def outcome(codec: Program, built: Built, grad_N: torch.Tensor) -> list[torch.Tensor]:
+    """All that a compressor's kernels write for one gradient."""
+    made, numel = codec.kernels(), grad_N.numel()
+    spec = codec.format(type("spec", (), {"numel": numel}))
+    residual_N = make_gradient("normal", numel, torch.float32, seed=5)
+    fields = {f.name: torch.full((f.numel,), 77, dtype=f.dtype) for f in spec}
+    operands = {"gradient": grad_N, "residual": residual_N, **fields}
+    built.run(made.encode_with_residual, operands, numel, Draws(3 + (9 << 32), 2))
+    sum_N = torch.ones(numel)
+    built.run(made.merge, {"sum": sum_N, "scale": torch.tensor([0.3]), **fields}, numel, Draws())
+    return [residual_N, one_nan(sum_N), *fields.values()]
+
+
+def assert_agreement(codec: Program, built: Built, numels: tuple[int, ...]) -> None:
+    for kind, numel in itertools.product(KINDS, numels):
+        grad_N = make_gradient(kind, numel, torch.float32, seed=numel)
+        cpp = outcome(codec, built, grad_N)
+        with _build.reference_only():
+            reference = outcome(codec, built, grad_N)
+        for a, b in zip(cpp, reference, strict=True):
+            assert same_bits(a, b), f"{codec!r} on {numel} elements, {kind}"
+
+
+@pytest.mark.parametrize("codec", EXAMPLES, ids=repr)
+def test_programs_have_the_same_bits_in_cpp(codec: Program) -> None:
+    assert codec.kernels().built.library() is not None
+    assert_agreement(codec, codec.kernels().built, (1, 63, 64, 65, 1000))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("flags", [(), ("-mavx2",)], ids=["no vectors wider than SSE2", "AVX2"])
+def test_narrower_vectors_have_the_same_bits(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_build, "_FLAG_SETS", ((*_build._BASE_FLAGS, *flags),))
+    build._library.cache_clear()
+    codec = qsgd()
+    assert codec.kernels().built.library() is not None
+    assert_agreement(codec, codec.kernels().built, (1, 65, 1000))
+    build._library.cache_clear()
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    codec, before = onebit(block=64), torch.get_num_threads()
+    grad_N = make_gradient("normal", 5000, torch.float32)
+    try:
+        torch.set_num_threads(1)
+        one, _ = codec.encode(None, grad_N)
+        torch.set_num_threads(2)
+        two, _ = codec.encode(None, grad_N)
+    finally:
+        torch.set_num_threads(before)
+    assert same_bits(one.buffer, two.buffer)
+
+
+def test_generated_onebit_is_the_handwritten_one() -> None:
+    """The same bits of signs; means to the last place, as their sums have another order."""
+    grad_N = make_gradient("normal", 70_001, torch.float32)
+    ours, _ = onebit().encode(None, grad_N)
+    theirs, _ = handwritten().encode(None, grad_N)
+    assert ours.size_bytes == theirs.size_bytes
+    assert same_bits(ours["bits"], theirs["bits"])
+    low_B, high_B = theirs["scales"].view(-1, 2).unbind(1)
+    torch.testing.assert_close(ours["low"], low_B, rtol=2e-7, atol=0)
+    torch.testing.assert_close(ours["high"], high_B, rtol=2e-7, atol=0)
+
+
+# ---- random programs ---------------------------------------------------------------------------
+
+Udf = Callable[..., Any]
+"""A function of an element and of a list of values a block."""
+
+_BINARY = (
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: a * b,
+    lambda a, b: a / b,
+    gl.smaller,
+    gl.greater,
+)
+_UNARY = (
+    abs,
+    gl.floor,
+    gl.round,
+    lambda a: -a,
+    lambda a: gl.sqrt(abs(a)),
+    lambda a: gl.float32(gl.int32(a * 3)),
+    lambda a: gl.float32(gl.uint4(a * 5)),
+    lambda a: gl.float32((gl.int32(a) << 2) & 12 | 1),
+    lambda a: gl.float32(gl.uint8(a) >> 1),
+)
+_COMPARE = (lambda a, b: a < b, lambda a, b: a >= b, lambda a, b: ~((a == b) & gl.finite(a)))
+_LEAF = st.one_of(
+    st.just(lambda x, known: x),
+    st.just(lambda x, known: x),
+    st.just(lambda x, known: known[0]),
+    st.just(lambda x, known: known[-1]),
+    st.sampled_from([0.0, 0.5, -2.0, 1e-3]).map(lambda c: lambda x, known: c + 0.0 * x),
+)
+_DRAW = st.just(lambda x, known: gl.random(-1.0, 1.0))
+
+
+def _grown(inner: st.SearchStrategy[Udf]) -> st.SearchStrategy[Udf]:
+    def two(op: Udf, a: Udf, b: Udf) -> Udf:
+        return lambda x, known: op(a(x, known), b(x, known))
+
+    def choice(op: Udf, a: Udf, b: Udf, c: Udf) -> Udf:
+        return lambda x, known: gl.where(op(a(x, known), x), b(x, known), c(x, known))
+
+    return st.one_of(
+        st.builds(two, st.sampled_from(_BINARY), inner, inner),
+        st.builds(lambda op, a: lambda x, known: op(a(x, known)), st.sampled_from(_UNARY), inner),
+        st.builds(choice, st.sampled_from(_COMPARE), inner, inner, inner),
+    )
+
+
+UDFS = st.recursive(_LEAF | _DRAW, _grown, max_leaves=6)
+WITHOUT_DRAWS = st.recursive(_LEAF, _grown, max_leaves=6)
+FOLDS = st.sampled_from(
+    [
+        (gl.add, None),
+        (gl.smaller, None),
+        (gl.greater, None),
+        (lambda a, b: gl.where(abs(a) < abs(b), b, a), 0.0),
+        (lambda a, b: a * b, 1.0),
+    ]
+)
+FIELDS = st.sampled_from([gl.uint1, gl.uint2, gl.uint4, gl.uint8, gl.int32, gl.float32])
+
+
+def _above_zero(udf: Udf, known: list[Any]) -> Udf:
+    return lambda x: udf(x, known) > 0
+
+
+def _float(udf: Udf, known: list[Any]) -> Udf:
+    return lambda x: gl.float32(udf(x, known))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Udf:
+    """A class: up to three folds, each of elements that the earlier ones may choose; one field an
+    element and each fold as a header, and a decode of all of them."""
+    folds = draw(st.lists(st.tuples(FOLDS, UDFS, st.none() | UDFS), min_size=1, max_size=3))
+    code, kind, back = draw(UDFS), draw(FIELDS), draw(WITHOUT_DRAWS)
+
+    def encode(self: Program, gradient: gl.Vector) -> gl.Compressed:
+        known = [gl.size(gradient) / 2]
+        for (fold, start), udf, condition in folds:
+            chosen = gradient
+            if condition is not None:
+                chosen = gl.filter(gradient, _above_zero(condition, known))
+            known = [*known, gl.reduce(gl.map(chosen, _float(udf, known)), fold, start)]
+        values = {f"header{i}": value for i, value in enumerate(known)}
+        return gl.concat(**values, code=gl.map(gradient, lambda x: kind(code(x, known))))
+
+    def decode(self: Program, compressed: gl.Compressed) -> gl.Vector:
+        *known, codes = gl.extract(compressed)
+        return gl.map(codes, lambda q: back(gl.float32(q), known))
+
+    return lambda number: type(f"random{number}", (Program,), {"encode": encode, "decode": decode})
+
+
+@settings(max_examples=1, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+@given(st.lists(programs(), min_size=8, max_size=8))
+def test_random_programs_have_the_same_bits_in_cpp(made: list[Udf]) -> None:
+    codecs = [make(number)(block=128) for number, make in enumerate(made)]
+    forms = [form for c in codecs for form in (c.kernels().encode_with_residual, c.kernels().merge)]
+    together = Built(*forms)  # one compilation for all of them
+    assert together.library() is not None
+    for codec in codecs:
+        assert_agreement(codec, together, (1, 64, 129, 300))

@@ -1,0 +1,190 @@
+"""The table of legal nodes, the verifier, the rewrites and the schedule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.dsl import interp, rewrite
+from gradwire.dsl.interp import Draws
+from gradwire.dsl.ir import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    Buffer,
+    DType,
+    Extent,
+    IllTyped,
+    Kernel,
+    Node,
+    Op,
+    const,
+    listing,
+    load,
+    node,
+    store,
+    walk,
+)
+from gradwire.dsl.schedule import passes
+from tests.strategies import bounded
+
+from .programs import EXAMPLES, int8, onebit, tbq
+
+IN = Buffer("in", FLOAT32, Extent.ELEMENT)
+OUT = Buffer("out", FLOAT32, Extent.ELEMENT)
+HEADER = Buffer("header", FLOAT32, Extent.BLOCK)
+X = load(IN)
+
+
+def test_equal_nodes_are_one():
+    assert node(Op.ADD, X, X) is node(Op.ADD, load(IN), X)
+    assert const(0.1, FLOAT32) is const(0.1, FLOAT32)
+    assert const(0.0, FLOAT32) is not const(-0.0, FLOAT32)
+    assert const(1, INT32) is not const(True, BOOL)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: node(Op.ADD, X), "add takes"),
+        (lambda: node(Op.ADD, X, const(1, INT32)), "two operands of one type"),
+        (lambda: node(Op.SHL, X, const(1, INT32)), r"shl takes \(int32, int32\)"),
+        (lambda: node(Op.WHERE, X, X, X), "where takes"),
+        (lambda: node(Op.CAST, X), "state its type"),
+        (lambda: store(Buffer("q", DType.UINT2, Extent.ELEMENT), X), "what its buffer holds"),
+    ],
+)
+def test_the_table_refuses(make, text):
+    with pytest.raises(IllTyped, match=text):
+        make()
+
+
+def kernel(*stores: Node) -> Kernel:
+    return Kernel("k", 64, (IN, OUT, HEADER), stores)
+
+
+def test_the_verifier_names_the_first_bad_node():
+    bad = Node(Op.FLOOR, INT32, Extent.ELEMENT, (const(1, INT32),), None)  # past the table
+    with pytest.raises(IllTyped, match=r"k: node 1, floor\(int32\).*floor takes \(float32\)"):
+        kernel(Node(Op.STORE, FLOAT32, Extent.ELEMENT, (bad,), OUT))
+    with pytest.raises(IllTyped, match=r"node 0, load.*none of the kernel's"):
+        kernel(store(OUT, load(Buffer("other", FLOAT32, Extent.ELEMENT))))
+    with pytest.raises(IllTyped, match="does not fit one a block"):
+        kernel(store(HEADER, X))
+    with pytest.raises(IllTyped, match="outside"):
+        kernel(store(OUT, node(Op.ARG, dtype=FLOAT32, arg=0)))
+    with pytest.raises(IllTyped, match="roots"):
+        kernel(X)
+
+
+def test_the_listing_has_a_line_a_node():
+    lines = listing(int8().kernels().encode).splitlines()
+    assert lines[0] == "int8_encode: blocks of 4096"
+    assert len(lines) == 1 + len(list(walk(int8().kernels().encode.stores)))
+    assert any(line.endswith("= load() 'gradient': float32 an element") for line in lines)
+
+
+# ---- schedule ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "num_loops"),
+    [
+        (tbq(), "encode_with_residual", 1),
+        (onebit(), "encode", 1),  # bits and both means in one pass
+        (onebit(), "encode_with_residual", 2),
+        (int8(), "encode", 2),
+        (int8(), "merge", 1),
+    ],
+)
+def test_a_block_is_visited_as_often_as_needed(codec, form, num_loops):
+    made = passes(getattr(codec.kernels(), form))
+    assert sum(one.loops for one in made) == num_loops
+
+
+@pytest.mark.parametrize("codec", EXAMPLES, ids=repr)
+def test_every_store_is_done_once_and_no_pass_reads_what_is_overwritten(codec):
+    made = codec.kernels().encode_with_residual
+    order = passes(made)
+    done = [s for one in order for s in (*one.before, *one.stores) if s.op is Op.STORE]
+    assert sorted(s.arg.name for s in done) == sorted(s.arg.name for s in made.stores)
+    residual = load(rewrite.RESIDUAL)
+    last_read = max(i for i, one in enumerate(order) if residual in one.elements)
+    written = next(i for i, one in enumerate(order) if residual.arg in {s.arg for s in one.stores})
+    assert written == last_read
+
+
+# ---- rewrites ----------------------------------------------------------------------------------
+
+_LEAVES = st.one_of(
+    st.just(X),
+    st.just(node(Op.RANDOM, arg=0)),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 3.0, float("inf"), float("nan")]).map(
+        lambda value: const(value, FLOAT32)
+    ),
+)
+
+
+def _grown(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    two = st.sampled_from([Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.SMALLER, Op.GREATER])
+    one = st.sampled_from([Op.NEG, Op.ABS, Op.FLOOR, Op.ROUND, Op.SQRT, Op.CANONICAL])
+    condition = st.builds(
+        lambda op, a, b, flips: _flipped(node(op, a, b), flips),
+        st.sampled_from([Op.LESS, Op.AT_MOST, Op.EQUAL]),
+        inner,
+        inner,
+        st.integers(0, 2),
+    )
+    narrow = st.sampled_from([DType.UINT1, DType.UINT4, DType.UINT8, INT32])
+    return st.one_of(
+        st.builds(node, two, inner, inner),
+        st.builds(node, one, inner),
+        st.builds(lambda c, a, b: node(Op.WHERE, c, a, b), condition, inner, inner),
+        st.builds(
+            lambda a, dtype, between: _back(node(Op.CAST, a, dtype=dtype), between),
+            inner,
+            narrow,
+            narrow,
+        ),
+    )
+
+
+def _flipped(found: Node, times: int) -> Node:
+    return _flipped(node(Op.NOT, found), times - 1) if times else found
+
+
+def _back(narrow: Node, between: DType) -> Node:
+    """Through another type and back: itself again, unless that type is the narrower one."""
+    again = node(Op.CAST, node(Op.CAST, narrow, dtype=between), dtype=narrow.dtype)
+    return node(Op.CAST, again, dtype=FLOAT32)
+
+
+def evaluated(value: Node, in_N: torch.Tensor) -> torch.Tensor:
+    out_N = torch.empty_like(in_N)
+    operands = {"in": in_N, "out": out_N, "header": torch.zeros(1)}
+    made = kernel(store(OUT, node(Op.CANONICAL, value)))
+    interp.run(made, operands, in_N.numel(), Draws(7, 3))
+    return out_N.view(torch.int32)
+
+
+@bounded(150)
+@given(st.recursive(_LEAVES, _grown, max_leaves=12))
+def test_simplification_keeps_the_bits(value):
+    in_N = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-40, 3e38, float("inf"), float("nan")])
+    (simpler,) = rewrite.simplified((value,))
+    assert len(list(walk([simpler]))) <= len(list(walk([value])))
+    assert torch.equal(evaluated(simpler, in_N), evaluated(value, in_N))
+
+
+@pytest.mark.parametrize("codec", EXAMPLES, ids=repr)
+def test_the_fused_residual_is_encode_then_decode_then_subtract(codec):
+    """One pass, and the same bits as three by hand."""
+    draw = torch.Generator().manual_seed(1)
+    grad_N, residual_N = torch.randn(2, 700, generator=draw)
+    whole_N = grad_N + residual_N
+    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
+    by_hand, _ = codec.encode(None, whole_N)
+    assert torch.equal(payload.buffer, by_hand.buffer)
+    assert torch.equal(residual_N, whole_N - codec.decode(by_hand, torch.empty(700)))
