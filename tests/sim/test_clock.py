@@ -77,21 +77,23 @@ def test_without_gradients_the_forward_still_follows_the_backward() -> None:
 
 def test_two_at_once_share_the_link_and_overlap_their_latencies() -> None:
     """A: latency 0-1, alone until B shares from 2 on; A needs 3 s and B 1 s of the link."""
-    carried = carry(FixedOrder([0.0, 1.0]), 1.0, [3.0, 1.0], credit=2)
+    carried = carry(FixedOrder([0.0, 1.0]), [(1.0, 3.0), (1.0, 1.0)], credit=2)
     # A has done 1 at time 2; both do 1 more until 4, where B ends; A's last second is its own.
     assert carried.start_s == [0.0, 1.0]
     assert carried.end_s == [5.0, 4.0]
 
 
 def test_head_of_the_line_waits_even_if_others_are_ready() -> None:
-    carried = carry(FixedOrder([4.0, 0.0, 0.0]), 0.5, [1.0, 1.0, 1.0], credit=1)
+    carried = carry(FixedOrder([4.0, 0.0, 0.0]), [(0.5, 1.0)] * 3, credit=1)
     assert carried.start_s == [4.0, 5.5, 7.0]
     assert carried.end_s == [5.5, 7.0, 8.5]
 
 
 def test_a_lane_that_is_free_early_is_not_used_early() -> None:
     """Message 1 ends first, and message 2 still waits for message 0, whose lane is its own."""
-    carried = carry(FixedOrder([0.0] * 4), 0.0, [3.0, 1.0, 1.0, 1.0], credit=2)
+    carried = carry(
+        FixedOrder([0.0] * 4), [(0.0, work_s) for work_s in (3.0, 1.0, 1.0, 1.0)], credit=2
+    )
     # 0 and 1 share until 2; 0 is alone until 4; then 2 and 3 share.
     assert carried.start_s == [0.0, 0.0, 4.0, 4.0]
     assert carried.end_s == [4.0, 2.0, 6.0, 6.0]
@@ -99,14 +101,16 @@ def test_a_lane_that_is_free_early_is_not_used_early() -> None:
 
 def test_a_message_waits_for_those_it_names() -> None:
     after = [(), (), (0,)]
-    carried = carry(FixedOrder([0.0] * 3, after), 0.0, [3.0, 1.0, 1.0], credit=3)
+    carried = carry(
+        FixedOrder([0.0] * 3, after), [(0.0, work_s) for work_s in (3.0, 1.0, 1.0)], credit=3
+    )
     assert carried.start_s == [0.0, 0.0, 4.0]
     assert carried.end_s == [4.0, 2.0, 5.0]
 
 
 def test_by_priority_the_most_urgent_that_is_ready_goes() -> None:
     line = ByPriority([0.0, 0.0, 1.0], priority=[2, 1, 0])
-    carried = carry(line, 0.0, [1.0, 2.0, 1.0], credit=1)
+    carried = carry(line, [(0.0, work_s) for work_s in (1.0, 2.0, 1.0)], credit=1)
     assert carried.order == [1, 2, 0]
 
 
@@ -155,7 +159,7 @@ def test_sharing_agrees_with_an_exact_simulation(
     jobs: list[tuple[float, float]], alpha: float, credit: int
 ) -> None:
     ready, work = [r for r, _ in jobs], [w + 0.01 for _, w in jobs]
-    carried = carry(FixedOrder(ready), alpha, work, credit)
+    carried = carry(FixedOrder(ready), [(alpha, work_s) for work_s in work], credit)
     for place, (start, end) in enumerate(_slowly(ready, alpha, work, credit)):
         assert carried.start_s[place] == pytest.approx(float(start), abs=1e-9)
         assert carried.end_s[place] == pytest.approx(float(end), abs=1e-9)
@@ -183,3 +187,16 @@ def test_more_overlap_is_never_slower_in_the_same_order() -> None:
     plan = wfbp(profile, exact_cluster())
     waits = simulate(plan, profile, exact_cluster()).iteration_s
     assert simulate(_overlapped(plan), profile, exact_cluster()).iteration_s <= waits
+
+
+def test_the_hosts_share_of_latencies_passes_one_behind_the_other() -> None:
+    cluster = exact_cluster()
+    busy = cluster.model_copy(update={"host_share": 1.0})
+    ends_s = [
+        carry(FixedOrder([0.0] * 4), [one.parts_s("all_reduce", 2**14)] * 4, credit=4).end_s
+        for one in (cluster, busy)
+    ]
+    alone_s = cluster.all_reduce_s(2**14)
+    work_s = alone_s - cluster.alpha_s
+    assert ends_s[0] == [cluster.alpha_s + 4 * work_s] * 4
+    assert ends_s[1] == [4 * alone_s] * 4

@@ -1,13 +1,16 @@
-"""Measure exchanges on shaped links and kernels against the memory's bandwidth."""
+"""Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..bench import exchange as exchange_bench
+from ..bench import idle as idle_bench
 from ..bench import kernel as kernel_bench
+from ..bench import schedule as schedule_bench
 from ..errors import invalid
 from ..units import parse_rate
 from ._output import Fractions, emit, progress
@@ -17,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def bench() -> None:
-    """Measure exchanges on shaped links and kernels against the memory's bandwidth."""
+    """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
 
 
 @app.command()
@@ -61,3 +64,71 @@ def kernel(
     with progress("bench kernel"):
         rows = kernel_bench.measure(numel, threads, rounds)
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+@app.command()
+def schedule(
+    profile: Annotated[
+        list[str] | None, typer.Option(help="A model of the catalogue, or a profile's file.")
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(help="How many hosts, one rank each: 8, or 1 with --idle.")
+    ] = None,
+    rate: Annotated[str, typer.Option(help="Rate of the links that are stood for.")] = "10gbit",
+    scale: Annotated[float, typer.Option(help="Bytes and rates are divided by this.")] = 16.0,
+    slowdown: Annotated[float, typer.Option(help="All seconds are multiplied by this.")] = 4.0,
+    turns: Annotated[int, typer.Option(help="How often each planner has its turn.")] = 2,
+    iterations: Annotated[int, typer.Option(help="Iterations that a turn measures.")] = 2,
+    planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
+    ] = False,
+    trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Instead: steps of 100 ms that have nothing to hide.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay models on shaped links under each planner; measured beside simulated seconds.
+
+    The runtime and its bytes are real, computation is waiting for the profile's seconds. Bytes are
+    1/scale of the model's, seconds slowdown times as long, links have rate/(scale x slowdown).
+    """
+    planners = tuple(planner or schedule_bench.PLANNERS)
+    if idle:
+        _idle(idle_bench.IdleBench(planners=planners, hosts=1 if hosts is None else hosts), as_json)
+        return
+    settings = schedule_bench.ScheduleBench(
+        profiles=tuple(profile or ["vgg16"]),
+        hosts=8 if hosts is None else hosts,
+        rate_bytes_per_s=parse_rate(rate),
+        scale=scale,
+        slowdown=slowdown,
+        turns=turns,
+        iterations=iterations,
+        planners=planners,
+        fixed=fixed,
+        trials=trials,
+    )
+    outcome = _schedule(settings, as_json)
+    if picture is not None:
+        schedule_bench.draw(outcome, picture, title=settings.title)
+    if traces is not None:
+        schedule_bench.save_traces(outcome, traces)
+
+
+def _schedule(settings: schedule_bench.ScheduleBench, as_json: bool) -> schedule_bench.Outcome:
+    with progress("bench schedule", total=1) as advance:
+        outcome = schedule_bench.run(settings, Fractions(advance))
+    hidden = schedule_bench.CONSTANT
+    emit("bench schedule", outcome.rows, as_json=as_json, title=settings.title, hidden=hidden)
+    return outcome
+
+
+def _idle(settings: idle_bench.IdleBench, as_json: bool) -> None:
+    with progress("bench schedule --idle", total=1) as advance:
+        rows = idle_bench.run(settings, Fractions(advance))
+    title = f"{settings.hosts} ranks, steps of 100 ms with nothing to hide"
+    emit("bench schedule --idle", rows, as_json=as_json, title=title, hidden={"num_hosts"})

@@ -66,8 +66,8 @@ class Cluster(Stored):
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     """Measured lines over elements, by compressor."""
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of a collective's latency that is the host's own time, which collectives under way
-    at once spend one behind the other; the rest of their latencies passes at the same time."""
+    """The share of a collective's latency that is the host's own time: no other collective gets
+    on meanwhile, where the rest of their latencies passes at the same time."""
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
 
@@ -75,11 +75,6 @@ class Cluster(Stored):
     def alpha_s(self) -> float:
         """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
         return self.line("all_reduce").alpha_s
-
-    @property
-    def host_s(self) -> float:
-        """Seconds of ``alpha_s`` that are the host's own."""
-        return self.host_share * self.alpha_s
 
     @property
     def beta_s_per_byte(self) -> float:
@@ -159,6 +154,10 @@ class Cluster(Stored):
                 "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
             )
         return fit.alpha_s / (2 * (ranks - 1)), 2 * (ranks - 1) / ranks / fit.per_unit_s
+
+    def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
+        """Seconds of latency, and of a whole link, that ``collective_s`` is made of."""
+        return self.line(verb).parts(size_bytes, self.host_share)
 
     def line(self, verb: str) -> LineFit:
         """What a verb costs by its size in bytes: as it was measured, else the ring's formula."""

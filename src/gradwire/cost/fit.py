@@ -52,29 +52,47 @@ class LineFit(Frozen):
         return self.alpha_s + self.per_unit_s * size if size > 0 else 0.0
 
     def measured_s(self, size: float) -> float:
-        """Seconds by the measurements themselves: in proportion between two sizes, on the line
-        through the last two beyond them; by the fitted line where no samples are kept.
+        """Seconds by the measurements themselves: in proportion between two sizes, with ``tail_s``
+        for each unit beyond the largest; by the fitted line where no samples are kept.
 
-        Real costs bend: what a message costs by itself hides behind the bytes of a longer one. A
-        line through all sizes is 10 % off in its middle where this is not.
+        Real costs bend: what a message costs by itself hides behind the bytes of a longer one, so
+        a line through all sizes is 10 % off in its middle.
 
         >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
         >>> [bent.measured_s(size) for size in (0, 0.5, 2, 4, 6)]
-        [0.0, 2.0, 2.0, 4.0, 8.0]
+        [0.0, 2.0, 2.0, 4.0, 7.0]
         """
         samples = sorted(self.samples)
         if len(samples) < 2 or size <= 0:
             return self.seconds(size)
         if size <= samples[0][0]:
             return samples[0][1]
-        ends = pairwise(samples)
-        (low, low_s), (high, high_s) = next(
-            (pair for pair in ends if size <= pair[1][0]), (samples[-2], samples[-1])
-        )
-        if low == high:
-            return high_s
-        slope = max(0.0, high_s - low_s) / (high - low)
-        return low_s + slope * (size - low) if size <= high else high_s + slope * (size - high)
+        for (low, low_s), (high, high_s) in pairwise(samples):
+            if size <= high:
+                return low_s + (high_s - low_s) * (size - low) / (high - low)
+        return samples[-1][1] + self.tail_s * (size - samples[-1][0])
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds that a unit adds where there are many: what is left of the cost of long messages
+        when their own latency is taken off, and so what a busy link needs for it."""
+        samples = sorted(self.samples)
+        if len(samples) < 2:
+            return self.per_unit_s
+        large, large_s = samples[-1]
+        shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[:1]
+        small, small_s = shorter[-1]
+        return max(0.0, large_s - small_s) / (large - small)
+
+    def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:
+        """Seconds of latency and of a whole link that ``measured_s`` is made of.
+
+        The link is idle during ``host_share`` of the latency for want of the host, whatever else
+        is under way; so this share counts as work.
+        """
+        work_s = self.tail_s * size
+        latency_s = max(0.0, self.measured_s(size) - work_s)
+        return (1 - host_share) * latency_s, work_s + host_share * latency_s
 
 
 def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:

@@ -38,18 +38,17 @@ def bytescheduler(
     ends_s = backward_ends(profile)
     messages: list[Message] = []
     ready_s: list[float] = []
-    work_s: list[float] = []
+    parts_s: list[tuple[float, float]] = []
     for bucket in buckets(profile):
         step = bucket.block_numel(partition_bytes)
         for start in range(0, bucket.numel, step):
             stop = min(start + step, bucket.numel)
             messages.append(Message(chunks=bucket.chunks(start, stop)))
             ready_s.append(ends_s[bucket.layer])
-            size_bytes = (stop - start) * bucket.item_bytes
-            work_s.append(max(0.0, cluster.all_reduce_s(size_bytes) - cluster.alpha_s))
+            parts_s.append(cluster.parts_s("all_reduce", (stop - start) * bucket.item_bytes))
     # Made in forward order, so a message's own number is its priority.
     line = ByPriority(ready_s, range(len(messages)))
-    carried = carry(line, cluster.alpha_s, work_s, credit, cluster.host_s)
+    carried = carry(line, parts_s, credit)
     return Plan(
         planner="bytescheduler",
         model=profile.model,

@@ -2,8 +2,8 @@
 
 Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
 that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap
-but for the host's share of them, and the credit's lanes decide which may be under way: see
-``Plan``.
+but for the host's share of them, during which the link waits for the host; which may be under way
+at once is said in ``Plan``.
 Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
     delta t (equation 8) is not needed.
 """
@@ -11,7 +11,6 @@ Differences from the paper: none at credit 1; blocks of any size cost what their
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +24,9 @@ from .demand import Demand
 from .engine import Traffic, play
 from .network import NEVER
 from .representative import stages_of_one
+
+Parts = Sequence[tuple[float, float]]
+"""By message: seconds of latency, and seconds of a whole link."""
 
 
 class Line(Protocol):
@@ -95,49 +97,37 @@ class Carried:
     end_s: list[float]
 
 
-def carry(
-    line: Line, alpha_s: float, work_s: Sequence[float], credit: int, host_s: float = 0.0
-) -> Carried:
-    """Carries all messages of ``line``: each takes ``alpha_s`` and then ``work_s`` of a whole link.
+def carry(line: Line, parts_s: Parts, credit: int) -> Carried:
+    """Carries all messages of ``line``: each takes its latency and then its work of a whole link.
 
-    ``work_s`` is indexed by message. There are ``credit`` lanes, which messages take in turn: one
-    starts when the one that started ``credit`` places before it has ended. Of ``alpha_s`` the first
-    ``host_s`` pass for one message at a time.
+    ``parts_s`` holds both, by message. There are ``credit`` channels, which messages take in turn:
+    one starts when the one that started ``credit`` places before it has ended.
     """
-    carried = Carried([], [0.0] * len(work_s), [NEVER] * len(work_s))
+    carried = Carried([], [0.0] * len(parts_s), [NEVER] * len(parts_s))
     if credit == 1:
-        _carry_singly(line, alpha_s, work_s, carried)
+        _carry_singly(line, parts_s, carried)
     else:
-        _carry_shared(line, (host_s, alpha_s - host_s), work_s, credit, carried)
+        _carry_shared(line, parts_s, credit, carried)
     return carried
 
 
-def _carry_singly(line: Line, alpha_s: float, work_s: Sequence[float], carried: Carried) -> None:
+def _carry_singly(line: Line, parts_s: Parts, carried: Carried) -> None:
     free_s, end_s = 0.0, carried.end_s
     while (next_s := line.next_s(end_s)) < NEVER:
         start_s = max(free_s, next_s)
         message = line.take(start_s)
-        free_s = start_s + (alpha_s + work_s[message])
+        latency_s, work_s = parts_s[message]
+        free_s = start_s + (latency_s + work_s)
         carried.order.append(message)
         carried.start_s[message] = start_s
         end_s[message] = free_s
 
 
-def _carry_shared(
-    line: Line,
-    latency_s: tuple[float, float],
-    work_s: Sequence[float],
-    credit: int,
-    carried: Carried,
-) -> None:
-    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined.
-
-    ``latency_s`` are the host's part, one message at a time, and the network's.
-    """
-    now_s, served_s, host_free_s = 0.0, 0.0, 0.0
-    host_s, network_s = latency_s
+def _carry_shared(line: Line, parts_s: Parts, credit: int, carried: Carried) -> None:
+    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
+    now_s, served_s = 0.0, 0.0
     order, ends_s = carried.order, carried.end_s
-    latent: deque[tuple[float, int]] = deque()  # (end of its latency, message), as they started
+    latent: list[tuple[float, int]] = []  # a heap of (end of its latency, message)
     sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
     while True:
         launch_s = _launch_s(line, carried, credit)
@@ -145,12 +135,11 @@ def _carry_shared(
             message = line.take(now_s)
             order.append(message)
             carried.start_s[message] = now_s
-            host_free_s = max(host_free_s, now_s) + host_s
-            latent.append((host_free_s + network_s, message))
+            heapq.heappush(latent, (now_s + parts_s[message][0], message))
             launch_s = _launch_s(line, carried, credit)
         while latent and latent[0][0] <= now_s:
-            message = latent.popleft()[1]
-            heapq.heappush(sharing, (served_s + work_s[message], message))
+            message = heapq.heappop(latent)[1]
+            heapq.heappush(sharing, (served_s + parts_s[message][1], message))
         arrival_s = latent[0][0] if latent else NEVER
         end_s = NEVER
         if sharing:  # rounding may have served a hair more than the work there was
@@ -224,14 +213,10 @@ def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     ready_s = demand.ready_s(backward_end_s)
     spans: Sequence[Span] = ()
     if demand.is_dense:
-        alpha_s = cluster.alpha_s
         carried = carry(
             FixedOrder(ready_s, demand.after()),
-            alpha_s,
-            # A short message may cost less than the fitted line's latency: then it is all latency.
-            [max(0.0, cluster.all_reduce_s(size) - alpha_s) for size in demand.num_bytes],
+            [cluster.parts_s("all_reduce", size) for size in demand.num_bytes],
             plan.credit,
-            cluster.host_s,
         )
         start_s, end_s = carried.start_s, carried.end_s
     else:

@@ -100,8 +100,6 @@ class _Rank:
     queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, name, seconds)."""
     is_busy: bool = False
-    host_free_s: float = 0.0
-    """When the host has time to begin another verb."""
 
 
 class _Engine:
@@ -222,14 +220,8 @@ class _Engine:
 
     def _begin(self, met: tuple[Post, ...]) -> None:
         """Those who met start together; where prices differ, the highest counts for all."""
-        latency_s, work_s, host_s = map(max, zip(*(post.verb.price for post in met), strict=True))
-        start_s = self.now_s
-        if host_s:
-            ranks = [self.ranks[post.rank] for post in met]
-            start_s = max(start_s, *(rank.host_free_s for rank in ranks))
-            for rank in ranks:
-                rank.host_free_s = start_s + host_s
-        self._at(start_s + latency_s, partial(self._travel, met, work_s))
+        latency_s, work_s = map(max, zip(*(post.verb.price for post in met), strict=True))
+        self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
         if isinstance(met[0].verb, Joint):

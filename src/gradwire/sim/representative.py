@@ -65,9 +65,8 @@ def _folded(stages: tuple[Stage, ...], wire_s: list[float]) -> tuple[Stage, ...]
 
 def _joint(stage: Stage, took_s: float) -> Joint:
     """A stage's verbs for the network as one; links are in use as long as the busier side is."""
-    sends_s = receives_s = together_s = host_s = 0.0
+    sends_s = receives_s = together_s = 0.0
     for verb in stage.wire:
-        host_s += verb.price.host_s
         if isinstance(verb, Joint):
             together_s += verb.price.work_s
         elif verb.sends:
@@ -75,7 +74,7 @@ def _joint(stage: Stage, took_s: float) -> Joint:
         else:
             receives_s += verb.price.work_s
     work_s = min(took_s, together_s + max(sends_s, receives_s))
-    return Joint(stage.name, (), stage.sent_bytes, Price(took_s - work_s, work_s, host_s))
+    return Joint(stage.name, (), stage.sent_bytes, Price(took_s - work_s, work_s))
 
 
 def _merged(before: Stage, after: Stage) -> Stage:

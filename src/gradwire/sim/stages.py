@@ -50,14 +50,10 @@ _PRICED_AS: dict[type, str] = {
 
 
 class Price(NamedTuple):
-    """What a verb costs: seconds before anything is on the link, then seconds of a whole link.
-
-    The first ``host_s`` of the latency are the host's, which has time for one verb at once.
-    """
+    """What a verb costs: seconds before anything is on the link, then seconds of a whole link."""
 
     latency_s: float
     work_s: float
-    host_s: float = 0.0
 
 
 class Hop(NamedTuple):
@@ -130,9 +126,9 @@ class Tariff:
         """The price of a verb of ``COLLECTIVES``; what sends nothing costs nothing."""
         if not size_bytes:
             return Price(0.0, 0.0)
-        line = self.lines[COLLECTIVES.index(name)]
-        host_s = 0.0 if name == "send" else self.host_share * line.alpha_s
-        return Price(line.alpha_s, max(0.0, line.measured_s(size_bytes) - line.alpha_s), host_s)
+        # A hop is no collective: how much of it is the host's is not measured.
+        share = 0.0 if name == "send" else self.host_share
+        return Price(*self.lines[COLLECTIVES.index(name)].parts(size_bytes, share))
 
     def work(self, verb: Compute) -> Work | None:
         """What a computation costs; None where there is none to speak of."""

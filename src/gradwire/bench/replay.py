@@ -1,0 +1,227 @@
+"""Replay: a model of a profile's layers whose computation is waiting, and whose gradients are real.
+
+A virtual device does the work of a real one: it computes nothing, but layers occupy it one behind
+the other for the profile's seconds. So eight ranks with a GPU's layer times run on two cores, while
+every byte of their gradients really crosses the links, through autograd, hooks and optimizer as in
+any model.
+
+As on a GPU the host runs ahead: forward layers are queued without waiting, a layer of the backward
+pass is waited for because its gradients are handed out when it ends. Deadlines are absolute: a
+sleep that lasts too long (they all do) delays what comes after it by nothing. The device stands
+idle only where a host that had to wait for gradients came later than its last layer ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cost.profile import Layer, Profile, ProfiledTensor
+from ..errors import invalid
+from ..runtime.lanes import wall_clock
+from ..trace.span import Span
+
+
+def scaled(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Profile:
+    """The profile with 1/``scale`` of the bytes and ``slowdown`` times the seconds.
+
+    With links of rate / (scale * slowdown) all seconds are ``slowdown`` times as long. Tensors
+    become flat and keep at least one element; empty ones stay empty.
+    """
+    for name, factor in (("scale", scale), ("slowdown", slowdown)):
+        if not 0 < factor < float("inf"):
+            raise invalid(name, factor, "a positive number", "1 leaves the profile as it is")
+
+    def tensor_of(tensor: ProfiledTensor) -> ProfiledTensor:
+        numel = max(1, round(tensor.numel / scale)) if tensor.numel else 0
+        return tensor.model_copy(update={"shape": (numel,)})
+
+    def layer_of(layer: Layer) -> Layer:
+        return layer.model_copy(
+            update={
+                "tensors": tuple(map(tensor_of, layer.tensors)),
+                "forward_s": layer.forward_s * slowdown,
+                "backward_s": layer.backward_s * slowdown,
+            }
+        )
+
+    source = f"1/{scale:g} of the bytes, {slowdown:g} times the seconds of: {profile.source}"
+    return profile.model_copy(
+        update={"layers": tuple(map(layer_of, profile.layers)), "source": source}
+    )
+
+
+class Device:
+    """One rank's virtual device: what runs on it, one layer behind the other.
+
+    ``free_s`` is when its last layer ends, on ``clock``. ``take_spans`` gives what ran so far.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        *,
+        clock: Callable[[], float] = wall_clock,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rank, self._clock, self._sleep = rank, clock, sleep
+        self.free_s = clock()
+        self._in_backward = False
+        self._ran: list[tuple[str, str, float, float]] = []
+
+    def forward(self, name: str, seconds: float) -> None:
+        """Queues a layer of the forward pass and returns at once."""
+        self._in_backward = False
+        self._queue("forward", name, max(self._clock(), self.free_s), seconds)
+
+    def backward(self, name: str, seconds: float) -> None:
+        """Queues a layer of the backward pass and waits for its end.
+
+        All but the first of them were queued long ago, as far as the device knows.
+        """
+        start_s = self.free_s if self._in_backward else max(self._clock(), self.free_s)
+        self._in_backward = True
+        self._queue("backward", name, start_s, seconds)
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        """Waits until the device stands idle."""
+        left_s = self.free_s - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
+
+    def take_spans(self) -> list[Span]:
+        """Spans of the layers that ran since the last call, on lanes "forward" and "backward"."""
+        ran, self._ran = self._ran, []
+        return [Span(self.rank, lane, name, start_s, end_s) for lane, name, start_s, end_s in ran]
+
+    def _queue(self, lane: str, name: str, start_s: float, seconds: float) -> None:
+        self.free_s = start_s + seconds
+        if seconds:
+            self._ran.append((lane, name, start_s, self.free_s))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a block does: the work of a layer (of no seconds, if another block of the layer does
+    it) and the gradients it hands out for its parameters."""
+
+    device: Device
+    work: Layer
+    params: tuple[nn.Parameter, ...]
+    grads: tuple[Tensor, ...]
+
+
+class _Work(torch.autograd.Function):
+    """A block's place in the graph: (job, token_1, its parameters) -> token_1.
+
+    The token is one element that makes a block's backward wait for that of the block behind it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, token_1: Tensor, *params: Tensor) -> Tensor:
+        ctx.job = job
+        job.device.forward(job.work.name, job.work.forward_s)
+        return token_1.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        job: _Job = ctx.job
+        job.device.backward(job.work.name, job.work.backward_s)
+        # Aliases: autograd keeps a tensor that nobody else holds as .grad and copies any other.
+        return None, grads[0], *(grad.detach() for grad in job.grads)
+
+
+class Block(nn.Module):
+    """A layer of the profile, or the part of one whose tensors have a prefix in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job: _Job | None = None
+
+    def forward(self, token_1: Tensor) -> Tensor:
+        assert self.job is not None, "a block that only holds others was called"
+        result: Tensor = _Work.apply(self.job, token_1, *self.job.params)  # type: ignore[no-untyped-call]
+        return result
+
+
+Memory = dict[str, tuple[Tensor, Tensor]]
+"""A parameter's value and gradient, by name."""
+
+
+class Replay(nn.Module):
+    """The model of a profile: parameters have its names, shapes and dtypes; a call takes no input.
+
+    ``model().backward()`` gives every parameter a gradient at the time the profile says. It lies in
+    one buffer for good, filled with ``gradient`` once: after an exchange in place it holds the
+    mean, and that is this rank's next gradient. Computing others would cost this machine's cores
+    what a GPU's gradients do not, and nobody looks at them. Models that are given the same
+    ``memory`` lie in the same memory, and may only run in turn.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        device: Device,
+        *,
+        gradient: float = 1.0,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__()
+        self._device, self._gradient = device, gradient
+        self._memory: Memory = {} if memory is None else memory
+        self._order: tuple[Block, ...] = ()
+        for layer in profile.layers:
+            self._order += tuple(self._blocks(layer))
+
+    def forward(self) -> Tensor:
+        token_1 = torch.zeros(1, requires_grad=True)
+        for block in self._order:
+            token_1 = block(token_1)
+        return token_1
+
+    def _blocks(self, layer: Layer) -> list[Block]:
+        """A block for each prefix. The last, whose backward comes first, does the layer's work."""
+        tensors_of: dict[str, list[ProfiledTensor]] = {}
+        for tensor in layer.tensors:
+            tensors_of.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+        rest = layer.model_copy(update={"forward_s": 0.0, "backward_s": 0.0})
+        parts = [*tensors_of.items()] or [("", [])]
+        return [
+            self._block(prefix, tensors, layer if place == len(parts) else rest)
+            for place, (prefix, tensors) in enumerate(parts, start=1)
+        ]
+
+    def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> Block:
+        owner = self._module(prefix) if prefix else self
+        params, grads = [], []
+        for tensor in tensors:
+            value, grad = self._place(tensor)
+            params.append(nn.Parameter(value))
+            grads.append(grad)
+            owner.register_parameter(tensor.name.rpartition(".")[2], params[-1])
+        # Tensors of the root, and a prefix that an earlier layer has, leave their module as it is.
+        block = owner if isinstance(owner, Block) and owner.job is None else Block()
+        block.job = _Job(self._device, work, tuple(params), tuple(grads))
+        return block
+
+    def _place(self, tensor: ProfiledTensor) -> tuple[Tensor, Tensor]:
+        """Where a parameter and its gradient lie."""
+        if tensor.name not in self._memory:
+            value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+            self._memory[tensor.name] = value, torch.full_like(value, self._gradient)
+        return self._memory[tensor.name]
+
+    def _module(self, path: str) -> nn.Module:
+        """The module at ``path``, made with all that lead to it."""
+        module: nn.Module = self
+        for name in path.split("."):
+            if name not in module._modules:
+                module.register_module(name, Block())
+            module = module.get_submodule(name)
+        return module

@@ -1,0 +1,231 @@
+"""What every rank of ``bench schedule`` does: one profile replayed under each planner, in turn.
+
+The cluster is measured first, through the runtime's own engine. Rank 0 plans on its figures and
+hands the plans out. Planners then take turns of a few iterations each, so that all of them see the
+same moods of the machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..cost.cluster import Cluster
+from ..cost.profile import Profile
+from ..load import load
+from ..measure.links import measure_cluster
+from ..planner._check import check
+from ..planner._plan import plan as plan_for
+from ..planner._tune import tune
+from ..planner._types import Plan
+from ..runtime.attach import attach
+from ..runtime.engine import Engine
+from ..runtime.handle import Handle
+from ..runtime.membership import join
+from ..testbed.counters import own_counters
+from ..trace.span import Span, Trace
+from .ranks import Report
+from .replay import Device, Memory, Replay, scaled
+from .sharing import keep_queues_short, share_cores
+
+WARM_UP = 1
+"""Iterations of each turn that are not measured."""
+SIZES_BYTES = tuple(2**power for power in (11, 13, 15, 16, 17, 18, 19, 20, 21))
+"""Where latencies decide, where bytes do, and the bend between: the bytes of a message of 32 KiB
+hide behind the latencies of its hops."""
+_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass
+class Run:
+    """One row's model on its way, and what was measured of it so far."""
+
+    plan: Plan
+    model: Replay
+    device: Device
+    optimizer: torch.optim.Optimizer
+    handle: Handle
+    iterations: list[tuple[float, float]] = field(default_factory=list)
+    """Start and end of each, on the clock that all ranks of this machine share."""
+    sent_bytes: list[float] = field(default_factory=list)
+    """Bytes of one iteration, a figure a turn."""
+    trace: Trace = field(default_factory=Trace)
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """This rank's figures by model: the cluster, and plan, times, bytes and trace of each row."""
+    torch.set_num_threads(1)
+    share_cores(dist.get_rank(), dist.get_world_size())
+    keep_queues_short(settings["rate_bytes_per_s"])
+    profiles = [Profile.parse(text) for text in settings["profiles"]]
+    found = {}
+    for index, profile in enumerate(profiles):
+
+        def told(fraction: float, what: str, done: int = index, name: str = profile.model) -> None:
+            report((done + fraction) / len(profiles), f"{name}: {what}")
+
+        found[profile.model] = _measure_one(profile, settings, told)
+    return found
+
+
+def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    report(0.0, "measuring the links")
+    cluster = _measured_cluster(settings["rate_bytes_per_s"])
+    report(0.1, "planning")
+    plans = _agreed_plans(profile, cluster, settings)
+    small = scaled(profile, scale=settings["scale"], slowdown=settings["slowdown"])
+    with _attached(small, plans) as runs:
+        steps = [(turn, name) for turn in range(settings["turns"]) for name in runs]
+        for place, (_, name) in enumerate(steps):
+            report(0.2 + 0.8 * place / len(steps), name)
+            _take_turn(runs[name], settings["iterations"])
+    return {
+        "cluster": cluster.to_json(),
+        "rows": {
+            name: {
+                "plan": run.plan.to_json(),
+                "iterations": run.iterations,
+                "sent_bytes": run.sent_bytes,
+                "trace": run.trace.to_json(),
+            }
+            for name, run in runs.items()
+        },
+    }
+
+
+def _measured_cluster(rate_bytes_per_s: float) -> Cluster:
+    """What messages cost here."""
+    engine = Engine(join(None), num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None)
+    try:
+        return measure_cluster(
+            engine,
+            rate_bytes_per_s=rate_bytes_per_s,
+            sizes_bytes=SIZES_BYTES,
+            verbs=("all_reduce",),
+        )
+    finally:
+        engine.close()
+
+
+def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) -> dict[str, Plan]:
+    """Every row's plan for the scaled profile, made on rank 0."""
+    texts: list[Any] = [None]
+    if dist.get_rank() == 0:
+        made = {row["name"]: make_plan(profile, cluster, row, settings) for row in settings["rows"]}
+        texts = [{name: plan.to_json() for name, plan in made.items()}]
+    dist.broadcast_object_list(texts)
+    return {name: Plan.parse(text) for name, text in texts[0].items()}
+
+
+def make_plan(
+    profile: Profile, cluster: Cluster, row: dict[str, Any], settings: dict[str, Any]
+) -> Plan:
+    """The plan of one row for the scaled profile; sizes in ``row`` mean the profile at full size.
+
+    ``row`` names a ``planner`` and its ``settings``, and tells whether to ``tune`` the others. They
+    are tuned at full size on the cluster that is to it what the measured one is to the scaled
+    profile, and their sizes are then scaled.
+    """
+    scale, slowdown = settings["scale"], settings["slowdown"]
+    planner = load("planner", row["planner"])
+    chosen = {**_defaults(planner), **row["settings"]}
+    if row["tune"]:
+        bound = partial(planner, **row["settings"])
+        full_size = at_full_size(cluster, scale=scale, slowdown=slowdown)
+        chosen |= tune(bound, profile, full_size, trials=settings["trials"]).settings
+    small = scaled(profile, scale=scale, slowdown=slowdown)
+    bytes_scaled = {
+        name: max(1, round(value / scale)) if name.endswith("_bytes") else value
+        for name, value in chosen.items()
+    }
+    return plan_for(planner, small, cluster, **bytes_scaled)
+
+
+def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
+    """The cluster on which the profile itself takes 1/``slowdown`` of what it takes here scaled."""
+    measured = cluster.collectives["all_reduce"]
+    line = measured.model_copy(
+        update={
+            "alpha_s": measured.alpha_s / slowdown,
+            "per_unit_s": measured.per_unit_s / (scale * slowdown),
+            "samples": tuple(
+                (round(size * scale), seconds / slowdown) for size, seconds in measured.samples
+            ),
+        }
+    )
+    return cluster.model_copy(
+        update={
+            "rate_bytes_per_s": cluster.rate_bytes_per_s * scale * slowdown,
+            "hop_s": cluster.hop_s / slowdown,
+            "collectives": {"all_reduce": line},
+        }
+    )
+
+
+def _defaults(planner: Any) -> dict[str, Any]:
+    parameters = inspect.signature(planner).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@contextmanager
+def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, Run]]:
+    runs: dict[str, Run] = {}
+    memory: Memory = {}
+    try:
+        for name, plan in plans.items():
+            check(plan, profile)
+            runs[name] = _start(profile, plan, memory)
+        yield runs
+    finally:
+        for run in runs.values():
+            run.handle.detach()
+
+
+def _start(profile: Profile, plan: Plan, memory: Memory) -> Run:
+    device = Device(dist.get_rank())
+    model = Replay(profile, device, gradient=float(dist.get_rank()), memory=memory)
+    # A rate of 0: parameters stay what they are however long it runs, and every update is made.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+    handle = attach(model, plan, optimizer=optimizer, timeout=_TIMEOUT, trace_steps=2)
+    return Run(plan, model, device, optimizer, handle)
+
+
+def _take_turn(run: Run, iterations: int) -> None:
+    """Iterations as the simulator counts them: a backward pass and the forward pass after it."""
+    dist.barrier()
+    before = own_counters()
+    loss = run.model()
+    ends_s = [run.device.free_s]
+    for _ in range(WARM_UP + iterations):
+        run.device.take_spans()
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        loss = run.model()
+        ends_s.append(run.device.free_s)
+    run.device.synchronise()
+    dist.barrier()
+    sent_bytes = own_counters().since(before).tx_bytes
+    run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
+    run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
+    run.trace = _trace(run, *run.iterations[-1])
+
+
+def _trace(run: Run, start_s: float, end_s: float) -> Trace:
+    """The last iteration: layers of the device, and what the runtime did meanwhile."""
+    inside: list[Span] = run.device.take_spans()
+    inside += [
+        span
+        for span in run.handle.trace().spans
+        if span.lane in ("communication", "compute") and start_s <= span.start_s <= end_s
+    ]
+    return Trace.of(inside)

@@ -1,0 +1,199 @@
+"""The waiting model: what it waits for, what it owns, and that autograd hands out its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire import catalogue
+from gradwire.bench.replay import Block, Device, Memory, Replay, scaled
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.errors import InvalidSetting
+from gradwire.planner._plan import plan
+from gradwire.planner._price import iteration_s
+from gradwire.runtime.attach import attach
+
+OVERSHOOT_S = 0.25
+
+
+class Clock:
+    """A clock that only sleeping moves; every sleep lasts ``OVERSHOOT_S`` too long."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds + OVERSHOOT_S
+
+
+def device() -> tuple[Device, Clock]:
+    clock = Clock()
+    return Device(clock=clock, sleep=clock.sleep), clock
+
+
+def layer(name: str, *tensors: str, forward_s: float = 1.0, backward_s: float = 2.0) -> Layer:
+    owned = tuple(ProfiledTensor(name=tensor, shape=(4, 2)) for tensor in tensors)
+    return Layer(name=name, tensors=owned, forward_s=forward_s, backward_s=backward_s)
+
+
+def profile(*layers: Layer) -> Profile:
+    return Profile(model="made up", source="made up", batch_size=1, layers=layers)
+
+
+THREE = profile(layer("a", "a.weight", "a.bias"), layer("pool"), layer("b", "b.weight"))
+
+
+def test_sleeps_that_last_too_long_do_not_add_up() -> None:
+    on, clock = device()
+    for _ in range(10):
+        on.backward("layer", 1.0)
+    assert on.free_s == 10.0
+    assert clock.now_s == 10.0 + OVERSHOOT_S
+
+
+def test_forward_layers_are_queued_and_follow_each_other() -> None:
+    on, clock = device()
+    on.forward("a", 1.0)
+    on.forward("b", 2.0)
+    assert (clock.now_s, on.free_s) == (0.0, 3.0)
+    on.backward("b", 4.0)
+    assert on.free_s == 7.0
+    assert [(s.lane, s.start_s, s.end_s) for s in on.take_spans()] == [
+        ("forward", 0.0, 1.0),
+        ("forward", 1.0, 3.0),
+        ("backward", 3.0, 7.0),
+    ]
+    assert on.take_spans() == []
+
+
+def test_the_device_idles_when_the_host_had_to_wait() -> None:
+    on, clock = device()
+    on.forward("a", 1.0)
+    clock.now_s = 5.0  # waited for the gradients of b
+    on.forward("b", 1.0)
+    assert on.free_s == 6.0
+    clock.now_s = 9.0
+    on.backward("b", 1.0)
+    assert on.free_s == 10.0
+
+
+def test_gradients_are_handed_out_when_their_layer_ends() -> None:
+    on, clock = device()
+    model = Replay(THREE, on)
+    came: list[tuple[str, float]] = []
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda p, name=name: came.append((name, clock.now_s))
+        )
+    model().backward()
+    assert dict(came) == {
+        "b.weight": 5.0 + OVERSHOOT_S,
+        "a.weight": 9.0 + OVERSHOOT_S,
+        "a.bias": 9.0 + OVERSHOOT_S,
+    }
+    assert came[0][0] == "b.weight"
+    spans = [span.name for span in on.take_spans()]
+    assert spans == ["a", "pool", "b", "b", "pool", "a"]
+
+
+def test_gradients_are_real_and_never_copied() -> None:
+    model = Replay(THREE, device()[0], gradient=3.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    places = []
+    for _ in range(2):
+        model().backward()
+        places.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+    assert places[0] == places[1]
+    assert len(places[0]) == 3
+    assert all(bool((param == -3.0).all()) for param in model.parameters())
+
+
+def test_models_may_lie_in_the_same_memory() -> None:
+    memory: Memory = {}
+    first, second = (Replay(THREE, device()[0], memory=memory) for _ in range(2))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert one is not other
+        assert one.data_ptr() == other.data_ptr()
+    first().backward()
+    second().backward()
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.data_ptr() == other.grad.data_ptr()
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_profile_of_the_catalogue_becomes_a_model(name: str) -> None:
+    small = scaled(catalogue.load(name), scale=10_000)
+    model = Replay(small, device()[0])
+    stated = {t.name: (t.shape, t.dtype) for la in small.layers for t in la.tensors}
+    found = {
+        name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
+        for name, p in model.named_parameters()
+    }
+    assert found == stated
+    model().backward()
+    assert all(param.grad is not None for param in model.parameters())
+
+
+def test_tensors_may_lie_at_the_root_under_several_prefixes_or_under_one_of_another_layer() -> None:
+    whole = profile(layer("x", "weight"), layer("y", "m.n.weight", "k.bias"), layer("z", "m.n.b"))
+    on, _ = device()
+    model = Replay(whole, on)
+    assert {name for name, _ in model.named_parameters()} == {
+        "weight",
+        "m.n.weight",
+        "k.bias",
+        "m.n.b",
+    }
+    model().backward()
+    assert on.free_s == 9.0
+    owners = [m for m in model.modules() if isinstance(m, Block) and m.job is not None]
+    assert len(owners) == 2, "m.n and k do work of their own"
+
+
+def test_a_plan_runs_under_it_with_the_forward_overlapped() -> None:
+    cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    model = Replay(THREE, device()[0], gradient=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    handle = attach(model, plan("usbyte", THREE, cluster), optimizer=optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    handle.detach()
+    assert all(bool((param == -3.0).all()) for param in model.parameters())
+
+
+def test_scaling_keeps_what_is_in_proportion() -> None:
+    full = profile(layer("a", "a.w"), layer("b", "b.w", "b.v"), layer("c"))
+    small = scaled(full, scale=4, slowdown=2.5)
+    assert [la.size_bytes for la in small.layers] == [8, 16, 0]
+    assert small.forward_s == 7.5
+    assert small.backward_s == 15.0
+    fast = Cluster(num_ranks=8, rate_bytes_per_s=4.0, hop_s=0.1)
+    slow = Cluster(num_ranks=8, rate_bytes_per_s=4.0 / (4 * 2.5), hop_s=0.25)
+    for planner in ("wfbp", "usbyte"):
+        before = iteration_s(plan(planner, full, fast), full, fast)
+        after = iteration_s(plan(planner, small, slow), small, slow)
+        assert after == pytest.approx(2.5 * before)
+
+
+def test_scaling_keeps_an_element_of_everything_but_nothing() -> None:
+    tensors = (ProfiledTensor(name="a", shape=(3,)), ProfiledTensor(name="b", shape=(0, 7)))
+    only = profile(Layer(name="only", tensors=tensors, forward_s=0.0, backward_s=0.0))
+    shapes = [tensor.shape for tensor in scaled(only, scale=1000).layers[0].tensors]
+    assert shapes == [(1,), (0,)]
+
+
+@pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"slowdown": -1.0}, {"scale": float("inf")}])
+def test_scales_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidSetting, match="positive"):
+        scaled(THREE, **wrong)

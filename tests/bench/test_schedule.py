@@ -1,0 +1,172 @@
+"""``bench schedule``: which rows there are, what is worked out, and one run on two real links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.bench import idle, schedule
+from gradwire.bench.replay import scaled
+from gradwire.bench.schedule import ScheduleBench
+from gradwire.bench.schedule_rank import at_full_size, make_plan
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.fit import LineFit
+from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.errors import InvalidSetting
+from gradwire.planner._price import iteration_s
+from gradwire.testbed.hosts import available
+from gradwire.units import parse_rate
+
+PROFILE = Profile(
+    model="made up",
+    source="made up",
+    batch_size=1,
+    layers=tuple(
+        Layer(
+            name=f"layer{i}",
+            tensors=(ProfiledTensor(name=f"layer{i}.weight", shape=(numel,)),),
+            forward_s=0.002,
+            backward_s=0.004,
+        )
+        for i, numel in enumerate((64_000, 6_400, 256_000, 640))
+    ),
+)
+FIT = LineFit(alpha_s=2e-3, per_unit_s=1e-8)
+CLUSTER = Cluster(num_ranks=8, rate_bytes_per_s=1.75e8, collectives={"all_reduce": FIT})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"hosts": 1}, "hosts"),
+        ({"turns": 0}, "turns"),
+        ({"iterations": 0}, "iterations"),
+        ({"slowdown": 0.0}, "slowdown"),
+        ({"scale": float("nan")}, "scale"),
+        ({"profiles": ()}, "profiles"),
+        ({"planners": ("wfbp", "wfbp")}, "planners"),
+        ({"planners": ("none",)}, "usbyte"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        ScheduleBench(**wrong)
+
+
+def test_rows_are_planners_and_where_asked_those_with_fixed_settings() -> None:
+    rows = {row["name"]: row for row in ScheduleBench(fixed=True).rows()}
+    assert list(rows) == [
+        "wfbp",
+        "ddp",
+        "mgwfbp",
+        "bytescheduler",
+        "bytescheduler-fixed",
+        "usbyte",
+        "usbyte-fixed",
+    ]
+    assert [name for name, row in rows.items() if row["tune"]] == ["bytescheduler", "usbyte"]
+    assert rows["bytescheduler-fixed"]["settings"] == {"partition_bytes": 500_000, "credit": 2}
+    assert len(ScheduleBench().rows()) == 5
+
+
+def test_links_carry_what_scale_and_slowdown_leave() -> None:
+    bench = ScheduleBench(rate_bytes_per_s=parse_rate("10gbit"), scale=32, slowdown=2.5)
+    assert bench.link_bytes_per_s == parse_rate("125mbit")
+
+
+def test_sizes_in_settings_mean_the_profile_at_full_size() -> None:
+    settings = {"scale": 4.0, "slowdown": 2.0, "trials": 3}
+    small = scaled(PROFILE, scale=4)
+    row: dict[str, Any] = {
+        "planner": "bytescheduler",
+        "settings": {"partition_bytes": 32_000, "credit": 2},
+    }
+    made = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
+    assert made.settings == {"partition_bytes": 8_000, "credit": 2}
+    assert max(sum(c.numel for c in m.chunks) for m in made.messages) == 2_000
+    ddp = make_plan(PROFILE, CLUSTER, {"planner": "ddp", "settings": {}, "tune": False}, settings)
+    assert ddp.settings["bucket_bytes"] == 25 * 2**20 // 4
+    row = {"planner": "usbyte", "settings": {"merge": False, "credit": 1}, "tune": True}
+    tuned = make_plan(PROFILE, CLUSTER, row, settings)
+    default = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
+    scaled_s = [iteration_s(p, scaled(small, slowdown=2), CLUSTER) for p in (tuned, default)]
+    assert scaled_s[0] <= scaled_s[1] * (1 + 1e-9)
+
+
+def test_full_size_is_the_scaled_replay_but_for_the_slowdown() -> None:
+    full_size = at_full_size(CLUSTER, scale=4, slowdown=2)
+    row = {"planner": "wfbp", "settings": {}, "tune": False}
+    whole = make_plan(PROFILE, full_size, row, {"scale": 1.0, "slowdown": 1.0})
+    small = scaled(PROFILE, scale=4, slowdown=2)
+    part = make_plan(PROFILE, CLUSTER, row, {"scale": 4.0, "slowdown": 2.0})
+    assert iteration_s(part, small, CLUSTER) == pytest.approx(
+        2 * iteration_s(whole, PROFILE, full_size)
+    )
+
+
+def test_the_rank_that_ends_last_counts() -> None:
+    """Rank 1 is 0.5 late in the second iteration and as early as the other in the third."""
+    ranks = [
+        {"iterations": [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]},
+        {"iterations": [(0.0, 1.0), (1.0, 2.5), (2.5, 3.0)]},
+    ]
+    found = schedule._seconds(ranks)
+    assert found["measured_s"] == 1.0
+    assert found["measured_p20_s"] == pytest.approx(0.7)
+    assert found["measured_p80_s"] == pytest.approx(1.3)
+    assert schedule._seconds([{"iterations": [(0.0, 2.0)]}])["measured_p80_s"] == 2.0
+
+
+def test_what_follows_from_two_figures() -> None:
+    rows = schedule._compared(
+        [
+            {"name": "wfbp", "measured_s": 2.0, "simulated_s": 2.2},
+            {"name": "usbyte", "measured_s": 1.0, "simulated_s": 0.9},
+        ]
+    )
+    assert [row["fraction_error"] for row in rows] == pytest.approx([0.1, -0.1])
+    assert [row["speedup_vs_wfbp"] for row in rows] == [1.0, 2.0]
+    assert "speedup_vs_bytescheduler" not in rows[0]
+
+
+def test_overhead_compares_turns_that_followed_each_other() -> None:
+    plain = [{"seconds": [[1.0, 1.0], [2.0, 2.0]], "processor_s": [0.1, 0.1]}]
+    own = [{"seconds": [[1.1, 1.1], [2.2, 2.2]], "processor_s": [0.2, 0.4]}]
+    row = idle._row(idle.IdleBench(planners=("usbyte",)), "usbyte", idle._turns_s(plain), own)
+    assert row["fraction_overhead"] == pytest.approx(0.1)
+    assert row["fraction_overhead_p80"] == pytest.approx(0.1)
+    assert row["processor_s"] == pytest.approx(0.3)
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not available(), reason=available().reason)
+def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "profile.json")
+    bench = ScheduleBench(
+        profiles=(str(tmp_path / "profile.json"),),
+        hosts=2,
+        rate_bytes_per_s=parse_rate("1gbit"),
+        scale=2,
+        slowdown=5,
+        turns=1,
+        iterations=2,
+        planners=("wfbp", "usbyte"),
+        trials=2,
+    )
+    outcome = schedule.run(bench, lambda fraction, what: None)
+    rows: dict[str, dict[str, Any]] = {str(row["name"]): row for row in outcome.rows}
+    assert list(rows) == ["wfbp", "usbyte"]
+    payload_bytes = scaled(PROFILE, scale=2).size_bytes  # a ring of two sends each byte once
+    for row in rows.values():
+        assert row["measured_s"] >= row["compute_s"] * 0.999
+        assert row["simulated_s"] >= row["compute_s"]
+        assert payload_bytes < row["wire_bytes_per_step"] < 1.2 * payload_bytes + 50_000
+    assert rows["wfbp"]["messages"] == 4
+    measured = outcome.measured["made up"]["wfbp"]
+    assert {lane for _, lane in measured.lanes()} >= {"forward", "backward", "communication"}
+    assert len(measured.only(lambda span: span.lane == "backward").spans) == 4
+    schedule.save_traces(outcome, tmp_path / "traces")
+    assert len(list((tmp_path / "traces").iterdir())) == 4

@@ -1,0 +1,37 @@
+"""share_cores: neighbouring ranks share a core, and whoever has one to himself is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import json, os, sys, threading, time
+from gradwire.bench.sharing import share_cores
+there = threading.Thread(target=time.sleep, args=(5,), daemon=True)
+there.start()
+share_cores(int(sys.argv[1]), int(sys.argv[2]))
+print(json.dumps([
+    [sorted(os.sched_getaffinity(thread)), os.sched_getscheduler(thread) == os.SCHED_BATCH]
+    for thread in (0, there.native_id)
+]))
+"""
+
+
+def settled(rank: int, num_ranks: int) -> list[tuple[list[int], bool]]:
+    """Cores of a process' first thread and of another, and whether they are never preempted."""
+    command = [sys.executable, "-c", CODE, str(rank), str(num_ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [(cores, batch) for cores, batch in json.loads(done.stdout)]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs Linux")
+def test_all_threads_of_a_rank_are_kept_on_its_core() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    for rank in (0, 2 * len(cores) - 1):
+        assert settled(rank, 2 * len(cores)) == [([cores[rank // 2]], True)] * 2
+    assert settled(0, len(cores)) == [(cores, False)] * 2
