@@ -234,10 +234,11 @@ def _what(span: Span) -> tuple[str, str, int, int]:
 def law_one_rank_stands_for_all(
     simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
 ) -> None:
+    """Dense plans are held to rounding by a law of their own. Others are priced as each exchange
+    goes alone, where the next message's encode does not come between its computations."""
     one_s = simulate(plan, profile, cluster).iteration_s
     all_s = simulate(plan, profile, cluster, ranks="all").iteration_s
-    allowed = SLACK if plan.credit == 1 else TOLERANCE
-    assert abs(one_s - all_s) <= allowed * max(1.0, all_s), f"{one_s} s, and {all_s} s on all ranks"
+    assert abs(one_s - all_s) <= TOLERANCE * all_s, f"{one_s} s, and {all_s} s on all ranks"
 
 
 def law_the_seed_decides(
