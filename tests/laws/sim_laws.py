@@ -234,8 +234,9 @@ def _what(span: Span) -> tuple[str, str, int, int]:
 def law_one_rank_stands_for_all(
     simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
 ) -> None:
-    """To rounding where messages go one by one and nothing is computed. Otherwise each exchange is
-    priced as it goes alone, where another's computations and bytes do not come between its own."""
+    """To rounding where messages go one by one and nothing is computed. Otherwise an exchange is
+    priced alone, from ranks that begin together; behind others, ranks begin apart, as parts of a
+    gradient that cannot be cut evenly take them unequally long to compute."""
     one_s = simulate(plan, profile, cluster).iteration_s
     all_s = simulate(plan, profile, cluster, ranks="all").iteration_s
     is_exact = plan.credit == 1 and not cluster.codecs

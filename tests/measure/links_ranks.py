@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gradwire.cost.cluster import CodecFit
 from gradwire.cost.fit import LineFit
-from gradwire.measure.links import measure_cluster, overlap
+from gradwire.measure.links import host_share, measure_cluster
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
 
@@ -37,9 +37,9 @@ def main(rank: int, world: int, folder: Path) -> None:
         codecs=codecs,
         advance=lambda amount, note: told.append(amount),
     )
-    hidden = overlap(engine, 4096, budget_s=0.02)
+    share = host_share(engine, budget_s=0.02)
     cluster.save(folder / f"cluster-{rank}.json")
-    (folder / f"facts-{rank}").write_text(f"{sum(told)} {hidden}")
+    (folder / f"facts-{rank}").write_text(f"{sum(told)} {share}")
     dist.barrier()
     engine.close()
     dist.destroy_process_group()

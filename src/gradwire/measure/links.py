@@ -127,19 +127,6 @@ def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDG
     return 0.0 if share < LEAST_SHOWN / num_channels else share
 
 
-def overlap(engine: Engine, size_bytes: int, *, budget_s: float = BUDGET_S) -> float:
-    """How much of an all-reduce a second one hides when both are under way (credit 2).
-
-    1: two at once take as long as one; 0: as long as two, one behind the other. It is negative
-    where they get in each other's way. All ranks call this alike and return the same.
-    """
-    numel = -(-size_bytes // ITEM_BYTES)
-    makers = [_maker("all_reduce", numel, engine) for _ in range(2)]
-    cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
-    alone_s, together_s = _message_s(engine, cases, budget_s)
-    return 2 * (1 - together_s / alone_s)
-
-
 @dataclass
 class _Case:
     """One verb of one size; each of ``makers`` has a channel to itself."""
