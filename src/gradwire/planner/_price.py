@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..sim.clock import run
@@ -11,3 +13,19 @@ from ._types import Plan
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
     """Seconds of one iteration under the model: ``simulate(...).iteration_s``, to the last bit."""
     return run(plan, profile, cluster).iteration_s
+
+
+TIE = 0.005
+"""Predictions that lie closer together than this share of them are one prediction."""
+
+
+def fewest_messages(priced: Iterable[tuple[float, Plan]]) -> Plan:
+    """Of (seconds, plan), the plan of fewest messages among those that tie with the best.
+
+    What a message costs the host that sends it is the part of the model that is known least, so of
+    plans that promise the same the one that relies on it least is the better one.
+    """
+    found = list(priced)
+    best_s = min(seconds for seconds, _ in found)
+    tied = [one for one in found if one[0] <= best_s + TIE * abs(best_s)]
+    return min(tied, key=lambda one: (len(one[1].messages), one[0]))[1]

@@ -24,7 +24,7 @@ from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ._plan import Planner, with_settings
-from ._price import iteration_s
+from ._price import fewest_messages, iteration_s
 from ._space import Space
 from ._types import Plan
 
@@ -45,6 +45,8 @@ def tune(
     seed: int = 0,
 ) -> Plan:
     """The best plan found in ``trials`` settings of ``planner``, the default ones among them.
+
+    Of plans that tie (see ``fewest_messages``) it is the one of fewest messages.
 
     Settings bound by ``functools.partial`` stay; the others of its ``SEARCH`` are searched. Without
     an ``objective`` it is the seconds of an iteration under the model, which all ranks find alike.
@@ -75,7 +77,8 @@ def tune(
                 plan = chosen(profile, cluster, **settings)
                 tried[key] = (score(plan), plan)
             study.tell(trial, tried[key][0])
-    return min(tried.values(), key=lambda found: found[0])[1]
+    default_s = next(iter(tried.values()))[0]
+    return fewest_messages(found for found in tried.values() if found[0] <= default_s)
 
 
 def search_space(planner: Planner) -> Space:

@@ -23,7 +23,7 @@ Differences from the paper:
       one of their latencies cost nothing. Algorithms 1 and 2 know one block at a time; they are
       asked with alpha / credit, and what they give is carried out on lanes.
     - With either setting the plan is the best one found, priced by the simulator; the paper's own
-      is always among them.
+      is always among them. Of those that tie it is the one of fewest messages.
 Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds one element or more), which
     the paper finds by Bayesian optimisation, as ``tune=True`` does; merge; credit; trials.
 Order: found by search while the backward runs, forward order after it (theorem 1); a layer's next
@@ -43,7 +43,7 @@ from ..cost.profile import Profile
 from ..errors import invalid
 from ._buckets import Bucket, at_least_one, buckets, merged
 from ._phases import Block, Instance
-from ._price import iteration_s
+from ._price import fewest_messages, iteration_s
 from ._space import FLAG, LANES, SIZES
 from ._types import Message, Plan, Setting
 
@@ -87,7 +87,11 @@ def usbyte(
         budget = trials // len(ways) if plans else trials  # the paper's own plan comes first
         orders = (_search(instance, budget), instance.uncut())
         plans += [_plan(profile, cut, instance, blocks, lanes, settings) for blocks in orders]
-    return min(plans, key=lambda plan: iteration_s(plan, profile, cluster))
+    priced = [(iteration_s(plan, profile, cluster), plan) for plan in plans]
+    own = min(priced[:2], key=lambda found: found[0])  # the first way is the paper's
+    if len(ways) == 1:
+        return own[1]
+    return fewest_messages(found for found in priced if found[0] <= own[0])
 
 
 def _plan(
