@@ -1,60 +1,57 @@
 """A compressor of your own, in one file outside the package.
 
-It keeps the sign and one magnitude for the whole gradient (signSGD with majority replaced by a
-mean; Bernstein et al., ICML 2018), and needs nothing but the contract: format, encode, decode.
+It sends three values: 0 for what is small, and plus or minus one magnitude a block for the rest,
+packed five elements to a byte. That is all there is to write: the C++ and GPU kernels, error
+feedback fused into encode, the wire format and the exchange among ranks follow.
 
-    torchrun --nproc-per-node 2 examples/own_compressor.py
+    torchrun --nproc-per-node 4 examples/own_compressor.py
+    gradwire compll check examples/own_compressor.py
+    gradwire compll show examples/own_compressor.py --target cpp
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
+from gradwire.dsl.language import (
+    add,
+    concat,
+    extract,
+    filter,
+    greater,
+    map,
+    reduce,
+    size,
+    uint_3,
+    where,
+)
+from gradwire.dsl.program import Program
 
 
-@dataclass(frozen=True, kw_only=True)
-class scaled_sign(gw.Compressor):
-    """sign(g) * mean|g|, one byte an element for clarity."""
+class ternary(Program, contraction=True, error_feedback=True):
+    """0 below ``share`` of the block's greatest magnitude, else the mean magnitude of the rest."""
 
-    traits: ClassVar[gw.Traits] = gw.Traits(
-        layout=gw.Layout.PACKED, contraction=True, error_feedback=True
-    )
+    block: int = 4096
+    share: float = 0.4
 
-    def format(self, spec):
-        # float32 also for 16-bit gradients, float64 for float64: the dtype of sums and residuals.
-        scale_dtype = torch.promote_types(spec.dtype, torch.float32)
-        return gw.Format(
-            (gw.Field("scale", scale_dtype, 1), gw.Field("signs", torch.int8, spec.numel))
-        )
+    def encode(self, gradient):
+        cut = self.share * reduce(map(gradient, abs), greater)
+        large = filter(gradient, lambda x: abs(x) >= cut)
+        magnitude = reduce(map(large, abs), add) / size(large)
+        signs = map(gradient, lambda x: where(abs(x) < cut, 1, where(x > 0, 2, 0)))
+        return concat(magnitude=magnitude, signs=map(signs, uint_3))
 
-    def encode(self, state, grad_N, *, residual_N=None, buffer=None):
-        spec = gw.TensorSpec("", grad_N.numel(), grad_N.dtype)
-        payload = gw.Payload.empty(self.format(spec), buffer)
-        whole_N = grad_N.to(payload["scale"].dtype)
-        if residual_N is not None:
-            whole_N = whole_N + residual_N
-        # A NaN or inf makes the scale so, and with it the mean on every rank ...
-        payload["scale"].copy_(whole_N.abs().mean())
-        payload["signs"].copy_(whole_N.sign().nan_to_num())
-        if residual_N is not None:
-            left_N = whole_N - self.decode(payload, torch.empty_like(whole_N))
-            # ... but it must not stay: the next step would see it again.
-            residual_N.copy_(left_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
-        return payload, state
-
-    def decode(self, payload, out_N, *, scale=1.0):
-        return out_N.copy_(payload["signs"]).mul_(payload["scale"] * scale)
+    def decode(self, compressed):
+        magnitude, signs = extract(compressed)
+        return map(signs, lambda sign: (sign - 1) * magnitude)
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
-    handle = gw.attach(model, scaled_sign())
+    handle = gw.attach(model, ternary(share=0.3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(200):

@@ -7,9 +7,9 @@ import torch
 
 import gradwire as gw
 from gradwire.collective._verbs import AllReduce, Steps
-from gradwire.contract import State
+from gradwire.contract import Result, State
 from gradwire.errors import IncompatiblePair, InvalidSetting
-from gradwire.exchange import ErrorFeedback, Result, clone_state, exchange_for, suited, texts
+from gradwire.exchange import ErrorFeedback, by_name, clone_state, exchange_for, suited, texts
 from gradwire.load import examples
 
 
@@ -48,15 +48,43 @@ def test_small_gradients_arrive_in_the_end() -> None:
     assert kept_N[1] > 10
 
 
-@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
-def test_a_codec_alone_gets_what_its_traits_ask_for(codec: gw.Compressor) -> None:
-    exchange = exchange_for(codec)
-    assert isinstance(exchange, ErrorFeedback) == codec.traits.error_feedback
-    pair = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
-    assert pair == gw.pair(codec, suited(codec))
-    assert exchange.wire_bytes(gw.TensorSpec("", 100), 4) == pair.wire_bytes(
-        gw.TensorSpec("", 100), 4
-    )
+@pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)
+def test_an_algorithm_alone_gets_what_its_traits_ask_for(
+    algorithm: gw.Compressor | gw.Exchange,
+) -> None:
+    exchange = exchange_for(algorithm)
+    assert algorithm.traits is not None
+    assert isinstance(exchange, ErrorFeedback) == algorithm.traits.error_feedback
+    inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
+    if isinstance(algorithm, gw.Compressor):
+        assert inner == gw.pair(algorithm, suited(algorithm))
+    else:
+        assert inner is algorithm
+    spec = gw.TensorSpec("", 100, shapes=((9, 11), (1,)))
+    assert exchange.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4)
+
+
+def test_what_the_user_composed_stays_as_it_is() -> None:
+    pair = gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
+    for made in (pair, gw.with_error_feedback(pair)):
+        assert exchange_for(made) is made
+
+
+def test_an_exchange_defines_one_of_its_two_forms() -> None:
+    with pytest.raises(TypeError, match="neither run nor synchronise"):
+        type("nothing", (gw.Exchange,), {"init": lambda self, spec, world: None})
+
+
+def test_plans_name_a_collective_for_compressors_only() -> None:
+    assert by_name("powersgd", {"rank": 2}, None) == gw.compress.powersgd(rank=2)
+    kept = by_name("powersgd", {}, None, error_feedback=True)
+    assert kept == exchange_for(gw.compress.powersgd())
+    assert kept.keeps_whole
+    assert not exchange_for(gw.compress.onebit()).keeps_whole
+    with pytest.raises(ValueError, match="powersgd is an exchange of its own, got 'allreduce'"):
+        by_name("powersgd", {}, "allreduce")
+    with pytest.raises(ValueError, match="collective must be one that onebit can use, got None"):
+        by_name("onebit", {}, None)
 
 
 def test_impossible_pairs_say_why_and_what_instead() -> None:

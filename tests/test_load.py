@@ -11,12 +11,15 @@ import pytest
 
 import gradwire as gw
 from gradwire.collective._types import Collective
-from gradwire.contract import Compressor
+from gradwire.contract import Compressor, Exchange
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import KINDS, examples, load, names
 
 SOURCE = Path(gw.__file__).parent
-BASES = {"compress": Compressor, "collective": Collective}
+BASES: dict[str, tuple[type, ...]] = {
+    "compress": (Compressor, Exchange),
+    "collective": (Collective,),
+}
 """Registries of classes. Planners are functions: ``tests/laws/test_plans.py``."""
 
 

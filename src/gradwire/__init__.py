@@ -11,10 +11,10 @@ from typing import Any
 from ._version import __version__ as __version__
 
 _PATHS = """
-    collective._types.Collective contract.Compressor contract.Layout contract.Traits
-    cost.cluster.Cluster cost.profile.Profile
+    collective._types.Collective contract.Compressor contract.Exchange contract.Layout
+    contract.Traits cost.cluster.Cluster cost.profile.Profile
     errors.InvalidSetting errors.RankFailed errors.RanksDiffer
-    exchange.Exchange exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
+    exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
     exchange.with_error_feedback measure.layers.profile payload.Field payload.Format payload.Payload
     planner._plan.plan planner._types.Plan runtime.attach.attach runtime.checkpoint.redistribute
     runtime.handle.Handle sim.timeline.simulate spec.TensorSpec trace.span.Span trace.span.Trace

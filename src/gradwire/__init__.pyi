@@ -6,6 +6,7 @@ from . import errors as errors
 from ._version import __version__ as __version__
 from .collective._types import Collective as Collective
 from .contract import Compressor as Compressor
+from .contract import Exchange as Exchange
 from .contract import Layout as Layout
 from .contract import Traits as Traits
 from .cost.cluster import Cluster as Cluster
@@ -13,7 +14,6 @@ from .cost.profile import Profile as Profile
 from .errors import InvalidSetting as InvalidSetting
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
-from .exchange import Exchange as Exchange
 from .exchange import exchange_for as exchange_for
 from .exchange import pair as pair
 from .exchange import residuals as residuals

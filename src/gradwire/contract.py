@@ -1,8 +1,9 @@
-"""The contracts: what a compressor is, what it declares, and what a rank brings to an exchange."""
+"""The contracts: what a compressor and an exchange are, what they declare, what a rank brings."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -10,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .collective._verbs import Compute, Steps
+from .errors import InvalidSetting, RanksDiffer, invalid
 from .payload import Format, Payload
-from .spec import TensorSpec
+from .spec import TensorSpec, working_dtype
 
 State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states."""
@@ -23,6 +26,7 @@ class Layout(Enum):
     DENSE = "dense"
     PACKED = "packed"
     SPARSE = "sparse"
+    LOW_RANK = "low rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,17 @@ class Traits:
     exact_sum: bool = True
     """Such a sum is as accurate as one in the gradient's working dtype."""
     exact_size: bool = True
-    """The payload's size follows from the spec alone."""
+    """The payload's size follows from the spec alone; else ``format`` is the largest there is."""
     unbiased: bool = False
     """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
     """||x - decode(encode(x))|| <= ||x|| for every x within the wire dtype's range."""
     error_feedback: bool = False
     """Trains well only if what was not sent is kept for the next step."""
+    reads_latest: bool = False
+    """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
+    whole_tensors: bool = False
+    """Acts on tensors in their shapes: an exchange that must get them uncut."""
 
 
 class Compressor(ABC):
@@ -54,9 +62,14 @@ class Compressor(ABC):
     """
 
     traits: ClassVar[Traits]
+    """Those of the default settings; an instance has its own where a setting changes them."""
 
-    def for_world(self, world: int) -> Compressor:
-        """The variant to use among ``world`` ranks; most compressors do not depend on it."""
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        """The variant that ``rank`` uses among ``world`` ranks; most depend on neither.
+
+        ``rank`` may change what is encoded, as the random numbers that are drawn. It changes
+        neither layouts, nor what a payload decodes to, nor the states that ``init`` makes.
+        """
         return self
 
     def init(self, spec: TensorSpec) -> State:
@@ -65,7 +78,38 @@ class Compressor(ABC):
 
     @abstractmethod
     def format(self, spec: TensorSpec) -> Format:
-        """Layout, and so size, of the payload of a gradient of this spec."""
+        """Layout, and so size, of the payload of a gradient of this spec.
+
+        Where sizes vary (``traits.exact_size`` is False) it is the layout of the largest payload.
+        """
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        """Layout of a payload of so many bytes.
+
+        Raises ``InvalidSetting`` for a size that no payload of this spec has. Default: only
+        ``format(spec)`` is known.
+        """
+        form = self.format(spec)
+        if size_bytes != form.size_bytes:
+            raise self.no_such_size(spec, size_bytes)
+        return form
+
+    def no_such_size(self, spec: TensorSpec, size_bytes: int) -> InvalidSetting:
+        """What ``received`` raises."""
+        most = self.format(spec).size_bytes
+        return invalid(
+            f"size of a payload of {spec.numel} elements of {spec.dtype} by {self!r}",
+            size_bytes,
+            f"{most} bytes" if self.traits.exact_size else f"whole fields of at most {most} bytes",
+            "give every rank the same compressor and settings",
+        )
+
+    def typical(self, spec: TensorSpec) -> Format:
+        """Layout of a payload as large as is usual: what plans and predictions count with.
+
+        Default: ``format(spec)``. Where sizes vary and are mostly far below the largest, say so.
+        """
+        return self.format(spec)
 
     @abstractmethod
     def encode(
@@ -80,7 +124,8 @@ class Compressor(ABC):
 
         With ``residual_N`` (working dtype) the sum of both is encoded, and ``residual_N`` then
         holds what of that sum the payload lacks. ``buffer`` (uint8, ``format(spec).size_bytes``
-        long) is where the payload is to lie; without it a new one is made.
+        long) is where the payload is to lie; without it a new one is made. A payload that is
+        smaller than that lies at the buffer's front, and what is behind it is undefined.
         """
 
     @abstractmethod
@@ -90,6 +135,31 @@ class Compressor(ABC):
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        """``encode`` of several gradients, each bit for bit as alone; may be one kernel call.
+
+        Batch compression: HiPress, section 3.2.
+        """
+        nothing = [None] * len(grads)
+        operands = zip(states, grads, residuals or nothing, buffers or nothing, strict=True)
+        return [
+            self.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
+            for state, grad_N, residual_N, buffer in operands
+        ]
+
+    def decode_many(
+        self, payloads: Sequence[Payload], outs: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
+        """``decode`` of several payloads, each as alone; may be one kernel call."""
+        for payload, out_N in zip(payloads, outs, strict=True):
+            self.decode(payload, out_N, scale=scale)
 
 
 class Member:
@@ -105,15 +175,151 @@ class Member:
         self.world = world
         self._buffers: dict[str, Tensor] = {}
 
-    def scratch(self, name: str, numel: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A buffer of ``numel`` elements on the device of ``like``; its content is undefined."""
+    def variant_of(self, codec: Compressor) -> Compressor:
+        """The codec as this rank uses it."""
+        return codec.for_world(self.world, self.rank)
+
+    def scratch(
+        self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False
+    ) -> Tensor:
+        """A buffer of ``numel`` elements on the device of ``like``; its content is undefined.
+
+        Where ``numel`` ``varies`` from step to step it is the front of a buffer that only grows,
+        each time by a quarter more than is needed: soon it grows no more.
+        """
         found = self._buffers.get(name)
-        if (
-            found is None
-            or found.numel() != numel
-            or found.dtype != dtype
-            or found.device != like.device
-        ):
-            found = torch.zeros(numel, dtype=dtype, device=like.device)
+        fits = found is not None and (found.numel() >= numel if varies else found.numel() == numel)
+        if found is None or not fits or found.dtype != dtype or found.device != like.device:
+            kept = numel + numel // 4 if varies else numel
+            found = torch.zeros(kept, dtype=dtype, device=like.device)
             self._buffers[name] = found
+        return found[:numel] if varies else found
+
+    def sizes(self, told_W: Tensor, limits: Sequence[int]) -> list[int]:
+        """The sizes in bytes that ranks told this one, each checked against its limit.
+
+        Raises ``RanksDiffer`` if one is beyond it.
+        """
+        found: list[int] = told_W.tolist()
+        for rank, (size_bytes, limit) in enumerate(zip(found, limits, strict=True)):
+            if not 0 <= size_bytes <= limit:
+                raise RanksDiffer(
+                    f"rank {rank} of {self.world} announces a payload of {size_bytes} bytes, and "
+                    f"rank {self.rank} can take {limit}; give every rank the same model, "
+                    "compressor and settings"
+                )
         return found
+
+
+Result = tuple[Tensor, Tensor, State]
+"""(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
+
+
+class Exchange(ABC):
+    """Averages one flat gradient over ranks.
+
+    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
+    the mean. Subclasses write ``synchronise``, the form that allocates nothing, or ``run``, which
+    is easier to read, or both with the same results: each is given here in terms of the other.
+    """
+
+    traits: ClassVar[Traits | None] = None
+    """What an algorithm that is an exchange of its own declares: a file of ``compress/``."""
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether it acts on tensors in their shapes, so that none may be cut among messages."""
+        return self.traits is not None and self.traits.whole_tensors
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.run is Exchange.run and cls.synchronise is Exchange.synchronise:
+            raise TypeError(f"{cls.__name__} defines neither run nor synchronise; define one")
+
+    @abstractmethod
+    def init(self, spec: TensorSpec, world: int) -> State:
+        """State before the first step."""
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
+        residual_N = torch.zeros(
+            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
+        )
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
+        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
+
+        With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
+        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+        """
+        return synchronise_by_run(self, me, state, grad_N, out_N, residual_N)
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """Bytes that each rank sends for one gradient, the network's own headers aside.
+
+        None where the exchange does not state them, as where they vary with the gradient's values.
+        """
+        return None
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """As ``wire_bytes``, of payloads of typical size where sizes vary: for predictions."""
+        return self.wire_bytes(spec, world)
+
+
+def synchronise_by_run(
+    exchange: Any,
+    me: Member,
+    state: State,
+    grad_N: Tensor,
+    out_N: Tensor,
+    residual_N: Tensor | None,
+) -> Steps[State]:
+    """``Exchange.synchronise`` in terms of ``run``.
+
+    The exchange was initialised for the gradient's dtype and gets the sum in that; what this
+    rounding of the sum drops stays in the residual, as all that was not contributed does.
+    """
+    sent_N = grad_N
+    if residual_N is not None:
+        pending_N = residual_N
+
+        def add() -> Tensor:
+            return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
+
+        sent_N = yield Compute("merge", add, grad_N.numel())
+    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
+
+    def finish() -> None:
+        out_N.copy_(mean_N)
+        if residual_N is not None:
+            residual_N.sub_(contributed_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+    yield Compute("decode", finish, grad_N.numel())
+    return state
+
+
+def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:
+    """``Exchange.synchronise`` of a single rank: nothing is sent, so nothing is lost.
+
+    Plain training, bit for bit.
+    """
+
+    def decode() -> None:
+        if residual_N is None or not bool(residual_N.any()):
+            out_N.copy_(grad_N)
+        else:
+            out_N.copy_(residual_N.add_(grad_N))
+            residual_N.zero_()
+
+    yield Compute("decode", decode, grad_N.numel())

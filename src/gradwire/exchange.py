@@ -7,7 +7,6 @@ process.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -17,89 +16,24 @@ from torch import Tensor
 
 from .collective._local import drive
 from .collective._types import Collective
-from .collective._verbs import Compute, Steps
+from .collective._verbs import Steps
 from .collective.allgather_sparse import allgather_sparse
 from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
-from .contract import Compressor, Layout, Member, State
+from .contract import (
+    Compressor,
+    Exchange,
+    Layout,
+    Member,
+    Result,
+    State,
+    synchronise_alone,
+    synchronise_by_run,
+)
 from .errors import IncompatiblePair, invalid
+from .hollow import Hollow
 from .load import load
 from .spec import TensorSpec, working_dtype
-
-Result = tuple[Tensor, Tensor, State]
-"""(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
-
-
-class Exchange(ABC):
-    """Averages one flat gradient over ranks.
-
-    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
-    the mean. Subclasses write ``run``; ``synchronise`` is the form that allocates nothing, and may
-    be overridden for speed, with the same results.
-    """
-
-    @abstractmethod
-    def init(self, spec: TensorSpec, world: int) -> State:
-        """State before the first step."""
-
-    @abstractmethod
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """Bytes that each rank sends for one gradient, the network's own headers aside.
-
-        None where the exchange does not state them.
-        """
-        return None
-
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
-        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
-
-        With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
-        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
-        """
-        return _by_definition(self, me, state, grad_N, out_N, residual_N)
-
-
-def _by_definition(
-    exchange: Any,
-    me: Member,
-    state: State,
-    grad_N: Tensor,
-    out_N: Tensor,
-    residual_N: Tensor | None,
-) -> Steps[State]:
-    """``synchronise`` in terms of ``run``.
-
-    The exchange was initialised for the gradient's dtype and gets the sum in that; what this
-    rounding of the sum drops stays in the residual, as all that was not contributed does.
-    """
-    sent_N = grad_N
-    if residual_N is not None:
-        pending_N = residual_N
-
-        def add() -> Tensor:
-            return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
-
-        sent_N = yield Compute("merge", add, grad_N.numel())
-    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
-
-    def finish() -> None:
-        out_N.copy_(mean_N)
-        if residual_N is not None:
-            residual_N.sub_(contributed_N)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
-
-    yield Compute("decode", finish, grad_N.numel())
-    return state
 
 
 def synchronise(
@@ -113,7 +47,7 @@ def synchronise(
     """``exchange.synchronise`` where there is one, else the same by ``run``."""
     own = getattr(exchange, "synchronise", None)
     if own is None:
-        return _by_definition(exchange, me, state, grad_N, out_N, residual_N)
+        return synchronise_by_run(exchange, me, state, grad_N, out_N, residual_N)
     steps: Steps[State] = own(me, state, grad_N, out_N, residual_N)
     return steps
 
@@ -128,14 +62,6 @@ class Pair(Exchange):
     def init(self, spec: TensorSpec, world: int) -> State:
         return self.collective.init(self.codec, spec, world)
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        residual_N = torch.zeros(
-            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
-        )
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
-        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
-
     def synchronise(
         self,
         me: Member,
@@ -145,22 +71,18 @@ class Pair(Exchange):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         if me.world == 1:
-            # Alone there is nothing to send, so nothing is lost: plain training, bit for bit.
-            yield Compute("decode", lambda: _alone(grad_N, out_N, residual_N), grad_N.numel())
+            yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
         state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
         return state
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        return [0] if world == 1 else self.collective.wire_bytes(self.codec, spec, world)
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return self.expected_bytes(spec, world) if self.codec.traits.exact_size else None
 
-
-def _alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> None:
-    if residual_N is None or not bool(residual_N.any()):
-        out_N.copy_(grad_N)
-        return
-    out_N.copy_(residual_N.add_(grad_N))
-    residual_N.zero_()
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        if world == 1:
+            return [0]
+        return self.collective.wire_bytes(Hollow(self.codec), spec, world)
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
@@ -194,28 +116,36 @@ def suited(codec: Compressor) -> Collective:
     return allreduce() if codec.traits.additive else casync_ps()
 
 
-def exchange_for(codec: Compressor) -> Exchange:
-    """The exchange of a compressor given alone: its suited collective, error feedback if it needs
+def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
+    """The exchange of an algorithm given alone: its suited collective, error feedback if it needs
     it.
+
+    An algorithm that talks in the middle is an exchange already; one that declares nothing, such as
+    a pair, is what the user made it.
 
     >>> from gradwire.compress.topk import topk
     >>> exchange_for(topk()).inner.collective
     allgather_sparse()
     """
-    made = pair(codec, suited(codec))
-    return with_error_feedback(made) if codec.traits.error_feedback else made
+    if isinstance(algorithm, Compressor):
+        made: Exchange = pair(algorithm, suited(algorithm))
+        return with_error_feedback(made) if algorithm.traits.error_feedback else made
+    declared = getattr(algorithm, "traits", None)
+    needs_feedback = declared is not None and declared.error_feedback
+    return with_error_feedback(algorithm) if needs_feedback else algorithm
 
 
 def by_name(
     compressor: str,
     settings: Mapping[str, Any],
-    collective: str,
+    collective: str | None,
     *,
     error_feedback: bool = False,
 ) -> Exchange:
     """The exchange that files of ``compress/`` and ``collective/`` make together, as plans name it.
 
-    Raises ``InvalidSetting`` for an unknown name, an unknown setting or an impossible pair.
+    ``collective`` is None for an algorithm that is an exchange of its own, and only for one. Raises
+    ``InvalidSetting`` for an unknown name, an unknown setting or an impossible pair.
 
     >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
     True
@@ -225,7 +155,14 @@ def by_name(
     if unknown := sorted(set(settings) - known):
         accepted = ", ".join(sorted(known)) or "none at all"
         raise invalid(f"setting of {compressor}", unknown[0], accepted, "leave it out")
-    made = pair(kind(**settings), load("collective", collective)())
+    made = kind(**settings)
+    if isinstance(made, Compressor):
+        if collective is None:
+            raise invalid("collective", None, f"one that {compressor} can use", "name it")
+        made = pair(made, load("collective", collective)())
+    elif collective is not None:
+        own = f"None, as {compressor} is an exchange of its own"
+        raise invalid("collective", collective, own, "leave it out")
     return with_error_feedback(made) if error_feedback else made
 
 
@@ -273,9 +210,17 @@ class ErrorFeedback(Exchange):
         inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
+    @property
+    def keeps_whole(self) -> bool:
+        return bool(getattr(self.inner, "keeps_whole", False))
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it
         return None if stated is None else stated(spec, world)
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = getattr(self.inner, "expected_bytes", None)
+        return self.wire_bytes(spec, world) if stated is None else stated(spec, world)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

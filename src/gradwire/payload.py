@@ -17,6 +17,11 @@ from torch import Tensor
 from .errors import invalid
 
 
+def slot_bytes(size_bytes: int) -> int:
+    """The size rounded up to 8 bytes: payloads that lie one behind the other stay aligned."""
+    return -(-size_bytes // 8) * 8
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One typed array inside a payload."""
@@ -53,8 +58,8 @@ class Format:
 
     @property
     def slot_bytes(self) -> int:
-        """The size rounded up to 8 bytes: payloads that lie one behind the other stay aligned."""
-        return -(-self.size_bytes // 8) * 8
+        """The room that a payload of this layout takes among others."""
+        return slot_bytes(self.size_bytes)
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int, torch.dtype]]:
@@ -62,6 +67,13 @@ class Format:
             part.name: (start, start + part.size_bytes, part.dtype)
             for part, start in zip(self.fields, self.offsets, strict=True)
         }
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """(first byte, byte behind the last) of what lies between fields."""
+        ends = [start + part.size_bytes for part, start in zip(self, self.offsets, strict=True)]
+        pairs = zip(ends, self.offsets[1:], strict=False)
+        return tuple((end, start) for end, start in pairs if end < start)
 
     def place(self, name: str) -> tuple[int, int, torch.dtype]:
         """(first byte, byte behind the last, dtype) of one field."""
@@ -98,10 +110,16 @@ class Payload:
     def empty(
         cls, format: Format, buffer: Tensor | None = None, device: torch.device | None = None
     ) -> Payload:
-        """A payload to be filled: in ``buffer`` if given, else in a new, zeroed one."""
+        """A payload to be filled: in ``buffer`` if given, else in a new, zeroed one.
+
+        Bytes between fields are zeros either way: equal gradients have equal payloads.
+        """
         if buffer is None:
-            buffer = torch.zeros(format.size_bytes, dtype=torch.uint8, device=device)
-        return cls(format, buffer)
+            return cls(format, torch.zeros(format.size_bytes, dtype=torch.uint8, device=device))
+        made = cls(format, buffer)
+        for start, stop in format.gaps:
+            buffer[start:stop] = 0
+        return made
 
     @property
     def size_bytes(self) -> int:

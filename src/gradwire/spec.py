@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import isqrt, prod
 
 import torch
 
@@ -16,19 +17,26 @@ CHUNK_ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, number of elements and dtype of one flat gradient.
+    """Name, number of elements and dtype of one flat gradient, and what lies in it.
 
-    >>> TensorSpec("fc.weight", 1000).size_bytes
+    ``shapes`` are those of the tensors that lie in it one behind the other, for algorithms that act
+    on matrices; none stands for a single vector.
+
+    >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000
     """
 
     name: str
     numel: int
     dtype: torch.dtype = torch.float32
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.numel < 0:
             raise invalid("numel", self.numel, "0 or more", "count the tensor's elements")
+        if self.shapes and sum(map(prod, self.shapes)) != self.numel:
+            accepted = f"shapes of {self.numel} elements in all"
+            raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
         if not self.dtype.is_floating_point:
             raise invalid(
                 "dtype", self.dtype, "a floating-point dtype", "gradients are floating point"
@@ -39,8 +47,19 @@ class TensorSpec:
         return self.numel * self.dtype.itemsize
 
     def chunk(self, start: int, stop: int) -> TensorSpec:
-        """The spec of elements ``start`` to ``stop``."""
+        """The spec of elements ``start`` to ``stop``: a vector."""
         return TensorSpec(f"{self.name}[{start}:{stop}]", stop - start, self.dtype)
+
+
+def squarest(numel: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes for a gradient that belongs to no model: a square matrix, and the rest as a vector.
+
+    >>> squarest(1000)
+    ((31, 31), (39,))
+    """
+    side = isqrt(numel)
+    rest = numel - side * side
+    return ((side, side), (rest,)) if rest else ((side, side),)
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ import pytest
 
 from gradwire.bench import exchange
 from gradwire.bench.exchange_rank import EXCHANGES, TORCH
+from gradwire.errors import UnknownName
 from gradwire.exchange import exchange_for
 from gradwire.load import load, names
 
@@ -47,7 +48,7 @@ def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
     assert row["formula_bytes_per_step"] == 360
     assert row["wire_bytes_per_step"] == 200
     assert (row["num_hosts"], row["link_bytes_per_s"], row["numel"]) == (2, 1000.0, 90)
-    stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.TensorSpec("", 90), 2)
+    stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.spec_of(90), 2)
     assert stated is not None
     row = rows(shaped=True)["onebit-casync_ring"]
     assert row["formula_bytes_per_step"] == pytest.approx(sum(stated) / 2)
@@ -59,3 +60,9 @@ def test_on_plain_loopback_there_is_no_floor_and_bytes_are_shared() -> None:
     row = rows(shaped=False)["ring"]
     assert row["wire_bytes_per_step"] == 100
     assert row["link_bytes_per_s"] is row["floor_s"] is row["time_vs_floor"] is None
+
+
+def test_exchanges_are_chosen_by_name() -> None:
+    assert exchange.ExchangeBench(only=("qsgd",)).only == ("qsgd",)
+    with pytest.raises(UnknownName, match=r"no exchange is called 'qsdg'.* did you mean 'qsgd'"):
+        exchange.ExchangeBench(only=("qsdg",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from gradwire.exchange import ErrorFeedback, exchange_for
+from gradwire.exchange import ErrorFeedback, Pair, exchange_for
 from gradwire.load import KINDS, load, names
 from tests.cli.conftest import Ended
 
@@ -41,11 +41,13 @@ def test_the_exchange_is_the_one_a_bare_compressor_gets(gradwire: Run) -> None:
     assert set(shown) == set(names("compress"))
     for name, text in shown.items():
         made = exchange_for(load("compress", name)())
-        pair = made.inner if isinstance(made, ErrorFeedback) else made
-        assert text.partition(" ")[0] == type(pair.collective).__name__
+        inner = made.inner if isinstance(made, ErrorFeedback) else made
+        own = type(inner.collective).__name__ if isinstance(inner, Pair) else "its own"
+        assert text.partition(" + ")[0] == own
         assert text.endswith(" + error feedback") == isinstance(made, ErrorFeedback)
     assert shown["none"] == "allreduce"
     assert shown["onebit"] == "casync_ps + error feedback"
+    assert shown["powersgd"] == "its own + error feedback"
 
 
 def test_one_kind_as_text(gradwire: Run) -> None:

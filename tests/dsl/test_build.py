@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.dsl import build
-from gradwire.kernels import _build
+from gradwire.compress.tbq import tbq
+from gradwire.kernels import compiler
 
-from .programs import tbq
-
-needs_compiler = pytest.mark.skipif(_build._find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
 LOAD = """
-from tests.dsl.programs import tbq
-from gradwire.kernels import _build
-_build._FLAG_SETS = (("-std=c++17", "-O0", "-fPIC", "-shared"),)
+from gradwire.compress.tbq import tbq
+from gradwire.kernels import compiler
+compiler.FLAG_SETS = (("-std=c++17", "-O0", "-fPIC", "-shared"),)
 print(tbq().kernels().built.library() is not None)
 """
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,13 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """A process that has loaded and warned nothing, with an empty cache."""
-    monkeypatch.setattr(_build, "_state", {"forced": 0, "warned": 0})
-    monkeypatch.setattr(_build, "_FLAG_SETS", (QUICK_FLAGS,))
+    monkeypatch.setattr(compiler, "_loaded", {})
+    monkeypatch.setattr(compiler, "_state", {"forced": 0, "warned": 0})
+    monkeypatch.setattr(compiler, "FLAG_SETS", (QUICK_FLAGS,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    build._library.cache_clear()
-    yield
-    build._library.cache_clear()
 
 
 def compiler_script(path: Path, body: str) -> str:
@@ -89,9 +85,8 @@ def test_processes_that_start_together_build_once(tmp_path):
 
 @needs_compiler
 def test_a_damaged_library_is_built_again():
-    text, compiler = tbq(threshold=1.0).kernels().built.text, _build._find_compiler()
-    digest = build._content_hash(text, compiler, build._flag_sets()[0])
-    library = _build._cache_folder() / f"compll-{digest}.so"
+    source = tbq(threshold=1.0).kernels().built.source
+    library = compiler.library_path(source, compiler.find_compiler(), source.flag_sets[0])
     library.write_bytes(b"\x7fELF and then nothing")
     assert encoded() == [0b11_01_00_10]
     assert library.stat().st_size > 1000

@@ -7,6 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.compress.int8 import int8
+from gradwire.compress.onebit import onebit
+from gradwire.compress.tbq import tbq
 from gradwire.dsl import interp, rewrite
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
@@ -30,12 +33,17 @@ from gradwire.dsl.ir import (
 from gradwire.dsl.schedule import passes
 from tests.strategies import bounded
 
-from .programs import EXAMPLES, int8, onebit, tbq
+from .programs import EXAMPLES
 
 IN = Buffer("in", FLOAT32, Extent.ELEMENT)
 OUT = Buffer("out", FLOAT32, Extent.ELEMENT)
 HEADER = Buffer("header", FLOAT32, Extent.BLOCK)
 X = load(IN)
+PLACE = node(Op.PLACE)
+PLACES = Buffer("places", INT32, Extent.KEPT)
+KEPT = Buffer("kept", FLOAT32, Extent.KEPT)
+POSITIVE = node(Op.LESS, const(0.0, FLOAT32), X)
+NEGATIVE = node(Op.LESS, X, const(0.0, FLOAT32))
 
 
 def test_equal_nodes_are_one():
@@ -77,6 +85,48 @@ def test_the_verifier_names_the_first_bad_node():
         kernel(store(OUT, node(Op.ARG, dtype=FLOAT32, arg=0)))
     with pytest.raises(IllTyped, match="roots"):
         kernel(X)
+
+
+@pytest.mark.parametrize(
+    ("stores", "text"),
+    [
+        ((store(KEPT, X),), "a condition stands with kept elements"),
+        ((store(OUT, X, POSITIVE),), "a condition stands with kept elements"),
+        ((store(KEPT, X, POSITIVE), store(PLACES, node(Op.PLACE), NEGATIVE)), "one condition"),
+        ((store(KEPT, load(KEPT), POSITIVE),), "elements of the kernel that reads them"),
+        ((store(OUT, node(Op.LOAD_AT, PLACE, dtype=FLOAT32, arg=IN)),), "read in order"),
+    ],
+)
+def test_kept_elements_and_places_have_rules(stores, text):
+    with pytest.raises(IllTyped, match=text):
+        Kernel("k", 64, (IN, OUT, KEPT, PLACES), stores)
+
+
+def test_the_interpreter_keeps_gathers_and_draws_places():
+    """What the three operations mean, one kernel: elements drawn from another vector, some kept."""
+    source = Buffer("source", FLOAT32, Extent.CALL)
+    bound = Buffer("bound", INT32, Extent.CALL)
+    drawn = node(Op.BELOW, load(bound), arg=0)
+    value = node(Op.LOAD_AT, drawn, dtype=FLOAT32, arg=source)
+    keep = node(Op.LESS, const(2.0, FLOAT32), value)
+    stores = (store(KEPT, value, keep), store(PLACES, node(Op.PLACE), keep), store(OUT, value))
+    made = Kernel("k", 64, (source, bound, KEPT, PLACES, OUT), stores)
+    assert made.keep is keep
+    assert made.draws
+    operands = {
+        "source": torch.arange(5.0),
+        "bound": torch.tensor([5], dtype=torch.int32),
+        "kept": torch.full((300,), -1.0),
+        "places": torch.zeros(300, dtype=torch.int32),
+        "out": torch.empty(300),
+    }
+    count = interp.run(made, operands, 300, Draws(7, 3))
+    chosen = operands["out"] > 2
+    assert count == int(chosen.sum())
+    assert torch.equal(operands["kept"][:count], operands["out"][chosen])
+    assert torch.equal(operands["places"][:count].long(), chosen.nonzero()[:, 0])
+    assert bool((operands["kept"][count:] == -1).all())
+    assert [int((operands["out"] == i).sum()) > 30 for i in range(5)] == [True] * 5
 
 
 def test_the_listing_has_a_line_a_node():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import FrozenInstanceError
 from inspect import getsourcelines
 
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.compress.int8 import int8
+from gradwire.compress.onebit import onebit
+from gradwire.compress.tbq import tbq
+from gradwire.compress.uniform import uniform
 from gradwire.contract import Layout, Traits
 from gradwire.dsl.language import (
     add,
@@ -18,21 +23,27 @@ from gradwire.dsl.language import (
     filter,
     floor,
     greater,
+    indices,
+    int32,
     map,
+    pick,
     random,
     reduce,
+    sample,
+    scatter,
     size,
+    sort,
+    top,
     uint,
     uint1,
     uint2,
     uint8,
     where,
+    whole,
 )
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
-
-from .programs import int8, onebit, tbq, uniform
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +61,11 @@ def program(encode, decode=lambda self, sent: map(extract(sent)[0], lambda q: q 
 def codes(udf):
     """An ``encode`` that sends ``udf`` of each element."""
     return lambda self, gradient: concat(q=map(gradient, udf))
+
+
+def sent(kept):
+    """A payload of what was kept."""
+    return concat(indices=indices(kept), values=kept)
 
 
 def branches(x):
@@ -87,7 +103,52 @@ REFUSED = {
     "fold of others": (lambda self, g: concat(p=reduce(g, lambda a, b: a + b * size(g))), "map"),
     "fold from elsewhere": (lambda self, g: concat(p=reduce(g, add, 1.0)), "leave start out"),
     "conditions": (codes(lambda x: x > 0), "uint1(condition)"),
-    "filtered field": (lambda self, g: concat(q=filter(g, lambda x: x > 0)), "map with where"),
+    "top of a map": (
+        lambda self, g: sent(top(map(filter(g, lambda x: x > 0), abs), 0.1)),
+        "map what is left",
+    ),
+    "top of all": (lambda self, g: sent(top(g, 0.1)), "filter first"),
+    "top of a number": (
+        lambda self, g: sent(top(filter(g, lambda x: x > 0), 5)),
+        "a number in (0, 1]",
+    ),
+    "indices of all": (lambda self, g: concat(i=indices(g)), "leave its place out"),
+    "two filters": (
+        lambda self, g: concat(i=indices(filter(g, lambda x: x > 0)), v=filter(g, lambda x: x > 1)),
+        "filter once",
+    ),
+    "kept beside all": (
+        lambda self, g: concat(i=indices(filter(g, lambda x: x > 0)), v=g),
+        "send either",
+    ),
+    "reduce after top": (
+        lambda self, g: concat(s=reduce(top(filter(g, lambda x: x > 0), 0.1), add)),
+        "reduce before top",
+    ),
+    "scatter in encode": (lambda self, g: scatter(g, g), "send indices(kept)"),
+    "sample of kept": (
+        lambda self, g: concat(q=pick(sample(filter(g, lambda x: x > 0), 0.1), 0.5)),
+        "sample, then filter",
+    ),
+    "sample of everything and more": (lambda self, g: sample(g, 2), "0.001 for 0.1 %"),
+    "sample of blocks": (
+        lambda self, g: sample(map(g, lambda x: x * reduce(g, add)), 0.1),
+        "whole-gradient scalars",
+    ),
+    "sample of draws": (
+        lambda self, g: sample(map(g, lambda x: x * random()), 0.1),
+        "whole-gradient scalars",
+    ),
+    "sort of a vector": (lambda self, g: sort(g, greater), "sort(sample(v, share), smaller)"),
+    "own order": (lambda self, g: sort(sample(g, 0.1), add), "by smaller or greater"),
+    "pick of disorder": (lambda self, g: pick(sample(g, 0.1), 0.5), "sort(sample(v"),
+    "pick beyond": (lambda self, g: pick(sort(sample(g, 0.1), greater), 2.0), "[0, 1]"),
+    "whole of a vector": (lambda self, g: whole(g, add), "whole(reduce(v, f), f)"),
+    "whole of the whole": (
+        lambda self, g: whole(whole(reduce(g, add), add), add),
+        "known of the whole gradient already",
+    ),
+    "filtered field": (lambda self, g: concat(q=filter(g, lambda x: x > 0)), "indices(kept)"),
     "no field": (lambda self, g: concat(q=3), "depends on the gradient"),
     "one element": (lambda self, g: concat(q=random()), "vector with map"),
 }
@@ -111,11 +172,13 @@ def test_the_line_is_that_of_the_branch():
 @pytest.mark.parametrize(
     ("decode", "remedy"),
     [
-        (lambda self, sent: map(extract(sent)[0], lambda q: q + random()), "draw in encode"),
+        (lambda self, sent: map(extract(sent)[0], lambda q: q + random()), "do it in encode"),
         (lambda self, sent: extract(sent)[0], None),
         (lambda self, sent: 1.0, "a vector of all elements"),
         (lambda self, sent: filter(extract(sent)[0], lambda q: q > 0), "a vector of all elements"),
         (lambda self, sent: extract(1), "what decode is given"),
+        (lambda self, sent: map(extract(sent)[0], lambda q: sample(sent, 0.1)), "in encode"),
+        (lambda self, sent: scatter(extract(sent)[0], extract(sent)[0]), "send indices(kept)"),
     ],
 )
 def test_decode_gives_one_number_an_element(decode, remedy):
@@ -125,8 +188,46 @@ def test_decode_gives_one_number_an_element(decode, remedy):
         payload, _ = codec.encode(None, torch.tensor([1.0, 2.7, 300.0]))
         assert codec.decode(payload, out_N).tolist() == [1, 2, 255]
         return
-    with pytest.raises(InvalidSetting, match=remedy.replace("(", r"\(")):
+    with pytest.raises(InvalidSetting, match=re.escape(remedy)):
         program(codes(lambda x: uint8(x)), decode)
+
+
+KEPT_REFUSED = {
+    "not scattered": (lambda self, sent: extract(sent)[1], "scatter(indices, values)"),
+    "values for places": (lambda self, sent: scatter(*extract(sent)[1::-1]), "indices(kept)"),
+    "ints for places": (lambda self, sent: scatter(extract(sent)[2], extract(sent)[1]), "indices"),
+    "computed places": (
+        lambda self, sent: scatter(map(extract(sent)[0], lambda i: i + 1), extract(sent)[1]),
+        "that indices(kept) filled",
+    ),
+    "values a block": (
+        lambda self, sent: scatter(
+            extract(sent)[0], map(extract(sent)[1], lambda v: v * extract(sent)[3])
+        ),
+        "send one value a kept element",
+    ),
+    "map after scatter": (
+        lambda self, sent: map(scatter(*extract(sent)[:2]), abs),
+        "map takes a vector first",
+    ),
+    "reduced in decode": (
+        lambda self, sent: map(extract(sent)[1], lambda v: v * reduce(extract(sent)[1], add)),
+        "reduce in encode",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEPT_REFUSED)
+def test_kept_fields_are_decoded_by_scatter(case):
+    def encode(self, gradient):
+        kept = filter(gradient, lambda x: x > 0)
+        whole_numbers = map(kept, int32)
+        total = reduce(gradient, add)
+        return concat(indices=indices(kept), values=kept, ints=whole_numbers, total=total)
+
+    decode, remedy = KEPT_REFUSED[case]
+    with pytest.raises(InvalidSetting, match=re.escape(remedy)):
+        program(encode, decode)
 
 
 def test_a_program_is_a_frozen_dataclass_of_its_settings():
@@ -150,7 +251,7 @@ def test_keywords_of_the_class_are_traits():
         (lambda: tbq(threshold="a"), "tbq threshold must be float"),
         (lambda: uniform(bitwidth=2.5), "uniform bitwidth must be int"),
         (lambda: uniform(seed=True), "uniform seed must be int"),
-        (lambda: uniform(bitwidth=3), "widths are 1, 2, 4 and 8"),
+        (lambda: uniform(bitwidth=3), "uniform bitwidth must be 1, 2, 4 or 8, got 3"),
         (lambda: int8(block=100), "a positive multiple of 64"),
         (lambda: int8(block=0), "a positive multiple of 64"),
         (lambda: type("half", (Program,), {"encode": codes(floor)}), "write both"),
@@ -185,6 +286,26 @@ def test_python_and_numpy_meet_the_language_halfway():
     )
     payload, _ = codec.encode(None, torch.tensor([0.1, 0.25, 0.75, 1.2]))
     assert payload["q"].tolist() == [1, 1, 3, 3]  # halves to even
+
+
+def test_latest_is_the_gradient_without_the_residual():
+    class both(Program, reads_latest=True):
+        def encode(self, gradient, latest):
+            sums = map((gradient, latest), lambda g, x: uint8(g * 16 + x))
+            return concat(most=whole(reduce(latest, greater), greater), q=sums)
+
+        def decode(self, compressed):
+            return map(extract(compressed)[1], lambda q: q * 0.0)
+
+    grad_N = torch.tensor([1.0, 2.0, 3.0])
+    payload, _ = both().encode(None, grad_N)
+    assert payload["q"].tolist() == [17, 34, 51]
+    for dtype in (torch.float32, torch.float64):
+        residual_N = torch.ones(3, dtype=dtype)
+        payload, _ = both().encode(None, grad_N.to(dtype), residual_N=residual_N)
+        assert payload["q"].tolist() == [33, 50, 67]
+        assert payload["most"].item() == 3
+        assert residual_N.tolist() == [2, 3, 4]
 
 
 def test_a_long_program_is_no_problem():

@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import _build, cast, onebit
+from gradwire.kernels import _build, cast, compiler, select
 
-needs_compiler = pytest.mark.skipif(_build._find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")
-LOAD = "from gradwire.kernels import _build; print(_build.load_library('onebit') is not None)"
+LOAD = "from gradwire.kernels import _build; print(_build.load_library('select') is not None)"
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """A process that has loaded and warned nothing, with an empty cache."""
-    monkeypatch.setattr(_build, "_libraries", {})
-    monkeypatch.setattr(_build, "_state", {"forced": 0, "warned": 0})
-    monkeypatch.setattr(_build, "_FLAG_SETS", ((*QUICK_FLAGS, "-fopenmp"), QUICK_FLAGS))
+    monkeypatch.setattr(compiler, "_loaded", {})
+    monkeypatch.setattr(compiler, "_state", {"forced": 0, "warned": 0})
+    monkeypatch.setattr(compiler, "FLAG_SETS", ((*QUICK_FLAGS, "-fopenmp"), QUICK_FLAGS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
 
@@ -47,10 +47,10 @@ def compiler_script(path: Path, body: str) -> Path:
 
 
 def encode_something() -> list[int]:
-    bits = torch.zeros(1, dtype=torch.uint8)
-    onebit.encode(torch.tensor([-1.0, 2.0]), torch.zeros(1, 2), bits)
+    indices = torch.zeros(1, dtype=torch.int32)
+    select.topk(torch.tensor([-1.0, 2.0]), indices, torch.zeros(1))
     cast.cast16_encode(torch.ones(2), torch.zeros(2, dtype=torch.float16))
-    return bits.tolist()
+    return indices.tolist()
 
 
 def assert_one_warning(caplog, part):
@@ -62,8 +62,8 @@ def assert_one_warning(caplog, part):
 def test_without_a_compiler_the_reference_serves_with_one_warning(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert encode_something() == [0b10]
-        assert encode_something() == [0b10]
+        assert encode_something() == [1]
+        assert encode_something() == [1]
         assert _build.backend() == "reference"
     assert_one_warning(caplog, "no C++ compiler")
 
@@ -75,7 +75,7 @@ def test_a_failing_compiler_leaves_the_reference_and_its_words(
     script = compiler_script(tmp_path / "cxx", "echo 'x.cpp:1: error: too old' >&2; exit 1")
     monkeypatch.setenv("CXX", str(script))
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert encode_something() == [0b10]
+        assert encode_something() == [1]
         assert _build.backend() == "reference"
     assert_one_warning(caplog, "error: too old")
     assert not list(folder.glob("*.so")) + list(folder.glob("*.tmp"))
@@ -87,8 +87,8 @@ def test_flags_a_compiler_lacks_are_left_out(monkeypatch, tmp_path):
         'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac; exec "$real" "$@"'
     )
     monkeypatch.setenv("CXX", str(compiler_script(tmp_path / "cxx", refuse)))
-    assert _build.load_library("onebit") is not None
-    assert encode_something() == [0b10]
+    assert _build.load_library("select") is not None
+    assert encode_something() == [1]
 
 
 @needs_compiler
@@ -103,7 +103,7 @@ def test_processes_that_start_together_build_once(folder, tmp_path):
     ]
     assert [process.communicate(timeout=100)[0].strip() for process in processes] == ["True"] * 3
     assert len(log.read_text().split()) == 1
-    assert len(list(folder.glob("onebit-*.so"))) == 1
+    assert len(list(folder.glob("select-*.so"))) == 1
     assert not list(folder.glob("*.tmp"))
 
 
@@ -129,18 +129,17 @@ def test_a_killed_compile_leaves_nothing_that_is_loaded(monkeypatch, tmp_path, f
         process.wait(timeout=10)
     slow.unlink()
     assert not list(folder.glob("*.so"))
-    assert _build.load_library("onebit") is not None
-    assert encode_something() == [0b10]
+    assert _build.load_library("select") is not None
+    assert encode_something() == [1]
 
 
 @needs_compiler
 def test_a_damaged_file_is_built_again(folder):
-    folder.mkdir(parents=True)
-    compiler = _build._find_compiler()
-    digest = _build._content_hash("onebit", compiler, _build._FLAG_SETS[0])
-    damaged = folder / f"onebit-{digest}.so"
+    source = _build.source("select")
+    damaged = compiler.library_path(source, compiler.find_compiler(), source.flag_sets[0])
+    assert damaged.parent == folder
     damaged.write_bytes(b"\x7fELF and then nothing")
-    assert _build.load_library("onebit") is not None
+    assert _build.load_library("select") is not None
     assert damaged.stat().st_size > 1000
 
 
@@ -153,12 +152,12 @@ def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setenv("HOME", str(blocked))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    _build._temporary_folder.cache_clear()
+    compiler._temporary_folder.cache_clear()
     try:
-        assert _build.load_library("onebit") is not None
+        assert _build.load_library("select") is not None
     finally:
-        _build._temporary_folder.cache_clear()
-    (library,) = temporary.rglob("onebit-*.so")
+        compiler._temporary_folder.cache_clear()
+    (library,) = temporary.rglob("select-*.so")
     assert library.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -167,27 +166,27 @@ def test_a_temporary_folder_of_someone_else_is_not_trusted(monkeypatch, tmp_path
     planted = tmp_path / f"gradwire-{os.getuid()}"
     planted.mkdir()
     planted.chmod(0o777)
-    _build._temporary_folder.cache_clear()
+    compiler._temporary_folder.cache_clear()
     try:
-        assert _build._temporary_folder() != planted
+        assert compiler._temporary_folder() != planted
     finally:
-        _build._temporary_folder.cache_clear()
+        compiler._temporary_folder.cache_clear()
 
 
 @needs_compiler
 def test_leftovers_of_killed_compiles_are_swept(folder):
     folder.mkdir(parents=True)
-    old, young = folder / "onebit-1.tmp", folder / "onebit-2.tmp"
+    old, young = folder / "select-1.tmp", folder / "select-2.tmp"
     for path in (old, young):
         path.touch()
     os.utime(old, (0, 0))
-    assert _build.load_library("onebit") is not None
+    assert _build.load_library("select") is not None
     assert not old.exists()
     assert young.exists()
 
 
 def test_importing_compiles_nothing(folder):
-    modules = "gradwire.kernels.onebit, gradwire.kernels.select, gradwire.kernels.cast"
+    modules = "gradwire.kernels.select, gradwire.kernels.cast, gradwire.compress.onebit"
     subprocess.run([sys.executable, "-c", f"import {modules}"], check=True, timeout=100)
     assert not folder.exists()
 
@@ -195,20 +194,21 @@ def test_importing_compiles_nothing(folder):
 @needs_compiler
 def test_the_reference_can_be_forced_and_nests():
     assert _build.backend() == "cpp"
-    with _build.reference_only():
-        with _build.reference_only():
+    with compiler.reference_only():
+        with compiler.reference_only():
             assert _build.backend() == "reference"
-        assert _build.load_library("onebit") is None
-    assert _build.load_library("onebit") is not None
+        assert _build.load_library("select") is None
+    assert _build.load_library("select") is not None
 
 
 def test_the_name_of_a_library_depends_on_all_that_made_it(monkeypatch):
-    compiler = sys.executable  # any program with a --version
-    names = {_build._content_hash("onebit", compiler, ("-O3",))}
-    names.add(_build._content_hash("onebit", compiler, ("-O2",)))
-    names.add(_build._content_hash("cast", compiler, ("-O3",)))
-    monkeypatch.setattr(_build, "_cpu_model", lambda: "another machine")
-    names.add(_build._content_hash("onebit", compiler, ("-O3",)))
-    monkeypatch.setattr(_build, "_compiler_version", lambda compiler: "another compiler")
-    names.add(_build._content_hash("onebit", compiler, ("-O3",)))
+    program = sys.executable  # any program with a --version
+    select_source, cast_source = _build.source("select"), _build.source("cast")
+    names = {compiler.library_path(select_source, program, ("-O3",))}
+    names.add(compiler.library_path(select_source, program, ("-O2",)))
+    names.add(compiler.library_path(cast_source, program, ("-O3",)))
+    monkeypatch.setattr(compiler, "_cpu_model", lambda: "another machine")
+    names.add(compiler.library_path(select_source, program, ("-O3",)))
+    monkeypatch.setattr(compiler, "_compiler_version", lambda program: "another compiler")
+    names.add(compiler.library_path(select_source, program, ("-O3",)))
     assert len(names) == 5

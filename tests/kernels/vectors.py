@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from gradwire.kernels import _build
+from gradwire.kernels import _build, compiler
 
 SIZES = (0, 1, 2, 7, 8, 9, 31, 32, 33, 4095, 4097, 16383, 16385, 65535, 65536, 65537, 200_003)
 KINDS = (
@@ -103,8 +103,8 @@ def runs_here(variant: str) -> bool:
 def built_as(variant: str) -> Iterator[None]:
     """Within the block kernels are those of one of ``VARIANTS``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_build, "_libraries", {})
-        patch.setattr(_build, "_FLAG_SETS", ((*_build._BASE_FLAGS, *VARIANTS[variant]),))
+        patch.setattr(compiler, "_loaded", {})
+        patch.setattr(compiler, "FLAG_SETS", ((*compiler.BASE_FLAGS, *VARIANTS[variant]),))
         if _build.backend() != "cpp":
             pytest.skip("no C++ compiler here; the reference is tested by itself")
         yield

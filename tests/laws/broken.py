@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 
 from gradwire.collective._types import Collective
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.exchange import Pair
@@ -18,9 +21,11 @@ from gradwire.exchange import Pair
 from . import broken_collectives as collectives
 from . import broken_compressors as compressors
 from . import broken_exchanges as exchanges
+from . import broken_variable as sizes
 from . import collective_laws as on_collectives
 from . import compressor_laws as on_compressors
 from . import exchange_laws as on_exchanges
+from . import variable
 
 
 def _with(collective: Collective, codec: Compressor | None = None) -> Pair:
@@ -31,7 +36,14 @@ SOUND_EXCHANGES = (
     _with(collectives.gathers()),
     _with(collectives.gathers(), onebit()),
     exchanges.altered(),
+    _with(collectives.gathers(), qsgd()),
+    _with(casync_ps(), qsgd()),
+    _with(allgather_sparse(), variable.above()),
+    _with(casync_ps(), variable.above()),
+    _with(casync_ps(), variable.trimmed()),
 )
+
+SOUND_COMPRESSORS = variable.SOUND
 
 COMPRESSOR_BITES = (
     (on_compressors.law_round_trip_keeps_shape_and_dtype, compressors.returns_another_tensor()),
@@ -40,6 +52,12 @@ COMPRESSOR_BITES = (
     (on_compressors.law_same_input_same_bits, compressors.depends_on_the_call()),
     (on_compressors.law_given_buffer_is_used, compressors.ignores_buffer()),
     (on_compressors.law_given_buffer_is_used, compressors.relies_on_zeros()),
+    (on_compressors.law_stated_bytes_are_real, sizes.states_half(threshold=0.1)),
+    (on_compressors.law_given_buffer_is_used, sizes.writes_to_the_back()),
+    (on_compressors.law_received_bytes_are_the_payload, sizes.reads_the_largest()),
+    (on_compressors.law_received_bytes_are_the_payload, sizes.reads_any_size()),
+    (on_compressors.law_typical_payload_is_one, sizes.expects_more_than_there_is()),
+    (on_compressors.law_rank_changes_no_meaning, compressors.decodes_by_rank()),
     (on_compressors.law_input_untouched, compressors.writes_its_input()),
     (on_compressors.law_payload_untouched_by_decode, compressors.decodes_in_place()),
     (on_compressors.law_residual_holds_what_is_missing, compressors.swapped_means()),
@@ -58,6 +76,9 @@ COMPRESSOR_BITES = (
     (on_compressors.law_lossless_means_bit_equal, compressors.claims_lossless()),
     (on_compressors.law_contraction, compressors.swapped_means()),
     (on_compressors.law_contraction, compressors.amplifies()),
+    (on_compressors.law_unbiased, compressors.rounds_down()),
+    (on_compressors.law_unbiased, compressors.draws_once(bitwidth=2)),
+    (on_compressors.law_unbiased, compressors.hides_its_clipping(clip=2.5)),
     (on_compressors.law_merge_adds_the_decoded, compressors.merges_unscaled()),
     (on_compressors.law_decode_scales, compressors.decodes_unscaled()),
     (on_compressors.law_decode_overwrites, compressors.adds_on_decode()),
@@ -74,6 +95,14 @@ COLLECTIVE_BITES = (
     (on_collectives.law_equals_the_dense_mean, _with(collectives.forgets_a_rank())),
     (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
     (on_collectives.law_sends_the_stated_bytes, _with(collectives.forgets_padding(), onebit())),
+    (
+        on_collectives.law_sends_the_stated_bytes,
+        _with(sizes.forgets_announcements(), variable.above(threshold=-1.0)),
+    ),
+    (
+        on_collectives.law_verbs_do_not_depend_on_values,
+        _with(sizes.spares_empty_payloads(), variable.above()),
+    ),
     (on_collectives.law_any_interleaving_same_bits, _with(collectives.first_come_first_summed())),
     (on_collectives.law_verbs_do_not_depend_on_values, _with(collectives.announces_zeros())),
     (on_collectives.law_mean_may_overwrite_the_gradient, _with(collectives.clears_out_first())),
@@ -119,5 +148,11 @@ EXCHANGE_BITES = (
         _with(collectives.gathers(), compressors.absorbs_nan()),
     ),
     (on_exchanges.law_residual_finite_for_huge_gradients, exchanges.overflows_residual()),
+    (on_exchanges.law_ranks_draw_apart, _with(collectives.gathers(), compressors.draws_alike())),
+    (on_exchanges.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
+    (
+        on_exchanges.law_unbiased_codecs_make_unbiased_means,
+        _with(collectives.draws_the_same_again(), qsgd()),
+    ),
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.collective._types import Collective, Needs
 from gradwire.collective._verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
-from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ps import PSState, casync_ps
 from gradwire.contract import Compressor, Member, State
 from gradwire.payload import Format, Payload
 from gradwire.spec import TensorSpec, chunk_bounds, working_dtype
@@ -32,7 +32,7 @@ class gathers(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        codec = codec.for_world(me.world)
+        codec = me.variant_of(codec)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
         everyone = me.scratch("everyone", me.world * form.slot_bytes, grad_N, torch.uint8)
@@ -153,6 +153,14 @@ class sums_in_the_gradients_dtype(gathers):
         return torch.zeros_like(out_N)
 
 
+class draws_the_same_again(casync_ps):
+    """Encodes the mean of chunk 0 with the random numbers that rank 0 encoded chunk 0 with."""
+
+    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> PSState:
+        state = super().init(codec, spec, world)
+        return state._replace(pull=state.push[0])
+
+
 class hides_aggregator_loss(casync_ps):
     """Re-encodes the mean like CaSync-PS, and keeps only the worker's own loss."""
 
@@ -167,7 +175,7 @@ class hides_aggregator_loss(casync_ps):
     ) -> Steps[State]:
         own_N = None if residual_N is None else residual_N.clone()
         if own_N is not None:
-            own = codec.for_world(me.world)
+            own = me.variant_of(codec)
             for start, stop in chunk_bounds(grad_N.numel(), me.world):
                 own.encode(None, grad_N[start:stop], residual_N=own_N[start:stop])
         state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)

@@ -13,20 +13,54 @@ from torch import Tensor
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
+from gradwire.compress.terngrad import terngrad
 from gradwire.compress.topk import topk
+from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, State, Traits
+from gradwire.dsl.language import (
+    Compressed,
+    Vector,
+    concat,
+    floor,
+    greater,
+    map,
+    random,
+    reduce,
+    smaller,
+    uint2,
+)
+from gradwire.dsl.program import Program
 from gradwire.payload import Field, Format, Payload
 from gradwire.spec import TensorSpec
 
 Encoded = tuple[Payload, State]
 
 
-class swapped_means(onebit):
+@dataclass(frozen=True, kw_only=True)
+class wraps(Compressor):
+    """A sound compressor, whose methods the specimens change."""
+
+    sound: ClassVar[Compressor] = onebit()
+    traits: ClassVar[Traits] = onebit.traits
+
+    def format(self, spec: TensorSpec) -> Format:
+        return self.sound.format(spec)
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
+        return self.sound.encode(state, grad_N, **to)
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return self.sound.decode(payload, out_N, scale=scale)
+
+
+class swapped_means(wraps):
     """Decodes negatives to the mean of the positives, and the other way round."""
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         flipped = Payload(payload.format, payload.buffer.clone())
-        flipped["scales"].copy_(payload["scales"].view(-1, 2).flip(1).reshape(-1))
+        flipped["low"].copy_(payload["high"])
+        flipped["high"].copy_(payload["low"])
         return super().decode(flipped, out_N, scale=scale)
 
 
@@ -50,14 +84,11 @@ class drops_ties(topk):
         return payload, state
 
 
-class understates(onebit):
-    """Its format leaves out the scales."""
+class understates(wraps):
+    """Its format leaves out the means."""
 
     def format(self, spec: TensorSpec) -> Format:
         return Format((Field("bits", torch.uint8, -(-spec.numel // 8)),))
-
-    def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
-        return onebit(block=self.block).encode(state, grad_N, **to)
 
 
 class returns_another_tensor(none):
@@ -78,14 +109,14 @@ class depends_on_the_call(cast16):
         return payload, state
 
 
-class ignores_buffer(onebit):
+class ignores_buffer(wraps):
     """Makes its own buffer whatever it is given."""
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
         return super().encode(state, grad_N, **{**to, "buffer": None})
 
 
-class relies_on_zeros(onebit):
+class relies_on_zeros(wraps):
     """Sets bits in the buffer and never clears one."""
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
@@ -111,7 +142,7 @@ class decodes_in_place(cast16):
         return super().decode(payload, out_N)
 
 
-class doubles_residual(onebit):
+class doubles_residual(wraps):
     """Counts what was left twice."""
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
@@ -120,7 +151,7 @@ class doubles_residual(onebit):
         return super().encode(state, grad_N, **to)
 
 
-class delays_residual(onebit):
+class delays_residual(wraps):
     """Adds new loss to the residual but never sends it."""
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
@@ -175,14 +206,41 @@ class amplifies(topk):
         super().merge(payload, sum_N, scale=3 * scale)
 
 
-class merges_unscaled(onebit):
+class rounds_down(uniform):
+    """Takes the level below whatever it draws."""
+
+    def encode(self, gradient: Vector) -> Compressed:
+        low, high = reduce(gradient, smaller), reduce(gradient, greater)
+        gap = (high - low) / 3
+        codes = map(gradient, lambda x: uint2(floor((x - low) / gap + 0 * random())))
+        return concat(low=low, gap=gap, codes=codes)
+
+    def decode(self, compressed: Compressed) -> Vector:
+        return uniform.source.decode(self, compressed)
+
+
+class draws_once(qsgd):
+    """Keeps no step, so that all of them draw the same numbers."""
+
+    def init(self, spec: TensorSpec) -> State:
+        return None
+
+
+class hides_its_clipping(terngrad):
+    """Cuts large elements off, and says that it is unbiased."""
+
+    def __post_init__(self) -> None:
+        Program.__post_init__(self)
+
+
+class merges_unscaled(wraps):
     """merge forgets its scale."""
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         super().merge(payload, sum_N)
 
 
-class decodes_unscaled(onebit):
+class decodes_unscaled(wraps):
     """decode forgets its scale."""
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -216,8 +274,28 @@ class square_roots(none):
 class never_prescales(cast16):
     """Sends gradients undivided, so that their sum leaves float16's range."""
 
-    def for_world(self, world: int) -> cast16:
+    def for_world(self, world: int, rank: int = 0) -> cast16:
         return self
+
+
+class draws_alike(qsgd):
+    """Draws the same numbers on every rank."""
+
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class decodes_by_rank(none):
+    """Decodes to something else on every rank."""
+
+    rank: int = 0
+
+    def for_world(self, world: int, rank: int = 0) -> none:
+        return replace(self, rank=rank)
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        return super().decode(payload, out_N, scale=scale * (1 + self.rank))
 
 
 @dataclass(eq=True, unsafe_hash=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import isqrt
 
 import torch
 from torch import Tensor
 
+from gradwire.contract import Compressor, Exchange, State
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange import Pair, pair
 from gradwire.load import examples
@@ -32,7 +34,14 @@ class Case:
 
     @property
     def spec(self) -> TensorSpec:
-        return TensorSpec("gradient", self.numel, self.dtype)
+        """Two square matrices and a vector, for exchanges that act on matrices."""
+        side = isqrt(self.numel // 2)
+        shapes = ((side, side), (side, side), (self.numel - 2 * side * side,))
+        return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
+
+    def states(self, exchange: Exchange) -> list[State]:
+        """One rank's state each, before the first step."""
+        return [exchange.init(self.spec, self.world) for _ in range(self.world)]
 
     def __str__(self) -> str:
         return f"{self.world}x{self.numel} {str(self.dtype).removeprefix('torch.')} s{self.seed}"
@@ -67,11 +76,21 @@ def rotated(turn: int) -> tuple[Case, ...]:
     return (ALWAYS, *(FEW[(turn + step) % len(FEW)] for step in (0, 4)))
 
 
+def compressors() -> tuple[Compressor, ...]:
+    """The examples of ``compress/`` that are compressors; the others are ``own_exchanges``."""
+    return tuple(made for made in examples("compress") if isinstance(made, Compressor))
+
+
+def own_exchanges() -> tuple[Exchange, ...]:
+    """The examples of ``compress/`` that talk in the middle, and so are exchanges themselves."""
+    return tuple(made for made in examples("compress") if isinstance(made, Exchange))
+
+
 @cache
 def pairs() -> tuple[Pair, ...]:
     """All examples of compressors with all examples of collectives that take them."""
     made = []
-    for codec in examples("compress"):
+    for codec in compressors():
         for collective in examples("collective"):
             try:
                 made.append(pair(codec, collective))

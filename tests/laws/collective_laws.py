@@ -55,13 +55,17 @@ def law_same_bits_on_every_rank(exchange: Pair, case: Case) -> None:
 
 
 def law_sends_the_stated_bytes(exchange: Pair, case: Case) -> None:
+    """Exactly; where sizes vary none are stated, and the collective's formula is a bound."""
     sent = _driven(exchange, case.grads(), case.seed).sent_bytes
     stated = exchange.wire_bytes(case.spec, case.world)
     if exchange.codec.traits.exact_size:
         assert sent == stated, f"states {stated} bytes a rank, sends {sent}"
-    else:
-        assert all(a <= b for a, b in zip(sent, stated, strict=True)), (
-            f"states at most {stated} bytes a rank, sends {sent}"
+        return
+    assert stated is None, f"states {stated} bytes a rank, and they vary"
+    if case.world > 1:
+        most = exchange.collective.wire_bytes(exchange.codec, case.spec, case.world)
+        assert all(a <= b for a, b in zip(sent, most, strict=True)), (
+            f"at most {most} bytes a rank, sends {sent}"
         )
 
 
@@ -122,9 +126,18 @@ def law_gradient_untouched(exchange: Pair, case: Case) -> None:
 
 
 def law_sums_do_not_overflow(exchange: Pair, case: Case) -> None:
-    """16-bit gradients near the end of their range have a finite mean, as under DDP."""
+    """16-bit gradients near the end of their range have a finite mean, as under DDP.
+
+    Not said of codecs that round one gradient alone beyond that range, or may, at random.
+    """
+    codec = exchange.codec
+    if codec.traits.unbiased and not codec.traits.lossless:
+        return
     for dtype in (torch.float16, torch.bfloat16):
         grads = [torch.full((case.numel,), 6e4, dtype=dtype) for _ in range(case.world)]
+        alone, _ = codec.encode(codec.init(case.spec), grads[0])
+        if not bool(codec.decode(alone, torch.empty_like(grads[0])).isfinite().all()):
+            continue
         for rank, mean_N in enumerate(_means(exchange, grads, case.seed)):
             assert bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed"
 

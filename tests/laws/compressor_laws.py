@@ -86,17 +86,60 @@ def law_same_input_same_bits(codec: Compressor, grad_N: Tensor) -> None:
 
 
 def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
-    """The payload lies in the buffer given, whatever that held; nothing around it is written."""
+    """The payload lies at the front of the buffer given, whatever that held.
+
+    Nothing around the buffer is written.
+    """
     want = _encoded(codec, grad_N).buffer
     size = codec.format(_spec(grad_N)).size_bytes
     around = torch.full((size + 16,), 0xA5, dtype=torch.uint8)
     buffer = around[8 : 8 + size]
     payload, _ = codec.encode(codec.init(_spec(grad_N)), grad_N, buffer=buffer)
-    assert payload.buffer.data_ptr() == buffer.data_ptr() or not size, "another buffer was used"
-    assert same_bits(buffer, want), "in a used buffer the payload has other bits than in a new one"
+    used, real = payload.buffer, payload.size_bytes
+    assert used.data_ptr() == buffer.data_ptr() or not real, "another buffer was used"
+    assert same_bits(used, want), "in a used buffer the payload has other bits than in a new one"
     assert bool((around[:8] == 0xA5).all() & (around[8 + size :] == 0xA5).all()), (
         "bytes outside the buffer were written"
     )
+
+
+def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> None:
+    """Their number tells their layout, and a copy decodes alike; other numbers are refused."""
+    spec, payload = _spec(grad_N), _encoded(codec, grad_N)
+    form = codec.received(spec, payload.size_bytes)
+    assert form == payload.format, f"sent {payload.format}, received {form}"
+    dtype = working_dtype(grad_N.dtype)
+    decoded = [
+        codec.decode(sent, torch.empty(grad_N.numel(), dtype=dtype))
+        for sent in (payload, Payload(form, payload.buffer.clone()))
+    ]
+    assert same_bits(*decoded), "a received copy decodes to something else"
+    for wrong in (-1, codec.format(spec).size_bytes + 1):
+        try:
+            codec.received(spec, wrong)
+        except InvalidSetting:
+            continue
+        raise AssertionError(f"{wrong} bytes were taken for a payload")
+
+
+def law_typical_payload_is_one(codec: Compressor, grad_N: Tensor) -> None:
+    """Of a size that payloads have, and exact where sizes are."""
+    spec = _spec(grad_N)
+    typical, largest_form = codec.typical(spec), codec.format(spec)
+    assert typical.size_bytes <= largest_form.size_bytes, "typically more than the largest"
+    assert codec.received(spec, typical.size_bytes) == typical, "no payload is like the typical"
+    if codec.traits.exact_size:
+        assert typical == largest_form, "all payloads are alike, and the typical one is not"
+
+
+def law_rank_changes_no_meaning(codec: Compressor, grad_N: Tensor) -> None:
+    """What one rank encodes, from a state made for any, decodes alike on every other."""
+    one, other = (codec.for_world(3, rank) for rank in (1, 2))
+    spec, dtype = _spec(grad_N), working_dtype(grad_N.dtype)
+    assert one.format(spec) == other.format(spec), "ranks have other layouts"
+    payload, _ = one.encode(codec.for_world(3).init(spec), grad_N)
+    decoded = [c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype)) for c in (one, other)]
+    assert same_bits(*decoded), "ranks decode one payload to different values"
 
 
 def law_input_untouched(codec: Compressor, grad_N: Tensor) -> None:
@@ -135,10 +178,15 @@ def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> Non
 
 
 def law_residual_form_encodes_the_sum(codec: Compressor, grad_N: Tensor) -> None:
-    """encode(g, r) has the bytes of encode(g + r), where g + r has the gradient's dtype."""
+    """encode(g, r) has the bytes of encode(g + r), where g + r has the gradient's dtype.
+
+    If what is sent depends on more than the sum, at least where r is 0.
+    """
     if working_dtype(grad_N.dtype) != grad_N.dtype:
         return
     residual_N = _residual_for(grad_N)
+    if codec.traits.reads_latest:
+        residual_N.zero_()
     plain = _encoded(codec, grad_N + residual_N)
     with_residual = _encoded(codec, grad_N, residual_N)
     assert same_bits(with_residual.buffer, plain.buffer), (
@@ -183,6 +231,34 @@ def law_contraction(codec: Compressor, grad_N: Tensor) -> None:
     # Half a last place of the wire's least number of bits is rounding, not growth.
     assert left <= float(whole_N.norm()) * (1 + 1e-6), (
         f"lost {left:.6g} of a gradient of norm {float(whole_N.norm()):.6g}"
+    )
+
+
+def law_unbiased(codec: Compressor, grad_N: Tensor) -> None:
+    """The mean of decode(encode(x)) over n steps nears x, element by element.
+
+    Within z = 6 standard errors and 42 / n of the range that elements were seen to move in: what
+    is sent in few steps may be sent in none of n, and shows no spread then. (The empirical
+    Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of 3e-8.)
+    """
+    if not codec.traits.unbiased or not tame(grad_N) or not grad_N.numel():
+        return
+    num_steps, state = 256, codec.init(_spec(grad_N))
+    decoded_SN = torch.empty(num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype))
+    for out_N in decoded_SN:
+        payload, state = codec.encode(state, grad_N)
+        codec.decode(payload, out_N)
+    decoded_SN = decoded_SN.double()
+    moved = float((decoded_SN.amax(0) - decoded_SN.amin(0)).max())
+    range_ = moved or 2 * largest(decoded_SN)  # nothing was drawn: all it could have moved in
+    error_N = decoded_SN.std(0) / num_steps**0.5
+    rounding = 8 * torch.finfo(torch.float32).eps * largest(grad_N, decoded_SN)
+    allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding
+    off_N = (decoded_SN.mean(0) - grad_N).abs()
+    worst = int((off_N - allowed_N).argmax())
+    assert bool(off_N[worst] <= allowed_N[worst]), (
+        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its mean over "
+        f"{num_steps} steps {float(off_N[worst]):.3g} off, allowed {float(allowed_N[worst]):.3g}"
     )
 
 

@@ -7,6 +7,7 @@ Where a law is about error feedback it wraps the exchange itself. Residuals are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,11 +15,9 @@ from torch import Tensor
 
 from gradwire.collective._local import drive
 from gradwire.collective._verbs import Steps
-from gradwire.contract import Member, State
+from gradwire.contract import Exchange, Member, Result, State
 from gradwire.exchange import (
-    Exchange,
     Pair,
-    Result,
     clone_state,
     residuals,
     run_local,
@@ -31,6 +30,8 @@ from .cases import Case
 from .tolerance import assert_near, largest, same_bits
 
 NUM_STEPS = 4
+NUM_DRAWS = 100
+"""Steps, where a law is about what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
 def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
     """Conservation: sum of (gradient + old residual) = W * mean + sum of new residuals."""
     kept = with_error_feedback(exchange)
-    states = None
+    states = case.states(kept)
     old_N = torch.zeros(case.numel, dtype=torch.float64)
     for step in range(NUM_STEPS):
         grads = case.grads(step)
@@ -115,7 +116,7 @@ def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
 def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
     """Sum of what ranks contributed = W * mean, with and without error feedback."""
     for tried in (exchange, with_error_feedback(exchange)):
-        states = None
+        states = case.states(tried)
         for step in range(2):
             grads = case.grads(step)
             results = run_local(tried, grads, states, seed=case.seed)
@@ -135,7 +136,7 @@ def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
 def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) -> None:
     """On each rank: gradient + old residual = contributed + new residual."""
     kept = with_error_feedback(exchange)
-    states = None
+    states = case.states(kept)
     old = [torch.zeros(case.numel, dtype=torch.float64) for _ in range(case.world)]
     for step in range(2):
         grads = case.grads(step)
@@ -157,7 +158,7 @@ def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) ->
 def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
     """Means and states bit for bit, over two steps, with and without error feedback."""
     for tried in (exchange, with_error_feedback(exchange)):
-        states = [tried.init(case.spec, case.world) for _ in range(case.world)]
+        states = case.states(tried)
         members = [Member(rank, case.world) for rank in range(case.world)]
         for step in range(2):
             grads = case.grads(step)
@@ -177,11 +178,14 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
 
     From one common state, because an exchange may cut and round elsewhere. Not for 16-bit
     gradients: there the definition rounds the sum before it is encoded, and so has another wire.
+    What tells the gradient from the residual knows only the sum there: the two agree without one.
     """
     if working_dtype(case.dtype) != case.dtype:
         return
     fused, defined = with_error_feedback(exchange), with_error_feedback(RunOnly(exchange))
-    states = _states(run_local(fused, case.grads(), seed=case.seed))
+    states = case.states(fused)
+    if not (isinstance(exchange, Pair) and exchange.codec.traits.reads_latest):
+        states = _states(run_local(fused, case.grads(), states, seed=case.seed))
     grads = case.grads(step=1)
     got = run_local(fused, grads, states, seed=case.seed)
     want = run_local(defined, grads, states, seed=case.seed)
@@ -204,7 +208,7 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
 def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
     """``run_local`` changes neither gradients nor the states it is given."""
     kept = with_error_feedback(exchange)
-    states = _states(run_local(kept, case.grads(), seed=case.seed))
+    states = _states(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
     before = clone_state(tuple(states))
     grads = case.grads(step=1)
     run_local(kept, grads, states, seed=case.seed)
@@ -216,7 +220,7 @@ def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
 
 def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> None:
     kept = with_error_feedback(exchange)
-    states = _states(run_local(kept, case.grads(), seed=0))
+    states = _states(run_local(kept, case.grads(), case.states(kept), seed=0))
     want = run_local(kept, case.grads(step=1), states, seed=0)
     for seed in (0, 1, 2):
         got = run_local(kept, case.grads(step=1), states, seed=seed)
@@ -228,7 +232,7 @@ def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case)
     if not case.numel:
         return
     kept = with_error_feedback(exchange)
-    before = _states(run_local(kept, case.grads(), seed=case.seed))
+    before = _states(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
     for spoil in (float("nan"), float("inf"), -float("inf")):
         grads = case.grads(step=1)
         grads[-1][case.numel // 2] = spoil
@@ -245,7 +249,7 @@ def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case)
 def law_residual_finite_for_huge_gradients(exchange: Exchange, case: Case) -> None:
     """Whatever overflows on the way, no residual does."""
     kept = with_error_feedback(exchange)
-    states = None
+    states = case.states(kept)
     for step in range(2):
         grads = [g.sign() * (0.85 * torch.finfo(g.dtype).max) for g in case.grads(step)]
         grads = [g * torch.rand(len(g), generator=_seeded(r)).to(g) for r, g in enumerate(grads)]
@@ -263,7 +267,7 @@ def _seeded(seed: int) -> torch.Generator:
 def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
     """Among one rank the mean is the gradient, bit for bit, and nothing is kept."""
     for tried in (exchange, with_error_feedback(exchange)):
-        states = None
+        states = [tried.init(case.spec, 1)]
         for step in range(2):
             grad_N = case.grads(step)[0]
             [(mean_N, contributed_N, state)] = run_local(tried, [grad_N], states)
@@ -271,6 +275,57 @@ def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
             assert same_bits(contributed_N, grad_N.to(contributed_N.dtype)), "contributed is not"
             assert not bool(_residual(state, case.numel).any()), "alone, something was kept"
             states = [state]
+
+
+@lru_cache(maxsize=1)
+def _drawn(exchange: Pair, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """What becomes of equal gradients on all ranks in S steps, in float64.
+
+    The gradient_N, means_SN, and what ranks contributed, given_SWN.
+    """
+    states, means, given = None, [], []
+    for _ in range(NUM_DRAWS):
+        results = run_local(exchange, case.grads()[:1] * case.world, states, seed=case.seed)
+        states = _states(results)
+        means.append(results[0][0].double())
+        given.append(torch.stack([contributed_N.double() for _, contributed_N, _ in results]))
+    return case.grads()[0].double(), torch.stack(means), torch.stack(given)
+
+
+def _rounds_at_random(exchange: Exchange, case: Case) -> bool:
+    """Whether the codec is unbiased, and the case large enough for statistics."""
+    traits = exchange.codec.traits if isinstance(exchange, Pair) else None
+    is_random = traits is not None and traits.unbiased and not traits.lossless
+    return is_random and case.world > 1 and case.numel >= 200 and case.dtype == torch.float32
+
+
+def law_ranks_draw_apart(exchange: Exchange, case: Case) -> None:
+    """Equal gradients are rounded on each rank by itself, where rounding is drawn.
+
+    Then the mean has 1/W of the variance of what a rank contributes. Were the same numbers drawn
+    everywhere, it would have all of it.
+    """
+    if not isinstance(exchange, Pair) or not _rounds_at_random(exchange, case):
+        return
+    grad_N, means_SN, given_SWN = _drawn(exchange, case)
+    of_mean, of_one = (float((t - grad_N).square().mean()) for t in (means_SN, given_SWN))
+    share = case.world * of_mean / of_one
+    assert 0.8 < share < 1.25, f"the mean has {share:.3g} / W of the variance of one"
+
+
+def law_unbiased_codecs_make_unbiased_means(exchange: Exchange, case: Case) -> None:
+    """Also where the mean is encoded again: the numbers drawn for it were not used before.
+
+    Over steps and elements, means miss the gradient by no more than chance has them miss it.
+    """
+    if not isinstance(exchange, Pair) or not _rounds_at_random(exchange, case):
+        return
+    grad_N, means_SN, _ = _drawn(exchange, case)
+    spread_N = means_SN.std(0)
+    is_spread_N = spread_N > 0.3 * spread_N.median()  # others were drawn too few times
+    off_N = (means_SN.mean(0) - grad_N) * NUM_DRAWS**0.5 / spread_N
+    chance = float(off_N[is_spread_N].square().mean())
+    assert chance < 1.25, f"means miss by {chance**0.5:.3g} times what is to be expected"
 
 
 LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from gradwire.contract import Exchange
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
-from gradwire.exchange import Exchange
 from gradwire.planner._types import Plan
 from gradwire.sim.network import NEVER, Flow, Network
 from gradwire.spec import TensorSpec
@@ -173,7 +173,7 @@ def law_bytes_are_the_exchanges(
 ) -> None:
     spans = _by_rank(simulate(exchange, numel, cluster), "communication")
     sent = [sum(span.size_bytes for span in spans[rank]) for rank in range(cluster.num_ranks)]
-    assert sent == exchange.wire_bytes(TensorSpec("", numel), cluster.num_ranks)
+    assert sent == exchange.expected_bytes(TensorSpec("", numel), cluster.num_ranks)
 
 
 def law_links_carry_no_more_than_their_rate(

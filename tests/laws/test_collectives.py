@@ -13,7 +13,7 @@ from gradwire.errors import IncompatiblePair
 from gradwire.exchange import Pair, pair, suited
 from gradwire.load import examples
 
-from .cases import EVERY_WORLD_AND_SIZE, name_of, pairs, rotated
+from .cases import EVERY_WORLD_AND_SIZE, compressors, name_of, pairs, rotated
 from .collective_laws import LAWS, law_equals_the_dense_mean
 
 EXACT = [made for made in pairs() if made.codec.traits.lossless]
@@ -33,7 +33,7 @@ def test_dense_mean_for_every_world_and_size(exchange: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "collective"), [*product(examples("compress"), examples("collective"))], ids=repr
+    ("codec", "collective"), [*product(compressors(), examples("collective"))], ids=repr
 )
 def test_pair_decides_by_traits(codec: Compressor, collective: Collective) -> None:
     """A pair is refused exactly when traits miss a need, and the refusal helps."""
@@ -50,7 +50,7 @@ def test_pair_decides_by_traits(codec: Compressor, collective: Collective) -> No
     assert repr(suited(codec)) in message
 
 
-@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+@pytest.mark.parametrize("codec", compressors(), ids=repr)
 def test_suited_collective_takes_the_codec(codec: Compressor) -> None:
     assert pair(codec, suited(codec)).codec is codec
 

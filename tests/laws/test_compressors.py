@@ -13,10 +13,11 @@ from gradwire.contract import Compressor
 from gradwire.load import examples
 from tests.strategies import bounded, gradients, panel
 
+from .cases import compressors
 from .compressor_laws import LAWS
 
 
-@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
+@pytest.mark.parametrize("codec", compressors(), ids=repr)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[..., None], codec: Compressor) -> None:
     @bounded(15)
@@ -29,9 +30,9 @@ def test_law(law: Callable[..., None], codec: Compressor) -> None:
     holds()
 
 
-@pytest.mark.parametrize("codec", examples("compress"), ids=repr)
-def test_header_fields(codec: Any) -> None:
+@pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)
+def test_header_fields(algorithm: Any) -> None:
     """The file's docstring states what the design asks of every algorithm."""
-    text = __import__(type(codec).__module__, fromlist=["_"]).__doc__
+    text = __import__(type(algorithm).__module__, fromlist=["_"]).__doc__
     for heading in ("Source:", "Differences", "Wire:", "State:", "Contributed:"):
-        assert heading in text, f"{type(codec).__module__} does not state {heading}"
+        assert heading in text, f"{type(algorithm).__module__} does not state {heading}"

@@ -65,6 +65,13 @@ def test_every_law_has_a_specimen_it_must_reject(laws: Any, bites: Any) -> None:
     assert {law for law, _ in bites} == set(laws)
 
 
+@pytest.mark.parametrize("codec", broken.SOUND_COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("law", compressor_laws.LAWS, ids=lambda f: f.__name__)
+def test_what_wrong_compressors_are_made_of_passes(law: Callable[..., None], codec: Any) -> None:
+    for grad_N in panel():
+        law(codec, grad_N)
+
+
 @pytest.mark.parametrize("law", collective_laws.LAWS + exchange_laws.LAWS, ids=lambda f: f.__name__)
 def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     """So what is rejected above is the one wrong thing, not how specimens are made."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from torch import Tensor
 
-from examples.own_compressor import scaled_sign
+from examples.own_compressor import ternary
 from gradwire.exchange import Pair, exchange_for
 from tests.strategies import bounded, gradients, panel
 
@@ -22,10 +22,10 @@ def test_law(law: Callable[..., None]) -> None:
     @bounded(15)
     @given(grad_N=gradients())
     def holds(grad_N: Tensor) -> None:
-        law(scaled_sign(), grad_N)
+        law(ternary(), grad_N)
 
     for grad_N in panel():
-        law(scaled_sign(), grad_N)
+        law(ternary(), grad_N)
     holds()
 
 
@@ -33,7 +33,7 @@ def test_law(law: Callable[..., None]) -> None:
     "law", [*collective_laws.LAWS, *exchange_laws.LAWS], ids=lambda law: law.__name__
 )
 def test_law_of_its_exchange(law: Callable[..., None]) -> None:
-    pair = exchange_for(scaled_sign()).inner
+    pair = exchange_for(ternary()).inner
     assert isinstance(pair, Pair)
     for case in FEW:
         law(pair, case)

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.cost.cluster import Cluster, CodecFit
@@ -27,6 +29,7 @@ from . import broken_sims as broken
 from .cases import name_of, pairs
 from .plan_laws import Planner
 from .sim_laws import DENSE_LAWS, EXCHANGE_LAWS, NETWORK_LAWS, PLAN_LAWS, Transfer
+from .variable import above
 
 several = st.builds(
     Cluster,
@@ -80,7 +83,10 @@ def test_network_law_bites(law: Callable[..., None], make: type[Network]) -> Non
         law(make, CROWD)
 
 
-@pytest.mark.parametrize("exchange", pairs(), ids=name_of)
+VARIABLE = (pair(above(), allgather_sparse()), pair(above(), casync_ps()))
+
+
+@pytest.mark.parametrize("exchange", [*pairs(), *VARIABLE], ids=name_of)
 def test_exchange_laws(exchange: Pair) -> None:
     @bounded(4)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)

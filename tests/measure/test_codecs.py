@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.contract import Compressor
+from gradwire.contract import Compressor, Exchange
 from gradwire.cost.cluster import PRIMITIVES, Cluster
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import load, names
 from gradwire.measure import codecs
 from gradwire.measure.codecs import measure_codecs
 
-SIZES = (64, 1024, 2**18)
+SIZES = (256, 1024, 2**18)
 
 
 def test_every_compressor_has_its_lines() -> None:
@@ -26,18 +26,21 @@ def test_every_compressor_has_its_lines() -> None:
             assert tuple(size for size, _ in line.samples) == SIZES
             assert all(seconds > 0 for _, seconds in line.samples)
     assert sum(told) == pytest.approx(len(found) * len(SIZES))
-    # Selecting and scattering 262144 elements is more work than looking at 64.
+    # Selecting and scattering 262144 elements is more work than looking at 256.
     times = dict(found["topk"].encode.samples)
-    assert times[2**18] > times[64]
+    assert times[SIZES[-1]] > times[SIZES[0]]
     cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e9, codecs=found)
     assert Cluster.parse(cluster.to_json()) == cluster
     assert cluster.codec_s("topk", "encode", 500) == found["topk"].encode.seconds(500)
 
 
-@pytest.mark.parametrize("name", names("compress"))
-def test_error_feedback_is_measured_where_the_trait_asks_for_it(name: str) -> None:
-    codec: Compressor = load("compress", name)()
+ALL = [load("compress", name)() for name in names("compress")]
+
+
+@pytest.mark.parametrize("codec", [a for a in ALL if isinstance(a, Compressor)], ids=repr)
+def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compressor) -> None:
     measured = codecs._Codec(codec, 1000, 4)
+    measured.source_N.mul_(1000)  # large enough for any threshold
     buffer = measured.buffer
     for _ in range(3):
         measured.turn_s()
@@ -47,6 +50,16 @@ def test_error_feedback_is_measured_where_the_trait_asks_for_it(name: str) -> No
         assert bool(kept.any())
     assert measured.buffer is buffer
     assert bool(measured.sum_N.any())
+
+
+@pytest.mark.parametrize("exchange", [a for a in ALL if isinstance(a, Exchange)], ids=repr)
+def test_an_exchange_of_its_own_computes_as_in_training(exchange: Exchange) -> None:
+    measured = codecs._Text(exchange, 1000, 4)
+    for _ in range(2):
+        seconds = measured.turn_s()
+        assert set(seconds) == set(PRIMITIVES)
+        assert min(seconds.values()) > 0
+    assert bool(measured.residual_N.any())
 
 
 def test_mistakes_are_answered() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.exchange import Exchange
+from gradwire.contract import Exchange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.exchange import Exchange, exchange_for
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.exchange import Exchange, exchange_for
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
 from gradwire.spec import TensorSpec
 from gradwire.trace.span import Trace
 from tests.runtime.ranks import Ranks

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.contract import Exchange
 from gradwire.errors import RankFailed
-from gradwire.exchange import Exchange
 from tests.runtime.models import (
     Frozen,
     Mixed,

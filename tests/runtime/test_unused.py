@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.exchange import Exchange, exchange_for
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gradwire as gw
-from gradwire.exchange import Exchange
+from gradwire.contract import Exchange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import EXCHANGES, OPTIMIZERS, SMALL_MB, Net, ddp, digest, named, train
 

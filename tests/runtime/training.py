@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
 import gradwire as gw
-from gradwire.exchange import Exchange, exchange_for
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
 from gradwire.load import examples
 
 SMALL_MB = 0.004

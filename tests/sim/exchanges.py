@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective._verbs import Compute, Steps, Verb
-from gradwire.contract import Member, State
-from gradwire.exchange import Exchange, Result
+from gradwire.contract import Exchange, Member, Result, State
 from gradwire.spec import TensorSpec
 
 Row = Verb | tuple[Verb, ...]

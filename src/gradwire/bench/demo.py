@@ -1,4 +1,4 @@
-"""The demo: one model, six ways to average its gradients, on shaped links; tables and pictures."""
+"""The demo: one model, several ways to average its gradients, on shaped links; with pictures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import invalid
+from ..load import load
 from ..report import bars, curves, html, table, timeline
 from ..testbed.hosts import Testbed, open_hosts
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_bytes, format_rate
-from .demo_rank import METHODS
+from .demo_rank import COMPRESSORS, methods
 from .ranks import Report, run_ranks
 from .tasks import available, make_task
 
@@ -29,6 +30,7 @@ class Demo:
     steps: int = 40
     rounds: int = 4
     task: str = "auto"
+    compressors: tuple[str, ...] = COMPRESSORS
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
@@ -37,6 +39,13 @@ class Demo:
             raise invalid(
                 "steps", self.steps, f"a multiple of {self.rounds}, 8 at least", "write 40"
             )
+        for name in self.compressors:
+            load("compress", name)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What is compared, by the names of the table's rows."""
+        return ("ddp", "ddp-fp16", *methods(self.compressors))
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,12 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
     """Opens the testbed, trains by all methods, and puts the figures together."""
     name = available()[0] if demo.task == "auto" else demo.task
     task = make_task(name)
-    settings = {"task": name, "steps": demo.steps, "rounds": demo.rounds}
+    settings = {
+        "task": name,
+        "steps": demo.steps,
+        "rounds": demo.rounds,
+        "compressors": demo.compressors,
+    }
     testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
         results = run_ranks(hosts, "demo_rank", settings, report=report, timeout_s=timeout_s)
@@ -73,9 +87,9 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
     if not shaped:
         notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
     return Outcome(
-        [_row(demo, method, results, shaped) for method in METHODS],
-        {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in METHODS},
-        {m: results[0][m]["losses"] for m in METHODS},
+        [_row(demo, method, results, shaped) for method in demo.methods],
+        {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
+        {m: results[0][m]["losses"] for m in demo.methods},
         notes,
     )
 

@@ -6,7 +6,7 @@ Methods take turns of a few steps each, so that all of them see the same moods o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
@@ -18,11 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ..collective._verbs import AllReduce, sent_bytes
-from ..compress.cast16 import cast16
-from ..compress.none import none
-from ..compress.onebit import onebit
-from ..compress.topk import topk
-from ..contract import Compressor
+from ..load import load
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
@@ -31,13 +27,8 @@ from ..trace.span import Span, Trace
 from .ranks import Report
 from .tasks import Task, make_task
 
-CODECS: dict[str, Compressor] = {
-    "gradwire-dense": none(),
-    "gradwire-cast16": cast16(),
-    "gradwire-onebit": onebit(),
-    "gradwire-topk": topk(density=0.01),
-}
-METHODS = ("ddp", "ddp-fp16", *CODECS)
+COMPRESSORS = ("none", "cast16", "onebit", "topk")
+"""What the demo compares with DDP unless it is told."""
 _WARM_UP_STEPS = 3
 
 
@@ -60,7 +51,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Trains by all methods; returns this rank's figures and one step's trace for each."""
     torch.set_num_threads(1)
     task = make_task(settings["task"])
-    runs = [_start(method, task) for method in METHODS]
+    compressed = methods(settings["compressors"])
+    runs = [_start(method, None, task) for method in ("ddp", "ddp-fp16")]
+    runs += [_start(method, name, task) for method, name in compressed.items()]
     rounds, turn = settings["rounds"], settings["steps"] // settings["rounds"]
     for index in range(rounds):
         for place, run in enumerate(runs):
@@ -69,12 +62,17 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     return {run.method: _result(run, task) for run in runs}
 
 
-def _start(method: str, task: Task) -> Run:
+def methods(compressors: Sequence[str]) -> dict[str, str]:
+    """The demo's names of compressors: what the table calls them, and the files they are in."""
+    return {f"gradwire-{'dense' if name == 'none' else name}": name for name in compressors}
+
+
+def _start(method: str, compressor: str | None, task: Task) -> Run:
     torch.manual_seed(0)
     model = task.make_model()
     handle = None
-    if method in CODECS:
-        handle = attach(model, CODECS[method], trace_steps=2)
+    if compressor is not None:
+        handle = attach(model, load("compress", compressor)(), trace_steps=2)
     else:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":

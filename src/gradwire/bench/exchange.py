@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import mean, median, quantiles
 from typing import Any
 
-from ..errors import invalid
-from ..exchange import Exchange
-from ..spec import TensorSpec, chunk_bounds
+from ..contract import Exchange
+from ..errors import UnknownName, invalid
+from ..spec import chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
-from .exchange_rank import EXCHANGES, TORCH
+from .exchange_rank import EXCHANGES, TORCH, spec_of
 from .ranks import Report, run_ranks
 
 Row = dict[str, object]
@@ -28,6 +28,8 @@ class ExchangeBench:
     numel: int = 10_000_000
     repeats: int = 7
     pieces: int = 1
+    only: tuple[str, ...] = ()
+    """Exchanges to measure beside the dense one; none: all there are."""
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
@@ -35,6 +37,9 @@ class ExchangeBench:
         for name in ("numel", "repeats", "pieces"):
             if getattr(self, name) < 1:
                 raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+        for name in self.only:
+            if name not in EXCHANGES:
+                raise UnknownName("exchange", name, [*EXCHANGES])
 
 
 def run(
@@ -49,6 +54,7 @@ def run(
         "numel": bench.numel,
         "repeats": bench.repeats,
         "pieces": bench.pieces,
+        "exchanges": ["dense", *bench.only] if bench.only else [*EXCHANGES],
         "threads": max(1, len(os.sched_getaffinity(0)) // bench.hosts),
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
@@ -97,7 +103,7 @@ def _row(
 
 def _stated_bytes(exchange: Exchange, bench: ExchangeBench) -> list[int]:
     """Bytes that each rank sends, by the exchange's own formula; empty if it has none."""
-    specs = [TensorSpec("grad", b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
+    specs = [spec_of(b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
     sent = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
     stated = [ranks for ranks in sent if ranks is not None]
     return [sum(pieces) for pieces in zip(*stated, strict=True)] if len(stated) == len(sent) else []

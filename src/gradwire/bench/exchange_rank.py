@@ -19,13 +19,13 @@ from ..collective.casync_ring import casync_ring
 from ..collective.ring import ring
 from ..compress.none import none
 from ..compress.onebit import onebit
-from ..contract import Member
-from ..exchange import Exchange, exchange_for, pair, with_error_feedback
+from ..contract import Exchange, Member
+from ..exchange import exchange_for, pair, with_error_feedback
 from ..kernels._build import backend
 from ..load import load, names
 from ..runtime.engine import Engine
 from ..runtime.membership import join
-from ..spec import TensorSpec, chunk_bounds
+from ..spec import TensorSpec, chunk_bounds, squarest
 from ..testbed.counters import own_counters
 from .ranks import Report
 
@@ -40,6 +40,11 @@ EXCHANGES: dict[str, Exchange] = {
 """Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
 
 
+def spec_of(numel: int) -> TensorSpec:
+    """What one message carries: a square matrix, for those that act on matrices, and the rest."""
+    return TensorSpec("grad", numel, shapes=squarest(numel))
+
+
 class _Piecewise:
     """One gradient through one exchange, cut into messages that the engine interleaves."""
 
@@ -48,9 +53,7 @@ class _Piecewise:
         bounds = chunk_bounds(grad_N.numel(), pieces)
         self.parts = [grad_N[a:b] for a, b in bounds]
         self.members = [Member(engine.rank, engine.world) for _ in bounds]
-        self.states: list[Any] = [
-            exchange.init(TensorSpec("grad", b - a), engine.world) for a, b in bounds
-        ]
+        self.states: list[Any] = [exchange.init(spec_of(b - a), engine.world) for a, b in bounds]
 
     def __call__(self) -> None:
         ends = [
@@ -75,8 +78,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     source_N = torch.randn(numel) * 1e-3
     work_N = torch.empty_like(source_N)
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
-    for name, exchange in EXCHANGES.items():
-        sides[name] = _Piecewise(exchange, work_N, engine, settings["pieces"])
+    for name in settings["exchanges"]:
+        sides[name] = _Piecewise(EXCHANGES[name], work_N, engine, settings["pieces"])
     found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
     for repeat in range(repeats + 1):
         for place, (name, side) in enumerate(sides.items()):

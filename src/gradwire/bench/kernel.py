@@ -1,9 +1,13 @@
-"""Times the CPU kernels against a copy and against torch, both sides in one run, in turn.
+"""Times compressors against a copy and against torch, both sides in one run, in turn.
 
-Every round runs each case once after a copy of the same vector into an existing buffer, so a noisy
-machine slows both sides; what is reported is the median over rounds, with the quartiles of the
-ratio. The fraction of the copy's bandwidth counts the bytes that must move (read once, written
-once): 8 an element for the copy, and for each kernel what its row says.
+Every round runs each case once, right after a copy of the same vector into an existing buffer, so a
+noisy machine slows both sides; what is reported is the median over rounds, with the quartiles of
+the ratio. The fraction of the copy's bandwidth counts the bytes that must move (read once, written
+once): 8 an element for the copy, and for each case what its row says.
+
+Rows are named after the compressor: ``encode`` is with error feedback, ``encode-plain`` without,
+``decode`` adds to a sum (decode and merge), ``decode-plain`` overwrites. What is timed is the call
+that an exchange makes. Beside some stands what torch does: eager, and through ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -11,170 +15,142 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from ..kernels import cast, onebit, select
+from ..contract import Compressor, Layout
 from ..kernels._build import backend
+from ..load import load, names
+from ..spec import TensorSpec
+from .kernel_peers import peers_of
 
 Row = dict[str, object]
+Call = Callable[[], object]
 _log = logging.getLogger("gradwire")
-DENSITY = 0.01
 COPY_BYTES = 8
+PEER_EVERY = 5
+"""Peers are slow: a fifth of the rounds tells enough of them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel; ``peer`` is the torch way to the same result, where there is one."""
+    """One call that is timed; ``peers`` are other ways to the same result, by their names."""
 
     name: str
     bytes_per_element: float
-    run: Callable[[], object]
-    peer: Callable[[], object] | None = None
+    run: Call
+    peers: dict[str, Call] = field(default_factory=dict)
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """How long one call of ``run`` takes."""
-    start_s = time.perf_counter()
-    run()
-    return time.perf_counter() - start_s
+def codec_cases(
+    codec: Compressor, grad_N: Tensor, out_N: Tensor, *, peers: Sequence[str] = ()
+) -> list[Case]:
+    """What any compressor does, under its class's name; ``out_N`` is written.
 
-
-def onebit_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
-    """onebit's kernels on float32 ``grad_N``; ``out_N`` is written."""
-    numel = grad_N.numel()
-    residual_N = torch.zeros(numel)
-    scales_B2 = torch.zeros(-(-numel // onebit.BLOCK), 2)
-    bits_U = torch.zeros(-(-numel // 8), dtype=torch.uint8)
+    Of kept elements decoding also writes where they go: twice the payload's bytes.
+    """
+    spec, name = TensorSpec("gradient", grad_N.numel()), type(codec).__name__
+    state, residual_N = codec.init(spec), torch.zeros_like(grad_N)
+    buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8, device=grad_N.device)
+    payload, _ = codec.encode(state, grad_N)
+    sent = payload.size_bytes / grad_N.numel()
+    is_sparse = codec.traits.layout is Layout.SPARSE
+    decoded, merged = (4 + 2 * sent, 2 * sent) if is_sparse else (4 + sent, 8 + sent)
+    encode = partial(codec.encode, state, grad_N, buffer=buffer)
+    others = peers_of(codec, grad_N, out_N, peers)
     return [
-        Case(
-            "onebit/encode",
-            12 + 1 / 8,
-            lambda: onebit.encode(grad_N, scales_B2, bits_U, residual_N),
-        ),
-        Case(
-            "onebit/encode-no-residual", 4 + 1 / 8, lambda: onebit.encode(grad_N, scales_B2, bits_U)
-        ),
-        Case("onebit/decode", 4 + 1 / 8, lambda: onebit.decode(scales_B2, bits_U, out_N)),
-        Case("onebit/merge", 8 + 1 / 8, lambda: onebit.decode_add(scales_B2, bits_U, out_N)),
+        Case(f"{name}/encode", 12 + sent, partial(encode, residual_N=residual_N), others["encode"]),
+        Case(f"{name}/encode-plain", 4 + sent, encode, others["encode-plain"]),
+        Case(f"{name}/decode", merged, lambda: codec.merge(payload, out_N), others["decode"]),
+        Case(f"{name}/decode-plain", decoded, lambda: codec.decode(payload, out_N)),
     ]
 
 
-def topk_cases(grad_N: torch.Tensor, out_N: torch.Tensor) -> list[Case]:
-    """Top-k's kernels at ``DENSITY``, beside torch's own selection; ``out_N`` is written."""
-    num_selected = max(1, round(grad_N.numel() * DENSITY))
-    indices_K = torch.zeros(num_selected, dtype=torch.int32)
-    values_K = torch.zeros(num_selected)
-    residual_N = torch.zeros(grad_N.numel())
-
-    def torch_topk() -> None:
-        torch.abs(grad_N, out=out_N)
-        chosen_K = torch.topk(out_N, num_selected, sorted=False).indices
-        torch.take(grad_N, chosen_K)
-
-    return [
-        Case(
-            "topk/encode-no-residual",
-            4,
-            lambda: select.topk(grad_N, indices_K, values_K),
-            torch_topk,
-        ),
-        Case(
-            "topk/encode",
-            12,
-            lambda: select.topk(grad_N, indices_K, values_K, residual_N),
-            torch_topk,
-        ),
-        Case(
-            "topk/merge",
-            DENSITY * 16,
-            lambda: select.scatter_add(indices_K, values_K, out_N),
-            lambda: out_N.index_add_(0, indices_K, values_K),
-        ),
-    ]
+def shipped(chosen: Sequence[str] = ()) -> list[Compressor]:
+    """The compressors of these names (of all), with their default settings."""
+    made = [load("compress", name) for name in chosen or names("compress")]
+    return [kind() for kind in made if issubclass(kind, Compressor)]
 
 
-def cast_cases(grad_N: torch.Tensor, out_N: torch.Tensor, dtype: torch.dtype) -> list[Case]:
-    """Casts of float32 ``grad_N`` to a 16-bit ``dtype`` and back; ``out_N`` is written."""
-    half_N = torch.zeros(grad_N.numel(), dtype=dtype)
-    residual_N = torch.zeros(grad_N.numel())
-    scaled_N = torch.zeros(grad_N.numel())
-    name = "cast16-fp16" if dtype == torch.float16 else "cast16-bf16"
-
-    def torch_encode() -> None:
-        torch.mul(grad_N, 0.25, out=scaled_N)
-        half_N.copy_(scaled_N)
-
-    return [
-        Case(f"{name}/encode", 6, lambda: cast.cast16_encode(grad_N, half_N, 0.25), torch_encode),
-        Case(
-            f"{name}/encode-with-residual",
-            14,
-            lambda: cast.cast16_encode(grad_N, half_N, 0.25, residual_N),
-        ),
-        Case(
-            f"{name}/decode",
-            6,
-            lambda: cast.cast16_decode(half_N, out_N, 4.0),
-            lambda: out_N.copy_(half_N).mul_(4.0),
-        ),
-        Case(f"{name}/merge", 10, lambda: cast.cast16_decode_add(half_N, out_N, 4.0)),
-    ]
-
-
-def measure(numel: int, threads: int, rounds: int = 15) -> list[Row]:
-    """One row a kernel; ``threads`` holds for torch's side as well."""
-    if backend() != "cpp":
+def measure(
+    numel: int,
+    threads: int,
+    rounds: int = 15,
+    codecs: Sequence[Compressor] = (),
+    *,
+    peers: Sequence[str] = ("eager",),
+    device: str = "cpu",
+) -> list[Row]:
+    """One row a case, of ``codecs`` or of all; ``threads`` holds for torch's side as well."""
+    if device == "cpu" and backend() != "cpp":
         _log.warning("no C++ kernels here: these are the figures of the torch references")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-        out_N = torch.zeros(numel)
-        cases = [
-            *onebit_cases(grad_N, out_N),
-            *topk_cases(grad_N, out_N),
-            *cast_cases(grad_N, out_N, torch.float16),
-            *cast_cases(grad_N, out_N, torch.bfloat16),
-        ]
-        return _rows(cases, lambda: out_N.copy_(grad_N), numel, threads, rounds)
+        draw = torch.Generator().manual_seed(0)
+        grad_N = torch.randn(numel, generator=draw).to(device)
+        out_N = torch.zeros_like(grad_N)
+        rows: list[Row] = []
+        for codec in codecs or shipped():
+            cases = codec_cases(codec, grad_N, out_N, peers=peers)
+            measured = _rows(cases, grad_N, out_N, rounds)
+            rows += measured[bool(rows) :]  # one row of the copy will do
+        return [{**row, "threads": threads} for row in rows]
     finally:
         torch.set_num_threads(before)
 
 
-def _rows(
-    cases: list[Case], copy: Callable[[], object], numel: int, threads: int, rounds: int
-) -> list[Row]:
+def seconds(run: Call, device: torch.device) -> float:
+    """How long one call of ``run`` takes, until its device is done with it."""
+    _finish(device)
+    start_s = time.perf_counter()
+    run()
+    _finish(device)
+    return time.perf_counter() - start_s
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _rows(cases: Sequence[Case], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
+    """Rounds in which each case is timed after a copy, and now and then its peers after it."""
+    timed = partial(seconds, device=grad_N.device)
     copies: dict[str, list[float]] = {case.name: [] for case in cases}
     ours: dict[str, list[float]] = {case.name: [] for case in cases}
-    peers: dict[str, list[float]] = {case.name: [] for case in cases}
+    peers: dict[str, dict[str, list[float]]] = {
+        case.name: {name: [] for name in case.peers} for case in cases
+    }
     for number in range(-1, rounds):
         for case in cases:
-            timed = seconds(copy), seconds(case.run)
-            # The peers of top-k are slow: a quarter of the rounds tells enough.
-            peer_s = seconds(case.peer) if case.peer and (number + 1) % 4 == 0 else None
+            out_N.zero_()  # a sum that grows for ever would end in infinities
+            figures = timed(lambda: out_N.copy_(grad_N)), timed(case.run)
             if number < 0:
-                continue  # the first round compiles, allocates and touches pages
-            copies[case.name].append(timed[0])
-            ours[case.name].append(timed[1])
-            if peer_s is not None:
-                peers[case.name].append(peer_s)
+                for peer in case.peers.values():
+                    peer()  # the first round compiles, allocates and touches pages
+                continue
+            copies[case.name].append(figures[0])
+            ours[case.name].append(figures[1])
+            if number % PEER_EVERY == 0:
+                for name, peer in case.peers.items():
+                    peers[case.name][name].append(timed(peer))
     every_copy = [value for values in copies.values() for value in values]
-    rows: list[Row] = [_copy_row(every_copy, numel, threads)]
-    rows += [
-        _row(case, copies[case.name], ours[case.name], peers[case.name], numel, threads)
-        for case in cases
+    numel = grad_N.numel()
+    rows = [
+        _row(case, copies[case.name], ours[case.name], peers[case.name], numel) for case in cases
     ]
-    return rows
+    return [_copy_row(every_copy, numel), *rows]
 
 
-def _copy_row(copies: list[float], numel: int, threads: int) -> Row:
+def _copy_row(copies: list[float], numel: int) -> Row:
     median_s = statistics.median(copies)
     return {
         "name": "copy",
-        "threads": threads,
         "kernel_s": median_s,
         "bandwidth_bytes_per_s": COPY_BYTES * numel / median_s,
         "fraction_of_copy_bandwidth": 1.0,
@@ -182,7 +158,11 @@ def _copy_row(copies: list[float], numel: int, threads: int) -> Row:
 
 
 def _row(
-    case: Case, copies: list[float], ours: list[float], peers: list[float], numel: int, threads: int
+    case: Case,
+    copies: list[float],
+    ours: list[float],
+    peers: dict[str, list[float]],
+    numel: int,
 ) -> Row:
     share = case.bytes_per_element / COPY_BYTES
     fractions = [share * copy / run for copy, run in zip(copies, ours, strict=True)]
@@ -190,14 +170,13 @@ def _row(
     median_s = statistics.median(ours)
     row: Row = {
         "name": case.name,
-        "threads": threads,
         "kernel_s": median_s,
         "bandwidth_bytes_per_s": case.bytes_per_element * numel / median_s,
         "fraction_of_copy_bandwidth": middle,
         "fraction_of_copy_bandwidth_q1": low,
         "fraction_of_copy_bandwidth_q3": high,
     }
-    if peers:
-        row["torch_s"] = statistics.median(peers)
-        row["speedup_vs_torch"] = statistics.median(peers) / median_s
+    for name, taken in peers.items():
+        row[f"{name}_s"] = statistics.median(taken)
+        row[f"speedup_vs_{name}"] = statistics.median(taken) / median_s
     return row

@@ -105,10 +105,10 @@ def shaper() -> Rows:
 
 def kernels() -> Rows:
     """The C++ compiler and which implementation of the kernels serves; builds them if need be."""
-    from ..kernels import _build
+    from ..kernels._build import backend
+    from ..kernels.compiler import find_compiler
 
-    compiler = _build._find_compiler()
-    return [{"name": "CPU kernels", "backend": _build.backend(), "compiler": compiler}]
+    return [{"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()}]
 
 
 def gpus() -> Rows:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
+from ..bench import batch as batch_bench
 from ..bench import exchange as exchange_bench
 from ..bench import idle as idle_bench
 from ..bench import kernel as kernel_bench
@@ -30,6 +32,9 @@ def exchange(
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
     repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
     pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A compressor or exchange; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time one gradient through every exchange, encode and decode included.
@@ -42,6 +47,7 @@ def exchange(
         numel=numel,
         repeats=repeats,
         pieces=pieces,
+        only=tuple(only or ()),
     )
     with progress("bench exchange", total=1) as advance:
         rows = exchange_bench.run(settings, Fractions(advance))
@@ -52,18 +58,48 @@ def exchange(
 
 @app.command()
 def kernel(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only these compressors; default: all.")
+    ] = None,
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
     threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
     rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also beside torch.compile, which takes minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time the CPU kernels against a copy and against torch, both sides in one run, in turn."""
+    """Time compressors against a copy and against torch, both sides in one run, in turn.
+
+    encode is with error feedback, decode adds to a sum; the -plain ones do neither.
+    """
     for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
         if value < least:
             raise invalid(name, value, f"at least {least}", "leave it out")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    codecs = kernel_bench.shipped(only or [])
+    peers = ("eager", "compiled") if compiled else ("eager",)
     with progress("bench kernel"):
-        rows = kernel_bench.measure(numel, threads, rounds)
+        rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+@app.command()
+def batch(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compressors [default: onebit, terngrad, int8].")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time encoding all gradients of a model in one call against a call for each, in turn."""
+    codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
+    with progress("bench batch"):
+        rows = batch_bench.measure(codecs, threads, rounds)
+    emit("bench batch", rows, as_json=as_json, title=f"encode, {threads} threads")
 
 
 @app.command()

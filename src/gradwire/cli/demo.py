@@ -1,4 +1,4 @@
-"""Train a real model on shaped links by six methods, and compare."""
+"""Train a real model on shaped links by several methods, and compare."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..bench.demo import CONSTANT, Demo, run, write_report
+from ..bench.demo_rank import COMPRESSORS
 from ..units import parse_rate
 from ._output import Fractions, emit, machine, progress
 
@@ -22,17 +23,26 @@ def demo(
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
     steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
     task: Annotated[str, typer.Option(help="text, fashion, or auto.")] = "auto",
+    compressor: Annotated[
+        list[str] | None, typer.Option(help="A compressor of gradwire list; may be repeated.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for pictures, traces and the report.")] = Path(
         "demo-report"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a real model on shaped links by six methods, and compare.
+    """Train a real model on shaped links by several methods, and compare.
 
     The same model, data and steps through plain DDP, DDP with the fp16 hook, and gradwire with
-    dense, cast16, onebit and top-k 1 % exchanges.
+    dense, cast16, onebit and top-k 1 % exchanges, or with the compressors that are named.
     """
-    settings = Demo(hosts=hosts, rate_bytes_per_s=parse_rate(rate), steps=steps, task=task)
+    settings = Demo(
+        hosts=hosts,
+        rate_bytes_per_s=parse_rate(rate),
+        steps=steps,
+        task=task,
+        compressors=tuple(compressor or COMPRESSORS),
+    )
     with progress("demo", total=1) as advance:
         outcome = run(settings, Fractions(advance))
     command = shlex.join(["gradwire", *sys.argv[1:]])

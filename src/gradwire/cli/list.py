@@ -52,12 +52,14 @@ def _rows(kind: str) -> list[dict[str, object]]:
     return rows
 
 
-def _exchange(codec: Any) -> str:
-    """The exchange that a compressor gets when it is given alone."""
+def _exchange(algorithm: Any) -> str:
+    """The exchange that an algorithm gets when it is given alone."""
+    from ..contract import Compressor
     from ..exchange import suited
 
-    collective = type(suited(codec)).__name__
-    return f"{collective} + error feedback" if codec.traits.error_feedback else collective
+    is_codec = isinstance(algorithm, Compressor)
+    name = type(suited(algorithm)).__name__ if is_codec else "its own"
+    return f"{name} + error feedback" if algorithm.traits.error_feedback else name
 
 
 def _first_line(docstring: str, name: str) -> str:

@@ -60,4 +60,7 @@ class Collective(ABC):
 
     @abstractmethod
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one tensor."""
+        """Bytes that each rank sends for one tensor, of payloads as large as ``codec.format``.
+
+        Where sizes vary that is a bound.
+        """

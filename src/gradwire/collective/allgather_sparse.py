@@ -1,8 +1,9 @@
 """All-gather of sparse payloads (AGsparse): every rank gets every payload and adds them up.
 
 Source: torch.distributed.all_gather; the scheme ZEN (section 2) calls AGsparse and DGC uses.
-Differences: none; payloads are of one size, known to all, so none is sent.
-Wire: (W-1) * payload bytes a rank (rounded up to 8).
+Differences: where payload sizes vary, they are gathered first, and payloads are padded to the
+    largest of the step.
+Wire: (W-1) * payload bytes a rank (rounded up to 8); where sizes vary, (W-1) * (8 + the largest).
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
-from ..payload import Format, Payload
+from ..payload import Payload, slot_bytes
 from ..spec import TensorSpec, working_dtype
+from ._sizes import announced_bytes, tell_all
 from ._types import Collective, Needs
 from ._verbs import AllGather, Compute, Steps
 
@@ -26,7 +28,7 @@ from ._verbs import AllGather, Compute, Steps
 class allgather_sparse(Collective):
     """All-gather of sparse payloads, merged in rank order."""
 
-    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE, exact_size=True)
+    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
 
     def run(
         self,
@@ -37,36 +39,43 @@ class allgather_sparse(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        codec = codec.for_world(me.world)
+        codec, varies = me.variant_of(codec), not codec.traits.exact_size
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        gathered = me.scratch("gathered", me.world * form.slot_bytes, grad_N, torch.uint8)
-        _, state = yield Compute(
+        payload, state = yield Compute(
             "encode",
             lambda: codec.encode(
                 state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes]
             ),
             grad_N.numel(),
         )
-        yield AllGather(gathered, own)
+        limits = [form.size_bytes] * me.world
+        sizes = yield from tell_all(me, codec, payload.size_bytes, limits, grad_N)
+        slot = slot_bytes(max(sizes))
+        gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=varies)
+        yield AllGather(gathered, own[:slot])
         yield Compute(
-            "merge", lambda: _merge_all(codec, me, form, gathered, out_N), me.world * grad_N.numel()
+            "merge",
+            lambda: _merge_all(codec, me, sizes, gathered, out_N),
+            me.world * grad_N.numel(),
         )
         return state
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [(world - 1) * codec.for_world(world).format(spec).slot_bytes] * world
+        form = codec.for_world(world).format(spec)
+        return [announced_bytes(codec, world) + (world - 1) * form.slot_bytes] * world
 
 
 def _merge_all(
-    codec: Compressor, me: Member, form: Format, gathered: Tensor, out_N: Tensor
+    codec: Compressor, me: Member, sizes: list[int], gathered: Tensor, out_N: Tensor
 ) -> None:
+    spec = TensorSpec("", out_N.numel(), out_N.dtype)
+    forms = {size_bytes: codec.received(spec, size_bytes) for size_bytes in set(sizes)}
     dtype = working_dtype(out_N.dtype)
     sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
     sum_N.zero_()
-    for rank in range(me.world):
-        at = rank * form.slot_bytes
-        payload = Payload(form, gathered[at : at + form.size_bytes])
+    for size_bytes, slot in zip(sizes, gathered.chunk(me.world), strict=True):
+        payload = Payload(forms[size_bytes], slot[:size_bytes])
         codec.merge(payload, sum_N, scale=1 / me.world)
     if sum_N is not out_N:
         out_N.copy_(sum_N)

@@ -38,7 +38,7 @@ class allreduce(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        codec = codec.for_world(me.world)
+        codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         buffer = payload_buffer(codec, me, spec, out_N)
         payload, state = yield Compute(

@@ -83,7 +83,7 @@ class _Walk:
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
         self.lossless = codec.traits.lossless
-        self.codec = codec if self.lossless else codec.for_world(me.world)
+        self.codec = codec if self.lossless else me.variant_of(codec)
         self.unit = me.world if self.lossless else 1
         self.grad_N, self.residual_N = grad_N, residual_N
         self.bounds = chunk_bounds(grad_N.numel(), me.world)

@@ -1,6 +1,6 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-May import: errors, units, spec, payload, contract, load, kernels, collective.
+May import: errors, units, spec, payload, contract, load, kernels, dsl, collective.
 """
 
 from __future__ import annotations
@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 from ..load import make_registry
 
 if TYPE_CHECKING:
+    from .adacomp import adacomp as adacomp
     from .cast16 import cast16 as cast16
+    from .dgc import dgc as dgc
+    from .fp8 import fp8 as fp8
+    from .graddrop import graddrop as graddrop
+    from .int8 import int8 as int8
     from .none import none as none
     from .onebit import onebit as onebit
+    from .powersgd import powersgd as powersgd
+    from .qsgd import qsgd as qsgd
+    from .tbq import tbq as tbq
+    from .terngrad import terngrad as terngrad
+    from .threelc import threelc as threelc
     from .topk import topk as topk
+    from .uniform import uniform as uniform
 
 make_registry(__name__)

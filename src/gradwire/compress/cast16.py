@@ -51,7 +51,7 @@ class cast16(Compressor):
         if not 0 < self.prescale <= 1:
             raise invalid("cast16 prescale", self.prescale, "in (0, 1]", "leave it at 1")
 
-    def for_world(self, world: int) -> cast16:
+    def for_world(self, world: int, rank: int = 0) -> cast16:
         return replace(self, prescale=1 / world)
 
     def format(self, spec: TensorSpec) -> Format:

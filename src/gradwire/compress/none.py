@@ -41,7 +41,7 @@ class none(Compressor):
         if not 0 < self.prescale <= 1:
             raise invalid("none prescale", self.prescale, "in (0, 1]", "leave it at 1")
 
-    def for_world(self, world: int) -> none:
+    def for_world(self, world: int, rank: int = 0) -> none:
         return replace(self, prescale=1 / world)
 
     def format(self, spec: TensorSpec) -> Format:

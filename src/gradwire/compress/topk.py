@@ -6,6 +6,11 @@ Differences: ties go to the lowest index, and NaN ranks above infinity above all
 Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1, round(density *
 N)).
 State: none. Contributed: the kept elements (rounded, if values are sent in 16 bits).
+
+Not in CompLL's language: where the k-th magnitude lies depends on all elements, so an exact cut is
+no pass over blocks. ``kernels/select`` guesses it from a sample and proves the guess with the same
+read that collects the candidates. The language's ``top`` cuts what a threshold has let pass; of 8 M
+float32 without one it takes 34 ms in one thread, ``kernels/select`` 5.9 ms.
 """
 
 from __future__ import annotations

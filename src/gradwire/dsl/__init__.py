@@ -1,10 +1,11 @@
-"""CompLL: a compressor is a few lines of Python that become fused C++ loops.
+"""CompLL: a compressor is a few lines of Python that become fused C++ loops and Triton kernels.
 
     language   the operators a program is written with; symbols: the scalars it is traced on
        |       (a map leaves no node behind: a vector *is* the expression of its element)
+       |       stages: scalars of the whole gradient; selection: elements that a filter kept
     ir         frozen nodes, the table of legal ones, the verifier
        |
-    rewrite    decode into encode (the residual) and into merge; constants folded
+    rewrite    decode into encode (the residual) and into merge; stages; constants folded
        |
        +-- interp, philox: the definition, every operation over torch tensors
        |
@@ -12,7 +13,19 @@
     render_cpp one readable C++ function a kernel; csrc/compll.h is its library
     build      compiled through the kernels' cache, loaded, called
        |
+    render_triton  one readable Triton function a kernel; triton_terms: what operations are called
+       |           there; device: its library
+    build_triton   made a module and launched, on operands that lie on a GPU
+       |
     program    a class with ``encode`` and ``decode`` becomes a compressor; generated: its methods
+    text       the paper's C-like text becomes such a class (compll.lark, text_tree, text_run)
+    laws       what every program has to keep, for ``gradwire compll check``
+       |
+    layout     where fields lie in a payload; steps: what happens between one kernel and the next
+       |
+    operators  added from outside, with all their forms; e4m3 registers two
+    coders     a field's packed bytes made fewer and back; zero_run registers one
+    matrix     matmul and decomp: called directly, by algorithms that are exchanges of their own
 
 Source: HiPress (CompLL), section 4, table 4. May import: errors, units, spec, payload, contract,
 trace, load, kernels.

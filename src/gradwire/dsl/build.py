@@ -1,27 +1,23 @@
-"""Generated C++ compiled, cached, loaded and called; the interpreter where there is no compiler.
+"""Generated C++ compiled and called; the interpreter where there is no compiler.
 
-The cache, its locks, the compiler and the warning are those of the hand-written kernels
-(``kernels/_build.py``): a library's name carries a hash of its text, the headers, the flags, the
-compiler and the CPU.
+The compiler and its cache are those of the hand-written kernels (``kernels/compiler.py``).
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import subprocess
-import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels import _build as kernels_build
-from . import interp
+from ..kernels.compiler import Source, load
+from ..payload import Payload
+from . import build_triton, interp
 from .interp import Draws
 from .ir import Kernel
 from .render_cpp import render
@@ -29,103 +25,102 @@ from .render_cpp import render
 _HEADERS = Path(__file__).parent / "csrc"
 # Operations raise no exceptions and set no errno, so a vector may compute what is then not chosen;
 # integers wrap, as in torch. The widest vectors are worth it: these loops do nothing else.
-_OWN_FLAGS = ("-fno-trapping-math", "-fno-math-errno", "-fwrapv")
-_WIDE = "-mprefer-vector-width=512"
-_COMPILE_TIMEOUT_S = 300.0
+_FLAGS = ("-fno-trapping-math", "-fno-math-errno", "-fwrapv")
+_WIDE = ("-mprefer-vector-width=512",)
+_NUM_KEPT = 3  # its place among the words of a csrc/blocks.h Tensor
+
+
+class Call(NamedTuple):
+    """One tensor's part in a run: its operands by buffer name, its length, its random numbers.
+
+    Operands are float32 vectors that lie in one piece, and bytes for packed fields, all on one
+    device. Those that ``operands`` lacks are fields of ``payload``.
+    """
+
+    operands: Mapping[str, Tensor]
+    numel: int
+    draws: Draws = Draws()
+    payload: Payload | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every operand by its buffer's name."""
+        if self.payload is None:
+            return self.operands
+        fields = {field.name: self.payload[field.name] for field in self.payload.format}
+        return {**fields, **self.operands}
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the operands lie where C++ can reach them."""
+        return next(iter(self.operands.values())).is_cpu
+
+    def words(self, kernel: Kernel) -> list[int]:
+        """What csrc/blocks.h calls a Tensor: made of addresses, without views of the fields."""
+        words = [self.numel, self.draws.key, self.draws.step, 0]
+        if self.payload is None:
+            words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
+            return words
+        assert self.payload.buffer is not None
+        base, place = self.payload.buffer.data_ptr(), self.payload.format.place
+        for buffer in kernel.buffers:
+            operand = self.operands.get(buffer.name)
+            words.append(base + place(buffer.name)[0] if operand is None else operand.data_ptr())
+        return words
 
 
 class Built:
     """Kernels of one program, compiled together; each is called by its form's kernel."""
 
     def __init__(self, *kernels: Kernel) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
-    @functools.cached_property
+    @cached_property
     def text(self) -> str:
         """The C++ of all of them."""
-        return render(*self._kernels)
+        return render(*self.kernels)
 
-    def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> None:
-        """Carries ``kernel`` out on its buffers: float32 vectors, bytes for packed fields."""
-        library = self.library() if all(t.is_cpu for t in operands.values()) else None
-        if library is None:
-            interp.run(kernel, operands, numel, draws)
-            return
-        places = [operands[buffer.name].data_ptr() for buffer in kernel.buffers]
-        getattr(library, kernel.name)(
-            (ctypes.c_void_p * len(places))(*places),
-            ctypes.c_int64(numel),
-            ctypes.c_uint64(draws.key),
-            ctypes.c_uint64(draws.step),
-            torch.get_num_threads(),
-        )
+    @cached_property
+    def source(self) -> Source:
+        """What the compiler is given."""
+        return Source("compll", self.text, _HEADERS, flags=_FLAGS, wishes=_WIDE)
+
+    @cached_property
+    def keeping(self) -> frozenset[Kernel]:
+        """The kernels that keep some elements."""
+        return frozenset(kernel for kernel in self.kernels if kernel.keep is not None)
+
+    @cached_property
+    def launcher(self) -> build_triton.Launcher:
+        """The same kernels for a GPU."""
+        return build_triton.Launcher(*self.kernels)
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled kernels; None where the interpreter has to serve."""
-        return None if kernels_build._state["forced"] else _library(self.text)
+        return load(self.source)
 
+    def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
+        """Carries ``kernel`` out on one tensor; returns how many elements were kept."""
+        return self.run_many(kernel, (Call(operands, numel, draws),))[0]
 
-@functools.cache
-def _library(text: str) -> ctypes.CDLL | None:
-    compiler = kernels_build._find_compiler()
-    if compiler is None:
-        kernels_build._warn("no C++ compiler (c++, g++ or clang++) is on the PATH")
-        return None
-    failure = ""
-    for flags in _flag_sets():
-        try:
-            return _load_or_build(text, compiler, flags)
-        except (OSError, subprocess.SubprocessError) as error:
-            failure = kernels_build._reason(error)
-    kernels_build._warn(f"{compiler} could not build a generated kernel: {failure}")
-    return None
+    def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
+        """Carries ``kernel`` out on several tensors, in one parallel loop over all their blocks.
 
-
-def _flag_sets() -> list[tuple[str, ...]]:
-    known = [(*flags, *_OWN_FLAGS, f"-I{_HEADERS}") for flags in kernels_build._FLAG_SETS]
-    return [(*known[0], _WIDE), *known]
-
-
-def _load_or_build(text: str, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
-    folder = kernels_build._cache_folder()
-    path = folder / f"compll-{_content_hash(text, compiler, flags)}.so"
-    if path.exists():
-        with suppress(OSError):  # a damaged file is built again
-            return ctypes.CDLL(str(path))
-        path.unlink(missing_ok=True)
-    with kernels_build._one_builder(path.with_suffix(".lock")):
-        if not path.exists():
-            kernels_build._remove_stale(folder)
-            _compile(text, compiler, flags, path)
-    return ctypes.CDLL(str(path))
-
-
-def _content_hash(text: str, compiler: str, flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for path in sorted(_HEADERS.glob("*.h")):
-        digest.update(path.read_bytes())
-    options = [flag for flag in flags if not flag.startswith("-I")]
-    version, cpu = kernels_build._compiler_version(compiler), kernels_build._cpu_model()
-    for part in (*options, compiler, version, cpu):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()[:20]
-
-
-def _compile(text: str, compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    """Compiles from standard input under another name, then renames: no half a library is seen."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    command = [compiler, *flags, "-o", name, "-x", "c++", "-"]
-    try:
-        subprocess.run(
-            command,
-            input=text,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_TIMEOUT_S,
-        )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        Returns how many elements of each were kept, which lie in the front of their buffers.
+        """
+        on_cpu = all(call.on_cpu for call in calls)
+        library = self.library() if on_cpu else None
+        if library is None:
+            run = interp.run if on_cpu or not build_triton.available() else self.launcher.run
+            return [run(kernel, c.tensors, c.numel, c.draws) for c in calls]
+        if not calls:
+            return []
+        words = array("Q", [word for call in calls for word in call.words(kernel)])
+        address, _ = words.buffer_info()
+        getattr(library, kernel.name)(ctypes.c_void_p(address), len(calls), torch.get_num_threads())
+        if kernel not in self.keeping:
+            return [0] * len(calls)
+        kept = words[_NUM_KEPT :: len(words) // len(calls)].tolist()
+        if max(kept) >= 2**63:  # -1
+            raise MemoryError(f"{kernel.name}: no memory for what it keeps")
+        return kept

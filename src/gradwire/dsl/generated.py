@@ -7,7 +7,8 @@ first, sums and residuals of another dtype are computed by torch from what was s
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
@@ -17,24 +18,16 @@ from torch import Tensor
 
 from ..contract import Compressor, State
 from ..errors import invalid
-from ..payload import Field, Format, Payload
+from ..payload import Format, Payload
 from ..spec import TensorSpec
-from .build import Built
+from .build import Call
+from .coders import coding
 from .interp import Draws
-from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel
-from .rewrite import Traced
+from .keeping import encode_kept, merge_kept
+from .layout import layout, most_kept, num_received
+from .steps import Kernels, encode_dense, with_scalars
 
-
-@dataclass(frozen=True)
-class Kernels:
-    """The four forms of a program under given settings, and what runs them."""
-
-    traced: Traced
-    encode: Kernel
-    encode_with_residual: Kernel
-    decode: Kernel
-    merge: Kernel
-    built: Built
+_NEXT_STEP = torch.tensor([0, 1])
 
 
 class Generated(Compressor):
@@ -44,14 +37,46 @@ class Generated(Compressor):
     def kernels(self) -> Kernels:
         """The kernels under these settings."""
 
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        """A program with a ``seed`` draws other numbers on each rank.
+
+        So the mean of W unbiased payloads has 1/W of the variance of one.
+        """
+        return _of_rank(self, rank) if rank and hasattr(self, "seed") else self
+
     def init(self, spec: TensorSpec) -> State:
         """(stream, step) if random numbers are drawn. Compiles now, and not in the first step."""
         made = self.kernels()
         made.built.library()
-        return torch.tensor([crc32(spec.name.encode()), 0]) if made.encode.draws else None
+        code = coding(made.traced)
+        if code is not None:
+            code.field.coder.library()
+        return torch.tensor([crc32(spec.name.encode()), 0]) if made.draws else None
 
     def format(self, spec: TensorSpec) -> Format:
-        return _format(self, spec.numel)
+        traced = self.kernels().traced
+        if traced.keep is not None and spec.numel >= 2**31:
+            what = f"{type(self).__name__} gradient"
+            raise invalid(what, f"{spec.numel} elements", "below 2**31", "cut it into chunks")
+        format, code = layout(traced, spec.numel, most_kept(traced, spec.numel)), coding(traced)
+        return format if code is None else code.format(format)
+
+    def holding(self, spec: TensorSpec, num_kept: int) -> Format:
+        """The layout of a payload of so many kept elements, or of as many as there may be."""
+        traced = self.kernels().traced
+        return layout(traced, spec.numel, min(num_kept, most_kept(traced, spec.numel)))
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        traced = self.kernels().traced
+        code = coding(traced)
+        if code is not None:
+            found = code.received(layout(traced, spec.numel, 0), size_bytes)
+        else:
+            num_kept = num_received(traced, spec.numel, size_bytes)
+            found = None if num_kept is None else layout(traced, spec.numel, num_kept)
+        if found is None:
+            raise self.no_such_size(spec, size_bytes)
+        return found
 
     def encode(
         self,
@@ -61,46 +86,89 @@ class Generated(Compressor):
         residual_N: Tensor | None = None,
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
-        if grad_N.dim() != 1:
-            raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
-        payload = Payload.empty(_format(self, grad_N.numel()), buffer, grad_N.device)
-        draws = self._draws(state)
         if residual_N is None or _fits(residual_N):
-            self._encode(payload, grad_N, residual_N, draws)
+            (sent,) = self._encode((state,), (grad_N,), (residual_N,), (buffer,))
+            return sent
+        whole_N = grad_N + residual_N
+        if self.kernels().traced.reads_latest:
+            near_N = residual_N.to(torch.float32).contiguous()
+            ((payload, state),) = self._encode((state,), (grad_N,), (near_N,), (buffer,))
         else:
-            whole_N = grad_N + residual_N
-            self._encode(payload, whole_N, None, draws)
-            left_N = whole_N - self.decode(payload, torch.empty_like(whole_N))
-            residual_N.copy_(torch.where(left_N.isfinite(), left_N, residual_N))
-        return payload, state if state is None else state + torch.tensor([0, 1])
+            ((payload, state),) = self._encode((state,), (whole_N,), (None,), (buffer,))
+        left_N = whole_N - self.decode(payload, torch.empty_like(whole_N))
+        residual_N.copy_(torch.where(left_N.isfinite(), left_N, residual_N))
+        return payload, state
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        nothing = [None] * len(grads)
+        residuals = residuals or nothing
+        if all(residual_N is None or _fits(residual_N) for residual_N in residuals):
+            return self._encode(states, grads, residuals, buffers or nothing)
+        return super().encode_many(states, grads, residuals, buffers)
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
-        to_N = out_N if _fits(out_N) else torch.empty(out_N.numel(), device=out_N.device)
-        self._decode("decode", "out", payload, to_N, scale)
-        return out_N if to_N is out_N else out_N.copy_(to_N)
+        self.decode_many((payload,), (out_N,), scale=scale)
+        return out_N
+
+    def decode_many(
+        self, payloads: Sequence[Payload], outs: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
+        whole = [
+            out_N if _fits(out_N) else torch.empty(out_N.numel(), device=out_N.device)
+            for out_N in outs
+        ]
+        made = self.kernels()
+        if made.traced.keep is None:
+            made.built.run_many(made.decode, _decoding(made, "out", payloads, whole, scale))
+        else:
+            for payload, whole_N in zip(payloads, whole, strict=True):
+                merge_kept(made, payload, whole_N.zero_(), scale)
+        for out_N, whole_N in zip(outs, whole, strict=True):
+            if out_N is not whole_N:
+                out_N.copy_(whole_N)
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        if _fits(sum_N):
-            self._decode("merge", "sum", payload, sum_N, scale)
+        made = self.kernels()
+        if _fits(sum_N) and made.traced.keep is not None:
+            merge_kept(made, payload, sum_N, scale)
+        elif _fits(sum_N):
+            made.built.run_many(made.merge, _decoding(made, "sum", (payload,), (sum_N,), scale))
         else:
             sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
 
     def _encode(
-        self, payload: Payload, grad_N: Tensor, residual_N: Tensor | None, draws: Draws
-    ) -> None:
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None],
+        buffers: Sequence[Tensor | None],
+    ) -> list[tuple[Payload, State]]:
         made = self.kernels()
-        operands = {"gradient": grad_N.to(torch.float32).contiguous()}
-        kernel = made.encode
+        calls = [
+            self._call(state, grad_N, residual_N)
+            for state, grad_N, residual_N in zip(states, grads, residuals, strict=True)
+        ]
+        if made.stages:
+            calls = with_scalars(made, calls)
+        encoded = encode_dense if made.traced.keep is None else encode_kept
+        payloads = encoded(made, calls, buffers)
+        later = (state if state is None else state + _NEXT_STEP for state in states)
+        return list(zip(payloads, later, strict=True))
+
+    def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
+        """What encoding a gradient runs on."""
+        numel = _checked(grad_N).numel()
+        fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
+        operands = {"gradient": fits}
         if residual_N is not None:
             operands["residual"] = residual_N
-            kernel = made.encode_with_residual
-        made.built.run(kernel, {**operands, **_fields(payload)}, grad_N.numel(), draws)
-
-    def _decode(self, form: str, name: str, payload: Payload, to_N: Tensor, scale: float) -> None:
-        made = self.kernels()
-        factor = torch.tensor([scale], dtype=torch.float32, device=to_N.device)
-        operands = {name: to_N, "scale": factor, **_fields(payload)}
-        made.built.run(getattr(made, form), operands, to_N.numel(), Draws())
+        return Call(operands, numel, self._draws(state))
 
     def _draws(self, state: State) -> Draws:
         """The numbers of this call: the key is the program's ``seed`` and the tensor's stream."""
@@ -108,25 +176,37 @@ class Generated(Compressor):
         return Draws((getattr(self, "seed", 0) & 0xFFFFFFFF) + (stream << 32), step)
 
 
+@lru_cache(maxsize=4096)
+def _of_rank(codec: Any, rank: int) -> Compressor:
+    """The program with a seed of its own: the multiplier is odd, so no two ranks share one."""
+    found: Compressor = replace(codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF)
+    return found
+
+
 def _fits(vector_N: Tensor) -> bool:
     return vector_N.dtype == torch.float32 and vector_N.is_contiguous()
 
 
-def _fields(payload: Payload) -> dict[str, Tensor]:
-    return {field.name: payload[field.name] for field in payload.format}
+def _checked(grad_N: Tensor) -> Tensor:
+    if grad_N.dim() != 1:
+        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    return grad_N
 
 
-@lru_cache(maxsize=4096)
-def _format(codec: Generated, numel: int) -> Format:
-    traced = codec.kernels().traced
-    num_blocks = -(-numel // traced.block)
-    return Format(tuple(_field(buffer, numel, num_blocks) for buffer in traced.buffers))
+def _decoding(
+    made: Kernels, name: str, payloads: Sequence[Payload], vectors: Sequence[Tensor], scale: float
+) -> list[Call]:
+    """Calls that decode into (or add to) the buffer ``name``."""
+    code = coding(made.traced)
+    if code is not None:
+        pairs = zip(payloads, vectors, strict=True)
+        payloads = [code.decode(p, layout(made.traced, to_N.numel(), 0)) for p, to_N in pairs]
+    return [
+        Call({name: to_N, "scale": _factor(scale, to_N.device)}, to_N.numel(), Draws(), payload)
+        for payload, to_N in zip(payloads, vectors, strict=True)
+    ]
 
 
-def _field(buffer: Buffer, numel: int, num_blocks: int) -> Field:
-    count = numel if buffer.extent is Extent.ELEMENT else num_blocks
-    if buffer.dtype in UNSIGNED:
-        bits = buffer.dtype.bits if buffer.extent is Extent.ELEMENT else 8
-        return Field(buffer.name, torch.uint8, -(-count * bits // 8))
-    dtypes: dict[DType, Any] = {FLOAT32: torch.float32, INT32: torch.int32}
-    return Field(buffer.name, dtypes[buffer.dtype], count)
+@lru_cache(maxsize=64)
+def _factor(scale: float, device: torch.device) -> Tensor:
+    return torch.tensor([scale], dtype=torch.float32, device=device)

@@ -1,7 +1,8 @@
 """The interpreter: what every operation means, over torch tensors. Other back ends must agree.
 
 Legend: B blocks, L elements a block, 64 lanes. A value a call has shape (1, 1), one a block (B, 1),
-one an element (B, L); elements behind the gradient's end are zeros that no reduction counts.
+one an element (B, L); elements behind the gradient's end are zeros that no reduction counts and
+no condition keeps.
 
 Order of a reduction: lane j takes the elements j, j + 64, j + 128, ... of its block in turn, then
 the lanes are halved: lane j with lane j + 32, and so on down to one. Sums of floats are made in
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .ir import FLOAT32, UNSIGNED, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
-from .philox import uniform
+from .philox import below, uniform
 
 LANES = 64
 
@@ -56,11 +57,19 @@ class _Call:
     def valid_BL(self) -> Tensor:
         return self.place_BL < self.numel
 
+    def elements(self, value: Tensor) -> Tensor:
+        """One value an element, those of the gradient only."""
+        return value.expand(self.num_blocks, self.length).reshape(-1)[: self.numel]
 
-def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> None:
-    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned elements."""
+
+def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
+    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned elements.
+
+    Returns how many elements were kept, which lie in the front of their buffers; 0 where the
+    kernel keeps none.
+    """
     if numel == 0:
-        return
+        return 0
     device = next(iter(operands.values())).device
     call = _Call(operands, numel, kernel.block, draws, device)
     values: dict[Node, Tensor] = {}
@@ -68,8 +77,15 @@ def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
     for found in walk(kernel.stores):
         if found.op is not Op.STORE:
             values[found] = _value(found, [values[s] for s in found.sources], call)
+    keep = None if kernel.keep is None else call.elements(values[kernel.keep])
     for target in kernel.stores:
-        _write(target, values[target.sources[0]], call)
+        value = values[target.sources[0]]
+        if target.extent is Extent.KEPT:
+            kept_K = call.elements(value)[keep]
+            operands[target.arg.name][: kept_K.numel()] = kept_K
+        else:
+            _write(target, value, call)
+    return 0 if keep is None else int(keep.sum())
 
 
 def fold_constant(found: Node) -> bool | int | float:
@@ -96,8 +112,14 @@ def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
             return _read(found, call)
         case Op.SIZE:
             return call.valid_BL.sum(1, keepdim=True).int()
+        case Op.LOAD_AT:
+            return call.operands[found.arg.name][sources[0].long()]
+        case Op.PLACE:
+            return call.place_BL.int()
         case Op.RANDOM:
             return uniform(call.place_BL, call.draws.key, call.draws.step, found.arg)
+        case Op.BELOW:
+            return below(sources[0], call.place_BL, call.draws.key, call.draws.step, found.arg)
         case Op.REDUCE:
             value, keep = (s.expand(call.num_blocks, call.length) for s in sources)
             return _reduced(found.arg, value, keep & call.valid_BL)
@@ -146,6 +168,7 @@ _POINTWISE: dict[Op, Callable[..., Tensor]] = {
     Op.SHR: lambda _, a, b: a >> (b & 31),
     Op.WHERE: lambda _, c, a, b: torch.where(c, a, b),
     Op.CAST: _cast,
+    Op.OPERATOR: lambda found, *operands: found.arg.interpreted(*operands),
 }
 
 
@@ -197,12 +220,10 @@ def canonical(value: Tensor) -> Tensor:
 
 def _read(found: Node, call: _Call) -> Tensor:
     memory = call.operands[found.arg.name]
-    if found.arg.extent is Extent.CALL:
-        return memory.view(1, 1)
-    if found.arg.extent is Extent.BLOCK:
+    if found.arg.extent < Extent.ELEMENT:
         return memory.to(torch_dtype(found.dtype)).view(-1, 1)
     if found.dtype in UNSIGNED:
-        memory = unpacked(memory, found.dtype.bits, call.numel)
+        memory = from_bytes(memory, found.dtype, call.numel)
     whole = torch.zeros(call.num_blocks * call.length, dtype=memory.dtype, device=call.device)
     whole[: call.numel] = memory
     return whole.view(call.num_blocks, call.length)
@@ -210,11 +231,26 @@ def _read(found: Node, call: _Call) -> Tensor:
 
 def _write(target: Node, value: Tensor, call: _Call) -> None:
     memory = call.operands[target.arg.name]
-    if target.arg.extent is Extent.BLOCK:
-        memory.copy_(value.expand(call.num_blocks, 1).reshape(-1))
+    if target.arg.extent < Extent.ELEMENT:
+        count = 1 if target.arg.extent is Extent.CALL else call.num_blocks
+        memory.copy_(value.expand(count, 1).reshape(-1))
         return
-    flat_N = value.expand(call.num_blocks, call.length).reshape(-1)[: call.numel]
-    memory.copy_(packed(flat_N, target.dtype.bits) if target.dtype in UNSIGNED else flat_N)
+    flat_N = call.elements(value)
+    memory.copy_(to_bytes(flat_N, target.dtype) if target.dtype in UNSIGNED else flat_N)
+
+
+def to_bytes(codes_N: Tensor, dtype: DType) -> Tensor:
+    """Codes of an unsigned type as they travel: ``dtype.packed_bytes(N)`` uint8."""
+    if dtype is DType.UINT_3:
+        return packed_by_five(codes_N)
+    return packed(codes_N, int(dtype.bits))
+
+
+def from_bytes(bytes_U: Tensor, dtype: DType, numel: int) -> Tensor:
+    """The first ``numel`` codes of an unsigned type in these bytes, as int32."""
+    if dtype is DType.UINT_3:
+        return unpacked_by_five(bytes_U, numel)
+    return unpacked(bytes_U, int(dtype.bits), numel)
 
 
 def packed(codes_N: Tensor, bits: int) -> Tensor:
@@ -231,3 +267,28 @@ def unpacked(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
     shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
     codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
     return codes.reshape(-1)[:numel]
+
+
+def packed_by_five(codes_N: Tensor) -> Tensor:
+    """Codes 0 to 2, five a byte: byte b of a group of 64 is the sum of code[b + 13 i] * 3^i.
+
+    Adjacent codes go to adjacent bytes, so a vector packs them all at once. Code 64 is 0; the last
+    group of n < 13 codes has n bytes.
+    """
+    num_groups = -(-codes_N.numel() // LANES)
+    whole = codes_N.new_zeros(num_groups * LANES)
+    whole[: codes_N.numel()] = codes_N
+    padded = torch.nn.functional.pad(whole.view(num_groups, LANES), (0, 1))
+    weights = 3 ** torch.arange(5, dtype=torch.int32, device=codes_N.device)
+    bytes_U = (padded.view(num_groups, 5, 13) * weights[:, None]).sum(1).to(torch.uint8)
+    return bytes_U.reshape(-1)[: DType.UINT_3.packed_bytes(codes_N.numel())]
+
+
+def unpacked_by_five(bytes_U: Tensor, numel: int) -> Tensor:
+    """The first ``numel`` codes that ``packed_by_five`` made into these bytes, as int32."""
+    num_groups = -(-numel // LANES)
+    padded = torch.zeros(num_groups * 13, dtype=torch.int32, device=bytes_U.device)
+    padded[: bytes_U.numel()] = bytes_U.int()
+    weights = 3 ** torch.arange(5, dtype=torch.int32, device=bytes_U.device)
+    codes = padded.view(num_groups, 1, 13) // weights[:, None] % 3
+    return codes.reshape(num_groups, LANES + 1)[:, :LANES].reshape(-1)[:numel]

@@ -3,8 +3,8 @@
 A gradient is cut into blocks of a fixed length; a kernel says what is computed for one block. A
 node is one value: one a call (a constant), one a block (a sum, a header field) or one an element.
 There is no node for a map or a filter: a mapped vector is the expression of its element, and a
-filtered one has a condition beside it, which reductions take as their second operand. So a map is
-fused into whatever uses it before anything is rewritten.
+filtered one has a condition beside it, which reductions and stores of kept elements take as their
+second operand. So a map is fused into whatever uses it before anything is rewritten.
 
 Equal nodes are one object (``node`` interns them): shared work is shared, and nodes compare and
 hash by identity.
@@ -32,10 +32,11 @@ class DType(Enum):
     UINT2 = ("uint2", 2)
     UINT4 = ("uint4", 4)
     UINT8 = ("uint8", 8)
+    UINT_3 = ("uint_3", 13 / 8)  # 0, 1 or 2: five to a byte, 64 to 13 bytes
     INT32 = ("int32", 32)
     FLOAT32 = ("float32", 32)
 
-    def __init__(self, label: str, bits: int) -> None:
+    def __init__(self, label: str, bits: float) -> None:
         self.label = label
         self.bits = bits
 
@@ -45,11 +46,27 @@ class DType(Enum):
     @property
     def top(self) -> int:
         """The largest value of an unsigned type."""
-        return int(2**self.bits - 1)
+        return int(2**self.bits) - 1
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of 64 packed codes."""
+        return int(64 * self.bits / 8)
+
+    def packed_bytes(self, numel: int) -> int:
+        """Bytes of ``numel`` packed codes.
+
+        >>> DType.UINT2.packed_bytes(9), DType.UINT_3.packed_bytes(64 + 9)
+        (3, 22)
+        """
+        groups, rest = divmod(numel, 64)
+        if self is DType.UINT_3:  # byte b of a group holds its codes b, b + 13, b + 26, ...
+            return 13 * groups + min(rest, 13)
+        return self.group_bytes * groups - int(-rest * self.bits // 8)
 
 
 BOOL, INT32, FLOAT32 = DType.BOOL, DType.INT32, DType.FLOAT32
-UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8})
+UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8, DType.UINT_3})
 
 
 class Extent(IntEnum):
@@ -58,18 +75,26 @@ class Extent(IntEnum):
     CALL = 0
     BLOCK = 1
     ELEMENT = 2
+    KEPT = 3
+    """One for each element that a condition is true of: as many as there are, by rising place."""
 
     def __str__(self) -> str:
-        return ("a call", "a block", "an element")[self]
+        return ("a call", "a block", "an element", "a kept element")[self]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that a kernel reads or writes: a gradient, a residual, a field of the payload."""
+    """Memory that a kernel reads or writes: a gradient, a residual, a field of the payload.
+
+    Unsigned values are packed, those of an element, or lie one in a byte: those of a call, a block
+    or a kept element. A buffer of kept elements has room for every element of the gradient.
+    """
 
     name: str
     dtype: DType
     extent: Extent
+    coder: Any = None
+    """Through which the packed bytes travel (coders.py); kernels know nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +118,11 @@ class Op(Enum):
 
     CONST = "const"  # arg: the value
     LOAD = "load"  # arg: Buffer
+    LOAD_AT = "load_at"  # (place); arg: Buffer of a call, read at that place of it
     SIZE = "size"  # elements in this block
+    PLACE = "place"  # the element's own, in the whole gradient
     RANDOM = "random"  # uniform in [0, 1); arg: number of the stream
+    BELOW = "below"  # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
     ARG = "arg"  # an operand of a Fold; arg: 0 or 1
     ADD = "add"
     SUB = "sub"
@@ -120,7 +148,8 @@ class Op(Enum):
     WHERE = "where"
     CAST = "cast"  # saturates; NaN becomes 0
     REDUCE = "reduce"  # (value, condition); arg: Fold
-    STORE = "store"  # (value); arg: Buffer
+    OPERATOR = "operator"  # a registered one; arg: Operator
+    STORE = "store"  # (value), (value, condition) of kept elements; arg: Buffer
 
 
 @dataclass(frozen=True)
@@ -143,8 +172,10 @@ _ANY = frozenset(DType)
 RULES: dict[Op, Rule] = {
     Op.CONST: Rule(stated=True),
     Op.LOAD: Rule(stated=True),
-    Op.SIZE: Rule(result=INT32),
+    Op.LOAD_AT: Rule((_INT,), stated=True),
+    **dict.fromkeys((Op.SIZE, Op.PLACE), Rule(result=INT32)),
     Op.RANDOM: Rule(result=FLOAT32),
+    Op.BELOW: Rule((_INT,), INT32),
     Op.ARG: Rule(stated=True),
     **dict.fromkeys((Op.ADD, Op.SUB, Op.MUL, Op.SMALLER, Op.GREATER), Rule((_NUMBER, _NUMBER))),
     Op.DIV: Rule((_FLOAT, _FLOAT)),
@@ -161,10 +192,14 @@ RULES: dict[Op, Rule] = {
     Op.STORE: Rule((_ANY,), stated=True),
 }
 
+_KEEPING = Rule((_ANY, _BOOL), stated=True)  # a store of kept elements
+
 _LEAF_EXTENTS = {
     Op.CONST: Extent.CALL,
     Op.SIZE: Extent.BLOCK,
+    Op.PLACE: Extent.ELEMENT,
     Op.RANDOM: Extent.ELEMENT,
+    Op.BELOW: Extent.ELEMENT,
     Op.ARG: Extent.ELEMENT,
 }
 
@@ -197,10 +232,10 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
 
     ``dtype`` is for operations that state their own type. Type and extent follow otherwise.
     """
-    refusal = _refusal(op, sources, dtype)
+    refusal = _refusal(op, sources, dtype, arg)
     if refusal:
         raise IllTyped(refusal)
-    found_dtype = dtype or RULES[op].result or sources[-1].dtype
+    found_dtype = dtype or rule(op, arg).result or sources[-1].dtype
     extent = _extent(op, sources, arg)
     # repr tells -0.0 from 0.0 and one NaN equals another.
     key = (op, found_dtype, extent, sources, repr(arg) if op is Op.CONST else arg)
@@ -223,9 +258,13 @@ def load(buffer: Buffer) -> Node:
     return node(Op.LOAD, dtype=buffer.dtype, arg=buffer)
 
 
-def store(buffer: Buffer, value: Node) -> Node:
-    """Writes ``value`` for each element (or block) of ``buffer``."""
-    return node(Op.STORE, value, dtype=buffer.dtype, arg=buffer)
+def store(buffer: Buffer, value: Node, keep: Node | None = None) -> Node:
+    """Writes ``value`` for each element (or block) of ``buffer``.
+
+    ``keep`` is the condition of kept elements: their values lie one behind the other.
+    """
+    sources = (value,) if keep is None else (value, keep)
+    return node(Op.STORE, *sources, dtype=buffer.dtype, arg=buffer)
 
 
 def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
@@ -237,20 +276,31 @@ def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
     return _LEAF_EXTENTS.get(op) or max((s.extent for s in sources), default=Extent.CALL)
 
 
-def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None) -> str | None:
+def rule(op: Op, arg: Any = None) -> Rule:
+    """What an operation may be applied to; a registered operator brings its own rule."""
+    if op is Op.OPERATOR:
+        own: Rule = arg.rule
+        return own
+    return RULES[op]
+
+
+def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -> str | None:
     """Why ``RULES`` do not allow this node; None if they do."""
-    rule = RULES[op]
+    legal = rule(op, arg)
+    if op is Op.STORE and len(sources) == 2:
+        legal = _KEEPING
     given = ", ".join(repr(source.dtype) for source in sources)
-    accepted = ", ".join("|".join(sorted(map(repr, kinds))) for kinds in rule.operands)
-    if len(sources) != len(rule.operands) or any(
-        source.dtype not in kinds for source, kinds in zip(sources, rule.operands, strict=True)
+    accepted = ", ".join("|".join(sorted(map(repr, kinds))) for kinds in legal.operands)
+    if len(sources) != len(legal.operands) or any(
+        source.dtype not in kinds for source, kinds in zip(sources, legal.operands, strict=True)
     ):
-        return f"{op.value} takes ({accepted}), got ({given})"
-    if rule.result is None and not rule.stated and len(sources) > 1:
+        name = arg.name if op is Op.OPERATOR else op.value
+        return f"{name} takes ({accepted}), got ({given})"
+    if legal.result is None and not legal.stated and len(sources) > 1:
         first, last = sources[-2], sources[-1]
         if first.dtype is not last.dtype:
             return f"{op.value} takes two operands of one type, got ({given})"
-    if rule.stated and dtype is None:
+    if legal.stated and dtype is None:
         return f"{op.value} has to state its type"
     if op is Op.STORE and sources[0].dtype is not dtype:
         return f"store takes what its buffer holds ({dtype!r}), got ({given})"
@@ -269,10 +319,20 @@ class Kernel:
     def __post_init__(self) -> None:
         verify(self)
 
+    def __hash__(self) -> int:
+        """Of the name alone: tables of kernels are consulted in every call."""
+        return hash(self.name)
+
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn."""
-        return any(found.op is Op.RANDOM for found in walk(self.stores))
+        return any(found.op in (Op.RANDOM, Op.BELOW) for found in walk(self.stores))
+
+    @property
+    def keep(self) -> Node | None:
+        """The condition of the kept elements, one for all of a kernel; None if it keeps none."""
+        kept = (found for found in self.stores if found.extent is Extent.KEPT)
+        return next((found.sources[1] for found in kept), None)
 
 
 def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
@@ -309,16 +369,25 @@ def listing(kernel: Kernel) -> str:
 def verify(kernel: Kernel) -> None:
     """Raises IllTyped for the first bad node: one the table forbids, or out of place here."""
     for number, found in enumerate(walk(kernel.stores)):
-        refusal = _refusal(found.op, found.sources, found.dtype) or _misplaced(kernel, found)
+        refusal = _refusal(found.op, found.sources, found.dtype, found.arg)
+        refusal = refusal or _misplaced(kernel, found)
         if refusal:
             raise IllTyped(f"{kernel.name}: node {number}, {found!r}: {refusal}")
 
 
 def _misplaced(kernel: Kernel, found: Node) -> str | None:
-    if found.op in (Op.LOAD, Op.STORE) and found.arg not in kernel.buffers:
+    if found.op in (Op.LOAD, Op.LOAD_AT, Op.STORE) and found.arg not in kernel.buffers:
         return "its buffer is none of the kernel's"
+    if found.op is Op.LOAD_AT and found.arg.extent is not Extent.CALL:
+        return f"a buffer {found.arg.extent} is read in order, not at a place"
+    if found.extent is Extent.KEPT and found.op is not Op.STORE:
+        return "kept elements are the elements of the kernel that reads them"
     if found.op is Op.STORE and found.sources[0].extent > found.arg.extent:
         return f"a value {found.sources[0].extent} does not fit one {found.arg.extent}"
+    if found.op is Op.STORE and (found.arg.extent is Extent.KEPT) != (len(found.sources) == 2):
+        return "a condition stands with kept elements, and with nothing else"
+    if found.op is Op.STORE and len(found.sources) == 2 and found.sources[1] is not kernel.keep:
+        return "a kernel keeps elements by one condition"
     if found.op is Op.ARG:
         return "an operand of a fold stands outside it"
     if (found.op is Op.STORE) != (found in kernel.stores):

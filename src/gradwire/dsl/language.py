@@ -7,24 +7,46 @@ are plain numbers. A map leaves no node behind: a vector *is* the expression of 
     filter(G, f)     the elements f is true of    size(G)               how many there are
     random(a, b)     a number an element          where(c, a, b)        a where c holds, else b
     concat(n=v, ...) the payload, by field        extract(payload)      its fields, in order
+
+Of the whole gradient, known before its blocks are visited (``stages``):
+
+    sample(G, share) elements drawn at random     sort(S, smaller)      a sample in order
+    pick(S, part)    the one at a part of it      whole(b, f, start)    a block's value over all
+
+Of what a filter kept, to be sent as a list (``selection``):
+
+    top(K, share)    the largest of it            indices(K)            its places
+    scatter(I, K)    the decoded gradient, 0 elsewhere
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from . import ir
 from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Extent, Op
-from .symbols import Number, Scalar, Vector, alike, cast, lifted, made, refuse, working
+from .selection import Scattered, indices, scatter, top
+from .stages import pick, recorded, sample, sort, whole
+from .symbols import (
+    Coded,
+    Number,
+    Scalar,
+    Vector,
+    alike,
+    cast,
+    fold_by,
+    lifted,
+    made,
+    refuse,
+    working,
+)
 
 __all__ = [
     "Compressed",
     "Scalar",
+    "Scattered",
     "Type",
     "Vector",
     "add",
@@ -35,20 +57,28 @@ __all__ = [
     "float32",
     "floor",
     "greater",
+    "indices",
     "int32",
     "map",
+    "pick",
     "random",
     "reduce",
     "round",
+    "sample",
+    "scatter",
     "size",
     "smaller",
+    "sort",
     "sqrt",
+    "top",
     "uint",
     "uint1",
     "uint2",
     "uint4",
     "uint8",
+    "uint_3",
     "where",
+    "whole",
 ]
 
 
@@ -69,7 +99,7 @@ class Type:
         return self.dtype.label
 
 
-uint1, uint2, uint4, uint8 = (Type(dtype) for dtype in DType if dtype in UNSIGNED)
+uint1, uint2, uint4, uint8, uint_3 = (Type(dtype) for dtype in DType if dtype in UNSIGNED)
 int32, float32 = Type(INT32), Type(FLOAT32)
 
 
@@ -117,25 +147,9 @@ def finite(x: Number) -> Scalar:
     return Scalar(made(Op.FINITE, *alike(x, floating=True)))
 
 
-_streams: ContextVar[Iterator[int] | None] = ContextVar("streams", default=None)
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Inside the block ``random`` may be called; its calls are numbered from 0."""
-    token = _streams.set(count())
-    try:
-        yield
-    finally:
-        _streams.reset(token)
-
-
 def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
     """A float in [low, high), another one for each element, call and step."""
-    streams = _streams.get()
-    if streams is None:
-        refuse("random() in decode", "draw in encode and send what decode needs")
-    draw = Scalar(made(Op.RANDOM, arg=next(streams)))
+    draw = Scalar(made(Op.RANDOM, arg=recorded("random()").stream()))
     return low + (high - low) * draw
 
 
@@ -144,16 +158,17 @@ def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vec
     given = vectors if isinstance(vectors, tuple) else (vectors,)
     for vector in given:
         _check_vector("map", vector)
-    keeps = {vector.keep for vector in given}
-    if len(keeps) > 1:
+    if len({(vector.keep, vector.top) for vector in given}) > 1:
         refuse("map over vectors that were filtered differently", "map first, then filter")
+    if len({vector.node.extent is Extent.KEPT for vector in given}) > 1:
+        refuse("map over kept elements and all elements", "scatter is what decode ends with")
     result = udf(*(Scalar(vector.node) for vector in given))
-    return Vector(lifted(result), given[0].keep)
+    return Vector(lifted(result), given[0].keep, given[0].top)
 
 
 def filter(vector: Vector, udf: Callable[[Scalar], Scalar]) -> Vector:
     """The elements that ``udf`` is true of."""
-    _check_vector("filter", vector)
+    _check_uncut("filter", vector)
     found = udf(Scalar(vector.node))
     if not isinstance(found, Scalar) or found.node.dtype is not BOOL:
         refuse("filter by something that is not a condition", "compare: lambda x: x > 0")
@@ -171,22 +186,11 @@ def reduce(
     Sums (``lambda a, b: a + b``) of floats are made in double precision and rounded once. ``start``
     follows for sums, ``smaller`` and ``greater``; other functions need it.
     """
-    _check_vector("reduce", vector)
+    _check_uncut("reduce", vector)
     value = working(Scalar(vector.node))
-    args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
-    body = lifted(udf(*args), value.dtype)
-    if body.dtype is not value.dtype:
-        refuse(f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}", "map first")
-    if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
-        refuse("reduce by a function that uses other values", "map first, then combine")
-    neutral = ir.neutral(body)
-    first = neutral if start is None else start
-    if first is None:
-        refuse("reduce by a function of your own", "give start=, the value that changes nothing")
-    if neutral is not None and neutral != first:
-        refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
+    fold = fold_by(udf, value, start)
     keep = vector.keep or ir.const(True, BOOL)
-    return Scalar(made(Op.REDUCE, value, keep, dtype=value.dtype, arg=ir.Fold(body, first)))
+    return Scalar(made(Op.REDUCE, value, keep, dtype=value.dtype, arg=fold))
 
 
 def add(a: Scalar, b: Scalar) -> Scalar:
@@ -196,7 +200,7 @@ def add(a: Scalar, b: Scalar) -> Scalar:
 
 def size(vector: Vector) -> Scalar:
     """How many elements a vector has in this block, an int32."""
-    _check_vector("size", vector)
+    _check_uncut("size", vector)
     if vector.keep is None:
         return Scalar(made(Op.SIZE))
     return reduce(Vector(ir.const(1, INT32), vector.keep), add)
@@ -206,21 +210,35 @@ def size(vector: Vector) -> Scalar:
 class Compressed:
     """The payload: its fields by name, in the order in which they lie."""
 
-    fields: dict[str, Scalar | Vector]
+    fields: Mapping[str, Scalar | Vector | Coded]
 
 
-def concat(**fields: Scalar | Vector) -> Compressed:
-    """The payload of these fields: scalars are one a block, vectors one an element, packed."""
+def concat(**fields: Scalar | Vector | Coded) -> Compressed:
+    """The payload of these fields: scalars are one a block (or one a call), vectors one an element,
+    packed, or one a kept element. Each kind lies behind those before it."""
     for name, value in fields.items():
-        if not isinstance(value, Scalar | Vector):
+        if not isinstance(value, Scalar | Vector | Coded):
             refuse(f"field {name} is {value!r}", "send what depends on the gradient only")
-        if isinstance(value, Vector) and value.keep is not None:
-            refuse(f"field {name} is a filtered vector", "reduce it, or map with where")
         if value.node.dtype is BOOL:
             refuse(f"field {name} holds conditions", "pack them: uint1(condition)")
         if isinstance(value, Scalar) and value.node.extent is Extent.ELEMENT:
             refuse(f"field {name} is one element's value", "make it a vector with map")
+    _check_kept([value for value in fields.values() if isinstance(value, Vector)])
+    _check_coded([*fields.values()])
     return Compressed(fields)
+
+
+def _check_kept(vectors: list[Vector]) -> None:
+    """Refuses kept fields of which decode could make nothing."""
+    kept = [vector for vector in vectors if vector.keep is not None]
+    if not kept:
+        return
+    if len(kept) < len(vectors):
+        refuse("fields a kept element beside fields an element", "send either; map with where")
+    if len({(vector.keep, vector.top) for vector in kept}) > 1:
+        refuse("kept fields of two different filters", "filter once, map what it kept")
+    if all(vector.node.op is not Op.PLACE for vector in kept):
+        refuse("kept elements without their places", "send indices=indices(kept) beside them")
 
 
 def extract(compressed: Compressed) -> tuple[Any, ...]:
@@ -228,6 +246,24 @@ def extract(compressed: Compressed) -> tuple[Any, ...]:
     if not isinstance(compressed, Compressed):
         refuse(f"extract from {compressed!r}", "extract takes what decode is given")
     return tuple(compressed.fields.values())
+
+
+def _check_coded(values: list[Scalar | Vector | Coded]) -> None:
+    """Refuses what leaves the length of a coded field open: only the last one's is known."""
+    coded = [value for value in values if isinstance(value, Coded)]
+    if len(coded) > 1:
+        refuse("two fields that are coded", "code one of them: the payload tells one length")
+    if coded and any(isinstance(value, Vector) and value.keep is not None for value in values):
+        refuse("a coded field beside kept elements", "send either: the payload tells one length")
+
+
+def _check_uncut(operator: str, value: Vector) -> None:
+    """A vector whose elements are known while blocks are visited."""
+    _check_vector(operator, value)
+    if value.top is not None:
+        refuse(f"{operator} of what top cut", f"{operator} before top")
+    if value.node.extent is Extent.KEPT:
+        refuse(f"{operator} of a kept field in decode", f"{operator} in encode, and send that")
 
 
 def _check_vector(operator: str, value: object) -> None:

@@ -43,8 +43,22 @@ def philox(
 
 def uniform(place: Tensor, key: int, step: int, stream: int) -> Tensor:
     """Multiples of 2^-24 in [0, 1) for elements at these places (int64), as float32."""
+    return (words(place, key, step, stream) >> 8).float() * 2.0**-24
+
+
+def below(bound: Tensor, place: Tensor, key: int, step: int, stream: int) -> Tensor:
+    """Whole numbers in [0, bound) for elements at these places (int64), as int32.
+
+    The 32 bits times ``bound`` (at least 1), shifted: exact on every machine, and a number's chance
+    is off by less than one part in 2^32 / bound.
+    """
+    return ((words(place, key, step, stream) * bound.long()) >> 32).int()
+
+
+def words(place: Tensor, key: int, step: int, stream: int) -> Tensor:
+    """The 32 random bits (in int64) of elements at these places."""
     counter = place // 64 * 16 + place % 16
-    words = philox(
+    drawn = philox(
         (
             counter & _MASK,
             counter >> 32,
@@ -53,5 +67,4 @@ def uniform(place: Tensor, key: int, step: int, stream: int) -> Tensor:
         ),
         (key & _MASK, key >> 32 & _MASK),
     )
-    chosen = torch.stack(words).gather(0, (place % 64 // 16)[None])[0]
-    return (chosen >> 8).float() * 2.0**-24
+    return torch.stack(drawn).gather(0, (place % 64 // 16)[None])[0]

@@ -24,20 +24,25 @@ traces both functions once for each combination of settings, and gives it the me
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from ..contract import Layout, Traits
 from ..errors import invalid
 from . import language, rewrite
 from .build import Built
-from .generated import Generated, Kernels
+from .coders import coding
+from .generated import Generated
 from .interp import LANES
-from .ir import Buffer, Extent, load
+from .ir import Buffer, Extent, Node, Op, load
 from .language import Compressed
-from .symbols import Scalar, Vector
+from .selection import Scattered
+from .stages import RESULT_NAME, recording
+from .steps import Kernels
+from .symbols import Coded, Scalar, Vector
 
 # The encode and decode that an author writes have other parameters than the contract's, which take
 # their place; so to a type checker a program may be anything.
@@ -46,7 +51,6 @@ if TYPE_CHECKING:
 else:
     _Generated = Generated
 
-_OWN_BUFFERS = (rewrite.GRADIENT, rewrite.RESIDUAL, rewrite.OUT, rewrite.SUM, rewrite.SCALE)
 _KINDS: dict[str, type | tuple[type, ...]] = {
     name: kinds
     for kind, kinds in ((bool, bool), (int, int), (float, (int, float)))
@@ -57,10 +61,14 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """What the author wrote: functions of (settings, gradient) and of (settings, compressed)."""
+    """What the author wrote: functions of (settings, gradient) and of (settings, compressed).
 
-    encode: Callable[[Any, Vector], Compressed]
-    decode: Callable[[Any, Compressed], Vector]
+    An encode of (settings, gradient, latest) is given the gradient plus the residual, and then the
+    gradient alone.
+    """
+
+    encode: Callable[..., Compressed]
+    decode: Callable[[Any, Compressed], Vector | Scattered]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -100,11 +108,31 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
                 )
         if self.block < LANES or self.block % LANES:
             raise invalid(f"{name} block", self.block, "a positive multiple of 64", "write 16384")
-        self.kernels()
+        seed = getattr(self, "seed", 0)
+        if not 0 <= seed < 2**32:
+            raise invalid(f"{name} seed", seed, "0 to 2**32 - 1", "leave it at 0")
+        self.check()
+        _check_traits(name, self.traits, self.kernels().traced)
+
+    def check(self) -> None:
+        """Refuses settings that are of the right type and make no sense; for authors to write."""
 
     def kernels(self) -> Kernels:
         """The program under these settings, traced and rewritten; compiled when first run."""
         return _kernels(self)
+
+
+def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
+    """Refuses traits other than those that follow from a program's fields."""
+    kept, coded = traced.keep is not None, coding(traced) is not None
+    accepted = {
+        "layout=Layout.SPARSE just with kept fields": kept == (stated.layout is Layout.SPARSE),
+        "exact_size=False just with kept or coded fields": (kept or coded) != stated.exact_size,
+        "reads_latest=True just where latest is read": traced.reads_latest == stated.reads_latest,
+    }
+    for what, holds in accepted.items():
+        if not holds:
+            raise invalid(f"{name} traits", stated, what, f"class {name}(Program, ...)")
 
 
 @lru_cache(maxsize=1024)
@@ -116,33 +144,62 @@ def _kernels(codec: Program) -> Kernels:
         rewrite.decode(traced),
         rewrite.merge(traced),
     )
-    return Kernels(traced, *forms, Built(*forms))
+    stages, kept = rewrite.stage_kernels(traced), (rewrite.pack(traced), rewrite.taken(traced))
+    staged = (k for stage in stages for k in (stage.plain, stage.with_residual, stage.fold))
+    every = {kernel.name: kernel for kernel in (*forms, *staged, *kept) if kernel is not None}
+    return Kernels(traced, *forms, stages, *kept, Built(*every.values()))
 
 
 def trace(codec: Program) -> rewrite.Traced:
     """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
-    with language.drawing():
-        sent = codec.source.encode(codec, Vector(load(rewrite.GRADIENT)))
+    given = [Vector(load(rewrite.GRADIENT)), Vector(load(rewrite.LATEST))]
+    takes = len(signature(codec.source.encode).parameters) - 1
+    with recording() as record:
+        sent = codec.source.encode(codec, *given[:takes])
     if not isinstance(sent, Compressed) or not sent.fields:
         raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
-    sources = tuple((_buffer(name, value), value.node) for name, value in sent.fields.items())
-    received = {buffer.name: _received(buffer) for buffer, _ in sources}
+    sources = {_buffer(name, value): value.node for name, value in sent.fields.items()}
+    received = {buffer.name: _received(buffer) for buffer in sources}
     decoded = codec.source.decode(codec, Compressed(received))
+    kept = [v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None]
+    return rewrite.Traced(
+        name=re.sub(r"\W", "_", type(codec).__name__),
+        block=codec.block,
+        fields=tuple(sorted(sources.items(), key=lambda field: field[0].extent)),
+        decoded=_decoded_kept(decoded, sources) if kept else _decoded(decoded),
+        stages=tuple(record.stages),
+        keep=kept[0].keep if kept else None,
+        top=kept[0].top if kept else None,
+    )
+
+
+def _decoded(decoded: object) -> Node:
     if not isinstance(decoded, Vector) or decoded.keep is not None:
         remedy = "return map(field, lambda q: ...) of a field with a value an element"
         raise invalid("what decode returns", decoded, "a vector of all elements", remedy)
-    number = language.float32(Scalar(decoded.node)).node
-    name = re.sub(r"\W", "_", type(codec).__name__)
-    return rewrite.Traced(name, codec.block, sources, number)
+    return language.float32(Scalar(decoded.node)).node
 
 
-def _buffer(name: str, value: Scalar | Vector) -> Buffer:
-    if name in {buffer.name for buffer in _OWN_BUFFERS}:
+def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
+    remedy = "return scatter(indices, values) of its fields"
+    if not isinstance(decoded, Scattered):
+        raise invalid("what decode returns", decoded, "kept fields scattered", remedy)
+    if sources[decoded.indices.arg].op is not Op.PLACE:
+        given = f"the field {decoded.indices.arg.name}"
+        raise invalid("what decode scatters to", given, "the field of indices(kept)", remedy)
+    return decoded.node
+
+
+def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
+    if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(RESULT_NAME, name):
         raise invalid("field name", name, "none of the kernels' own", f"call it {name}_sent")
-    extent = Extent.ELEMENT if isinstance(value, Vector) else Extent.BLOCK
-    return Buffer(name, value.node.dtype, extent)
+    if isinstance(value, Scalar):
+        return Buffer(name, value.node.dtype, value.node.extent)
+    if isinstance(value, Coded):
+        return Buffer(name, value.node.dtype, Extent.ELEMENT, value.coder)
+    return Buffer(name, value.node.dtype, Extent.ELEMENT if value.keep is None else Extent.KEPT)
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:
     found = load(buffer)
-    return Vector(found) if buffer.extent is Extent.ELEMENT else Scalar(found)
+    return Vector(found) if buffer.extent >= Extent.ELEMENT else Scalar(found)

@@ -2,10 +2,12 @@
 
 The ABI is the same for every kernel, so that one call carries any of them out:
 
-    void name(void* const* operand, int64_t num_elements, uint64_t key, uint64_t step, int threads)
+    void name(gw::Tensor<operands>* tensors, int num_tensors, int threads)
 
-with the kernel's buffers in order. Each operation has one line in ``_TEXT``; what needs more than a
-line is a function of csrc/compll.h. The text has one statement for each value used twice.
+A record a tensor holds its length, key, step and the kernel's buffers in order: many small tensors
+are one call, one parallel loop over all their blocks. What a kernel keeps of them goes through
+csrc/kept.h. Each operation has one line in ``_TEXT``; what needs more than a line is a function of
+csrc. The text has one statement for each value used twice.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from .ir import (
     Op,
     neutral,
 )
+from .operators import support
 from .schedule import Pass, passes
 
 _LONGEST_INLINE = 48  # a longer expression gets a name
+_NEAR = 16384  # elements of a block beside which the next one fits into a core's own cache
 
 _TEXT = {
     Op.SIZE: "static_cast<int32_t>(n)",
+    Op.PLACE: "static_cast<int32_t>(start + at) + j",
     Op.ADD: "{} + {}",
     Op.SUB: "{} - {}",
     Op.MUL: "{} * {}",
@@ -60,32 +65,35 @@ _TEXT = {
     Op.WHERE: "{} ? {} : {}",
 }
 _CALLS = {found for found, text in _TEXT.items() if "::" in text} | {Op.CAST}
+_BARE = {Op.LOAD, Op.LOAD_AT, Op.RANDOM, Op.BELOW}  # no parentheses around them
 
 _FOLD_NAMES = {Op.ADD: "sum", Op.SMALLER: "least", Op.GREATER: "most"}
-
-_SIGNATURE = (
-    "(void* const* operand, int64_t num_elements,\n    uint64_t key, uint64_t step, int threads)"
-)
 
 
 def render(*kernels: Kernel) -> str:
     """A C++ file that exports these kernels under their names."""
-    parts = ['#include "compll.h"', *(_function(kernel) for kernel in kernels)]
+    needed = ('#include "compll.h"', *support(kernels, "cpp"))
+    parts = [*needed, *(_function(kernel) for kernel in kernels)]
     return "\n\n".join(parts) + "\n"
 
 
 def _function(kernel: Kernel) -> str:
     body = _Body(kernel)
-    setup = [body.address(i, b) for i, b in enumerate(kernel.buffers)]
-    draws = ["const gw::Draws draws(key, step);"] if kernel.draws else []
+    lines = [body.address(i, b) for i, b in enumerate(kernel.buffers)]
+    lines += ["const gw::Draws draws(tensor.key, tensor.step);"] if kernel.draws else []
+    lines += [line for one in body.passes for line in body.one_pass(one)]
+    record, arrays, loop = f"gw::Tensor<{len(kernel.buffers)}>", "", "for_each_block"
+    call = f"{kernel.block}, tensors, num_tensors, threads"
+    if body.kept:
+        buffers = ", ".join(f"{{{i}, {b.dtype.bits // 8 or 1}}}" for i, b in body.kept.items())
+        loop, call = "keep_each_block", f"{call}, {{{buffers}}}"
+        arrays = f"gw::Kept<{len(body.kept)}>& kept, "
     return "\n".join(
         [
-            f"GW_EXPORT void {kernel.name}{_SIGNATURE} {{",
-            *(f"  {line}" for line in draws),
-            f"  gw::for_each_block({kernel.block}, num_elements, threads,",
-            "                     [&](int64_t block, int64_t start, int64_t n) {",
-            *(f"    {line}" for line in setup),
-            *(f"    {line}" for one in passes(kernel) for line in body.one_pass(one)),
+            f"GW_EXPORT void {kernel.name}({record}* tensors, int num_tensors, int threads) {{",
+            f"  gw::{loop}({call},",
+            f"      []({record}& tensor, {arrays}int64_t block, int64_t start, int64_t n) {{",
+            *(f"    {line}" for line in lines),
             "  });",
             "}",
         ]
@@ -98,18 +106,23 @@ class _Body:
     def __init__(self, kernel: Kernel) -> None:
         self.names: dict[Node, str] = {}
         self.numbers = count(1)
-        self.loaded: set[Buffer] = set()
+        self.passes = passes(kernel)
+        self.fetches = _fetches(kernel, self.passes)
         self.written = {target.arg for target in kernel.stores}
+        self.kept = {i: b for i, b in enumerate(kernel.buffers) if b.extent is Extent.KEPT}
 
     def address(self, place: int, buffer: Buffer) -> str:
         kind = _memory_type(buffer)
+        if buffer.extent is Extent.KEPT:
+            return f"{kind}* const {_name(buffer)} = kept.at<{kind}>({[*self.kept].index(place)});"
         if buffer not in self.written:
             kind = f"const {kind}"
-        offset = {Extent.CALL: "", Extent.BLOCK: " + block", Extent.ELEMENT: " + start"}
-        where = offset[buffer.extent]
+        where = {Extent.BLOCK: " + block", Extent.ELEMENT: " + start"}.get(buffer.extent, "")
         if buffer.extent is Extent.ELEMENT and buffer.dtype in UNSIGNED:
-            where = f" + start * {buffer.dtype.bits} / 8"
-        return f"{kind}* const {_name(buffer)} = static_cast<{kind}*>(operand[{place}]){where};"
+            where = f" + start / gw::kLanes * {buffer.dtype.group_bytes}"
+        return (
+            f"{kind}* const {_name(buffer)} = static_cast<{kind}*>(tensor.operand[{place}]){where};"
+        )
 
     def one_pass(self, one: Pass) -> list[str]:
         lines = self._statements(one.before, set(), "s")
@@ -123,28 +136,39 @@ class _Body:
 
     def _loop(self, one: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
-        prepare = [line for found in one.elements for line in self._prepared(found)]
-        codes = [target.arg for target in one.stores if target.dtype in UNSIGNED]
+        before = [line for found in one.elements for line in self._prepared(found, one)]
         roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
         body = self._statements(one.elements, roots, "x")
         body += [self._accumulated(found) for found in one.reductions]
         body += [self._stored(target) for target in one.stores]
+        codes = [
+            s.arg for s in one.stores if s.dtype in UNSIGNED and s.arg.extent is Extent.ELEMENT
+        ]
+        before += [f"uint8_t {_name(b)}out[gw::kLanes] = {{}};" for b in codes]
+        after = [f"gw::pack{_code(b)}({_name(b)}out, {_packed_at(b)}, count);" for b in codes]
+        kept = [target for target in one.stores if target.extent is Extent.KEPT]
+        if kept:
+            buffers = [target.arg for target in kept]
+            before += [f"{_memory_type(b)} {_name(b)}out[gw::kLanes];" for b in buffers]
+            before += ["uint8_t keep[gw::kLanes] = {};"]
+            body += [f"keep[j] = {self.names[kept[0].sources[1]]};"]
+            after += _appended(buffers)
         self.names = outside
-        return [
+        loop = [
             "gw::for_each_group(n, [&](int64_t at, int count) GW_INLINE {",
-            *(f"  {line}" for line in prepare),
-            *(f"  uint8_t {_name(b)}out[gw::kLanes] = {{}};" for b in codes),
+            *(f"  {line}" for line in before),
             "  #pragma omp simd",
             "  for (int j = 0; j < count; ++j) {",
             *(f"    {line}" for line in body),
             "  }",
-            *(f"  gw::pack<{b.dtype.bits}>({_name(b)}out, {_packed_at(b)}, count);" for b in codes),
+            *(f"  {line}" for line in after),
             "});",
         ]
+        return ["int64_t place = kept.count;", *loop, "kept.count = place;"] if kept else loop
 
-    def _prepared(self, found: Node) -> list[str]:
+    def _prepared(self, found: Node, one: Pass) -> list[str]:
         """What a group needs before its loop: codes unpacked, numbers drawn, lines fetched."""
-        if found.op is Op.RANDOM:
+        if found.op in (Op.RANDOM, Op.BELOW):
             name = f"draw{found.arg}"
             call = f"gw::philox(draws, {found.arg}, (start + at) / gw::kLanes, {name});"
             return [f"uint32_t {name}[gw::kLanes];", call]
@@ -153,12 +177,12 @@ class _Body:
         buffer = found.arg
         if buffer.dtype in UNSIGNED:
             name = f"{_name(buffer)}in"
-            call = f"gw::unpack<{buffer.dtype.bits}>({_packed_at(buffer)}, {name}, count);"
+            call = f"gw::unpack{_code(buffer)}({_packed_at(buffer)}, {name}, count);"
             return [f"uint8_t {name}[gw::kLanes];", call]
-        if buffer in self.loaded or buffer.dtype is not FLOAT32:
+        if buffer not in self.fetches:
             return []
-        self.loaded.add(buffer)
-        return [f"gw::prefetch_group({_name(buffer)} + at);"]
+        where, ahead = self.fetches[buffer]
+        return [f"gw::prefetch_group({_name(buffer)} + at{ahead});"] if where is one else []
 
     def _statements(self, order: tuple[Node, ...], roots: set[Node], prefix: str) -> list[str]:
         """A line for each value, except for constants and for elements that are used once."""
@@ -166,7 +190,9 @@ class _Body:
         lines = []
         for found in order:
             if found.op is Op.STORE:
-                lines.append(f"*{_name(found.arg)} = {self.names[found.sources[0]]};")
+                line = f"*{_name(found.arg)} = {self.names[found.sources[0]]};"
+                once = found.arg.extent is Extent.CALL  # blocks agree on it, and one writes it
+                lines.append(f"if (block == 0) {line}" if once else line)
                 continue
             text = self._expression(found)
             once = uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
@@ -185,21 +211,25 @@ class _Body:
                 return _loaded(found.arg)
             case Op.RANDOM:
                 return f"gw::uniform(draw{found.arg}[j])"
+            case Op.BELOW:
+                return f"gw::below(draw{found.arg}[j], {self.names[found.sources[0]]})"
+            case Op.LOAD_AT:
+                return f"{_name(found.arg)}[{self.names[found.sources[0]]}]"
             case Op.CAST:
                 return _cast(found, self.names[found.sources[0]])
             case _:
                 use = self.names.__getitem__ if found.op in _CALLS else self._use
-                return _TEXT[found.op].format(*(use(source) for source in found.sources))
+                return _template(found).format(*(use(source) for source in found.sources))
 
     def _use(self, found: Node) -> str:
         """The text of an operand, in parentheses where it is an expression."""
         name = self.names[found]
-        bare = found.op in _CALLS or found.op in (Op.LOAD, Op.RANDOM) or " " not in name
+        bare = found.op in _CALLS or found.op in _BARE or " " not in name
         return name if bare else f"({name})"
 
     def _lanes(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        kind, name = _lane_type(fold), self._lane(found)
+        kind, name = _lane_type(found), self._lane(found)
         if fold.start == 0:
             return [f"{kind} {name}[gw::kLanes] = {{}};"]
         start = _literal(fold.start, found.dtype)
@@ -216,7 +246,7 @@ class _Body:
         value, keep = found.sources
         lane, text = f"{self._lane(found)}[j]", self._use(value)
         if fold.body.op is Op.ADD and neutral(fold.body) is not None:
-            kind = _lane_type(fold)
+            kind = _lane_type(found)
             chosen = text if _always(keep) else f"({self._use(keep)} ? {text} : 0)"
             return f"{lane} += static_cast<{kind}>({chosen});"
         taken = _folded_text(fold.body, lane, text)
@@ -225,7 +255,7 @@ class _Body:
 
     def _folded(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        kind, result = _lane_type(fold), _value_type(found.dtype)
+        kind, result = _lane_type(found), _value_type(found.dtype)
         combine = f"[]({kind} a, {kind} b) {{ return {_folded_text(fold.body, 'a', 'b')}; }}"
         return [
             f"const {result} {self.names[found]} =",
@@ -234,9 +264,36 @@ class _Body:
 
     def _stored(self, target: Node) -> str:
         buffer, value = target.arg, self.names[target.sources[0]]
-        if buffer.dtype in UNSIGNED:
-            return f"{_name(buffer)}out[j] = static_cast<uint8_t>({value});"
+        if buffer.extent is Extent.KEPT or buffer.dtype in UNSIGNED:
+            return f"{_name(buffer)}out[j] = static_cast<{_memory_type(buffer)}>({value});"
         return f"{_name(buffer)}[at + j] = {value};"
+
+
+def _fetches(kernel: Kernel, order: tuple[Pass, ...]) -> dict[Buffer, tuple[Pass, str]]:
+    """The pass in which each vector is fetched ahead, and how much farther than usual.
+
+    The first pass over a block waits for memory and the others do not. So the last one, which
+    mostly computes, fetches the next block for it, where the caches have room for two.
+    """
+    readers: dict[Buffer, list[Pass]] = {}
+    for one in order:
+        for found in one.elements:
+            if found.op is Op.LOAD and found.dtype is FLOAT32:
+                readers.setdefault(found.arg, []).append(one)
+    near = kernel.block <= _NEAR
+    return {
+        buffer: (found[-1], " + n") if near and len(found) > 1 else (found[0], "")
+        for buffer, found in readers.items()
+    }
+
+
+def _appended(buffers: list[Buffer]) -> list[str]:
+    """Puts a group's kept elements behind those that the thread has."""
+    return [
+        "const uint64_t mask = gw::mask_of(keep);",
+        *(f"gw::append({_name(b)} + place, {_name(b)}out, mask);" for b in buffers),
+        "place += gw::count_of(mask);",
+    ]
 
 
 def _name(buffer: Buffer) -> str:
@@ -259,7 +316,15 @@ def _folded_text(body: Node, a: str, b: str) -> str:
         return _cast(body, sources[0])
     if body.op not in _CALLS:
         sources = [f"({text})" if " " in text else text for text in sources]
-    return _TEXT[body.op].format(*sources)
+    return _template(body).format(*sources)
+
+
+def _template(found: Node) -> str:
+    """The text of an operation, with places for its operands."""
+    if found.op is Op.OPERATOR:
+        text: str = found.arg.template("cpp")
+        return text
+    return _TEXT[found.op]
 
 
 def _cast(found: Node, text: str) -> str:
@@ -279,7 +344,12 @@ def _loaded(buffer: Buffer) -> str:
 
 
 def _packed_at(buffer: Buffer) -> str:
-    return f"{_name(buffer)} + at * {buffer.dtype.bits} / 8"
+    return f"{_name(buffer)} + at / gw::kLanes * {buffer.dtype.group_bytes}"
+
+
+def _code(buffer: Buffer) -> str:
+    """How codes of this type are packed, as the end of the name of what packs them."""
+    return "_by_five" if buffer.dtype is DType.UINT_3 else f"<{buffer.dtype.bits}>"
 
 
 def _value_type(dtype: DType) -> str:
@@ -290,9 +360,10 @@ def _memory_type(buffer: Buffer) -> str:
     return {FLOAT32: "float", INT32: "int32_t"}.get(buffer.dtype, "uint8_t")
 
 
-def _lane_type(fold: Fold) -> str:
-    sums = fold.body.op is Op.ADD and neutral(fold.body) is not None
-    return "double" if sums and fold.body.dtype is FLOAT32 else _value_type(fold.body.dtype)
+def _lane_type(found: Node) -> str:
+    body = found.arg.body
+    sums = body.op is Op.ADD and neutral(body) is not None
+    return "double" if sums and body.dtype is FLOAT32 else _value_type(body.dtype)
 
 
 def _literal(value: float, dtype: DType) -> str:

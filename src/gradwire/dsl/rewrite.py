@@ -1,20 +1,23 @@
-"""Rewrites: a program's two traces become the four kernels of a compressor, each one fused pass.
+"""Rewrites: a program's two traces become the kernels of a compressor, each one fused pass.
 
 ``encode`` and ``decode`` are expressions, so fusing them is substitution: the residual form puts
 what ``encode`` sends where ``decode`` reads it (what is packed and unpacked is itself again), and
-merge adds what decode writes. Nothing is materialised between them.
+merge adds what decode writes. Nothing is materialised between them. Kept elements are decoded one
+by one, by a kernel whose elements they are; what scatters them is no kernel. A stage's kernels are
+made by the same substitutions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from . import interp
 from .ir import (
     BOOL,
     FLOAT32,
-    RULES,
+    INT32,
     UNSIGNED,
     Buffer,
     DType,
@@ -25,32 +28,96 @@ from .ir import (
     const,
     load,
     node,
+    rule,
     store,
     walk,
 )
+from .stages import Pick, Stage
 
 GRADIENT = Buffer("gradient", FLOAT32, Extent.ELEMENT)
+LATEST = Buffer("latest", FLOAT32, Extent.ELEMENT)
+"""The gradient where ``GRADIENT`` is the gradient plus the residual."""
 RESIDUAL = Buffer("residual", FLOAT32, Extent.ELEMENT)
 OUT = Buffer("out", FLOAT32, Extent.ELEMENT)
 SUM = Buffer("sum", FLOAT32, Extent.ELEMENT)
 SCALE = Buffer("scale", FLOAT32, Extent.CALL)
+RANKED = Buffer("ranked", FLOAT32, Extent.KEPT)
+"""The kept elements of the gradient themselves, by which ``top`` ranks them."""
+POPULATION = Buffer("population", INT32, Extent.CALL)
+"""How many elements there are to draw a sample from."""
+SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
+OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
+"""Those of the kernels whose buffers are fields too."""
+
+FOLD_BLOCK = 16384
+"""How many blocks' values are combined at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traced:
-    """A program as expressions: each field's value, and the decoded element in terms of fields."""
+    """A program as expressions: each field's value, and the decoded element in terms of fields.
+
+    ``keep`` is the condition of kept elements, whose fields are then all that is decoded, and
+    ``top`` the share of the gradient to which they are cut.
+    """
 
     name: str
     block: int
     fields: tuple[tuple[Buffer, Node], ...]
     decoded: Node
+    stages: tuple[Stage, ...] = ()
+    keep: Node | None = None
+    top: float | None = None
 
-    @property
+    @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
         return tuple(buffer for buffer, _ in self.fields)
 
-    def _stores(self) -> tuple[Node, ...]:
-        return tuple(store(buffer, _canonical(value)) for buffer, value in self.fields)
+    @cached_property
+    def reads_latest(self) -> bool:
+        """Whether the gradient alone is needed beside its sum with the residual."""
+        return load(LATEST) in walk((*self.stores(), *(stage.value for stage in self.stages)))
+
+    @cached_property
+    def kept(self) -> tuple[Buffer, ...]:
+        """The fields of kept elements."""
+        return tuple(buffer for buffer in self.buffers if buffer.extent is Extent.KEPT)
+
+    @cached_property
+    def indices(self) -> Buffer:
+        """The field of their places."""
+        return next(buffer for buffer, value in self.fields if value.op is Op.PLACE)
+
+    @cached_property
+    def packed(self) -> tuple[Buffer, ...]:
+        """The fields of kept elements that ``pack`` fills."""
+        return tuple(b for b in self.kept if b.dtype in UNSIGNED and b.dtype is not DType.UINT8)
+
+    @cached_property
+    def ranked(self) -> Buffer:
+        """Where the kept elements of the gradient itself lie: a field, if one sends them."""
+        plain = (b for b, value in self.fields if b in self.kept and value is load(GRADIENT))
+        return next(plain, RANKED)
+
+    @cached_property
+    def extra(self) -> tuple[Buffer, ...]:
+        """What is kept beside the fields, because ``top`` needs it."""
+        return () if self.top is None or self.ranked in self.kept else (RANKED,)
+
+    def stores(self) -> tuple[Node, ...]:
+        """The stores that fill the fields; kept elements lie there unpacked, for ``pack``."""
+        extra = ((buffer, load(GRADIENT)) for buffer in self.extra)
+        return tuple(
+            store(buffer, _canonical(value), self.keep if buffer.extent is Extent.KEPT else None)
+            for buffer, value in (*self.fields, *extra)
+        )
+
+
+_PLAIN = {load(LATEST): load(GRADIENT)}
+_WITH_RESIDUAL = {
+    load(GRADIENT): node(Op.ADD, load(GRADIENT), load(RESIDUAL)),
+    load(LATEST): load(GRADIENT),
+}
 
 
 def _canonical(value: Node) -> Node:
@@ -60,46 +127,184 @@ def _canonical(value: Node) -> Node:
 
 def encode(program: Traced) -> Kernel:
     """Fills the fields from the gradient."""
-    return _kernel(program, "encode", (GRADIENT, *program.buffers), program._stores())
+    return _kernel(program, "encode", substitute(program.stores(), _PLAIN))
 
 
 def encode_with_residual(program: Traced) -> Kernel:
     """Fills the fields from gradient plus residual; the residual becomes what they lack.
 
     Where that is not finite the residual keeps its value: an inf or NaN is sent, and never kept.
+    What ``top`` leaves of kept elements is not known yet: they stay in the residual for now.
     """
-    before = load(RESIDUAL)
-    whole = node(Op.ADD, load(GRADIENT), before)
-    fields = tuple(substitute(program._stores(), {load(GRADIENT): whole}))
+    before, whole = load(RESIDUAL), _WITH_RESIDUAL[load(GRADIENT)]
+    fields = substitute(program.stores(), _WITH_RESIDUAL)
     sent = {load(target.arg): target.sources[0] for target in fields}
     (decoded,) = substitute((program.decoded,), sent)
+    nothing = const(0.0, FLOAT32)
+    if program.top is not None:
+        decoded = nothing
+    elif program.keep is not None:
+        (keep,) = substitute((program.keep,), _WITH_RESIDUAL)
+        decoded = node(Op.WHERE, keep, decoded, nothing)
     left = node(Op.SUB, whole, decoded)
     kept = node(Op.WHERE, node(Op.FINITE, left), left, before)
-    return _kernel(
-        program,
-        "encode_with_residual",
-        (GRADIENT, RESIDUAL, *program.buffers),
-        (*fields, store(RESIDUAL, kept)),
-    )
+    return _kernel(program, "encode_with_residual", (*fields, store(RESIDUAL, kept)))
 
 
 def decode(program: Traced) -> Kernel:
-    """Writes scale times the decoded gradient."""
+    """Writes scale times the decoded gradient; of kept elements their values, unscaled."""
+    if program.keep is not None:
+        return _kernel(program, "decode", (store(OUT, _decoded_entry(program)),))
     scaled = node(Op.MUL, program.decoded, load(SCALE))
-    return _kernel(program, "decode", (OUT, SCALE, *program.buffers), (store(OUT, scaled),))
+    return _kernel(program, "decode", (store(OUT, scaled),))
 
 
 def merge(program: Traced) -> Kernel:
     """Adds scale times the decoded gradient: CaSync's merge, without a decoded copy."""
+    if program.keep is not None:
+        return decode(program)
     scaled = node(Op.MUL, program.decoded, load(SCALE))
     total = node(Op.ADD, load(SUM), scaled)
-    return _kernel(program, "merge", (SUM, SCALE, *program.buffers), (store(SUM, total),))
+    return _kernel(program, "merge", (store(SUM, total),))
 
 
-def _kernel(
-    program: Traced, form: str, buffers: tuple[Buffer, ...], stores: tuple[Node, ...]
-) -> Kernel:
-    return Kernel(f"{program.name}_{form}", program.block, buffers, tuple(simplified(stores)))
+def taken(program: Traced) -> Kernel | None:
+    """What the residual loses by each element that is sent, where ``top`` cut: else None.
+
+    That is its decoded value, or 0 where the residual would not stay finite.
+    """
+    if program.top is None:
+        return None
+    value, zero = _decoded_entry(program), const(0.0, FLOAT32)
+    left = node(Op.SUB, load(_entry(program.ranked)), value)
+    lost = node(Op.WHERE, node(Op.FINITE, left), value, zero)
+    return _kernel(program, "taken", (store(OUT, lost),))
+
+
+def _decoded_entry(program: Traced) -> Node:
+    """The decoded value in a kernel whose elements are the kept ones."""
+    entries = {load(b): load(_entry(b)) for b in program.kept}
+    return substitute((program.decoded,), entries)[0]
+
+
+def pack(program: Traced) -> Kernel | None:
+    """Packs the codes of kept elements, a byte each; None if there are none shorter than that."""
+    stores = [
+        store(_entry(b), node(Op.CAST, load(unpacked(b)), dtype=b.dtype)) for b in program.packed
+    ]
+    return _kernel(program, "pack", stores) if stores else None
+
+
+def unpacked(field: Buffer) -> Buffer:
+    """What ``pack`` reads to fill a field."""
+    return Buffer(f"{field.name}_codes", DType.UINT8, Extent.ELEMENT)
+
+
+def _entry(field: Buffer) -> Buffer:
+    """A field of kept elements as a kernel sees it whose elements they are."""
+    return Buffer(field.name, field.dtype, Extent.ELEMENT)
+
+
+# ---- stages ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageKernels:
+    """The kernels of stages that run at once: of a sample from which all of them pick, or of
+    blocks' values and of what combines them."""
+
+    stages: tuple[Stage, ...]
+    plain: Kernel
+    with_residual: Kernel
+    fold: Kernel | None
+
+    @property
+    def results(self) -> tuple[Buffer, ...]:
+        return tuple(stage.result for stage in self.stages)
+
+
+def stage_kernels(program: Traced) -> tuple[StageKernels, ...]:
+    """The kernels of the stages, in order."""
+    groups: list[list[Stage]] = []
+    for stage in program.stages:
+        if groups and _joins(groups[-1], stage):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return tuple(_stage(program, f"stage{i}", tuple(group)) for i, group in enumerate(groups))
+
+
+def _joins(group: list[Stage], stage: Stage) -> bool:
+    """Whether a stage may run with those before it, of which it must need no result."""
+    first = group[0]
+    if isinstance(first.how, Pick) and isinstance(stage.how, Pick):
+        return first.value is stage.value and first.how.draw == stage.how.draw
+    if isinstance(first.how, Pick) or isinstance(stage.how, Pick):
+        return False
+    results = {load(earlier.result) for earlier in group}
+    return results.isdisjoint(walk([stage.value]))
+
+
+def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernels:
+    how, stores = stages[0].how, tuple[Node, ...]()
+    if isinstance(how, Pick):
+        plain, with_residual = _gathered(how.draw.stream)
+        stores = (store(SAMPLE, _canonical(stages[0].value)),)
+    else:
+        plain, with_residual = _PLAIN, _WITH_RESIDUAL
+        stores = tuple(
+            store(
+                Buffer(partials(stage), stage.result.dtype, Extent.BLOCK), _canonical(stage.value)
+            )
+            for stage in stages
+        )
+    return StageKernels(
+        stages,
+        _kernel(program, name, substitute(stores, plain)),
+        _kernel(program, f"{name}_with_residual", substitute(stores, with_residual)),
+        None if isinstance(how, Pick) else _fold(program, name, stages),
+    )
+
+
+def _fold(program: Traced, name: str, stages: tuple[Stage, ...]) -> Kernel:
+    """Combines blocks' values, ``FOLD_BLOCK`` at a time."""
+    always, stores = const(True, BOOL), []
+    for stage in stages:
+        dtype = stage.result.dtype
+        values = load(Buffer(partials(stage), dtype, Extent.ELEMENT))
+        combined = node(Op.REDUCE, values, always, dtype=dtype, arg=stage.how)
+        stores.append(store(Buffer(stage.result.name, dtype, Extent.BLOCK), combined))
+    return _kernel(program, f"{name}_fold", stores, FOLD_BLOCK)
+
+
+def partials(stage: Stage) -> str:
+    """The name of the buffer of a stage's value of each block."""
+    return f"{stage.result.name}_of_blocks"
+
+
+def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
+    """The gradient, without and with the residual, at a place drawn for each element."""
+    place = node(Op.BELOW, load(POPULATION), arg=stream)
+    gradient, residual = (
+        node(Op.LOAD_AT, place, dtype=FLOAT32, arg=Buffer(b.name, FLOAT32, Extent.CALL))
+        for b in (GRADIENT, RESIDUAL)
+    )
+    both = node(Op.ADD, gradient, residual)
+    return (
+        {load(GRADIENT): gradient, load(LATEST): gradient},
+        {load(GRADIENT): both, load(LATEST): gradient},
+    )
+
+
+# ---- substitution and simplification -----------------------------------------------------------
+
+
+def _kernel(program: Traced, form: str, stores: Sequence[Node], block: int | None = None) -> Kernel:
+    """The kernel with these effects; its buffers are those that it reads and writes."""
+    simple = tuple(simplified(tuple(stores)))
+    loads = (found for found in walk(simple) if found.op in (Op.LOAD, Op.LOAD_AT))
+    buffers = dict.fromkeys(found.arg for found in (*loads, *simple))
+    return Kernel(f"{program.name}_{form}", block or program.block, tuple(buffers), simple)
 
 
 def substitute(roots: tuple[Node, ...], instead: Mapping[Node, Node]) -> list[Node]:
@@ -124,7 +329,7 @@ def _rebuilt(roots: tuple[Node, ...], change: Callable[[Node], Node]) -> list[No
 
 
 def _stated(found: Node) -> DType | None:
-    return found.dtype if RULES[found.op].stated else None
+    return found.dtype if rule(found.op, found.arg).stated else None
 
 
 def _simpler(found: Node) -> Node:

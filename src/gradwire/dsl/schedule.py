@@ -40,13 +40,13 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
     written = {found: _pass_of_store(found, order, levels) for found in kernel.stores}
     made: list[Pass] = []
     for number in range(max([*levels.values(), *written.values()], default=0) + 1):
-        known = [n for n in order if n.extent is not Extent.ELEMENT and n.op is not Op.REDUCE]
+        known = [n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE]
         made.append(
             Pass(
                 before=tuple(n for n in known if written.get(n, levels[n]) == number),
                 reductions=tuple(n for n in order if n.op is Op.REDUCE and levels[n] == number + 1),
                 stores=tuple(
-                    n for n in kernel.stores if n.extent is Extent.ELEMENT and written[n] == number
+                    n for n in kernel.stores if n.extent >= Extent.ELEMENT and written[n] == number
                 ),
             )
         )
@@ -59,12 +59,15 @@ def _levels(kernel: Kernel) -> dict[Node, int]:
     for found in walk(kernel.stores):
         ready = max((levels[source] for source in found.sources), default=0)
         levels[found] = ready + (found.op is Op.REDUCE)
+    # Kept elements have one place in all their buffers, so one pass stores them.
+    kept = [found for found in kernel.stores if found.extent is Extent.KEPT]
+    levels.update(dict.fromkeys(kept, max((levels[found] for found in kept), default=0)))
     return levels
 
 
 def _pass_of_store(target: Node, order: list[Node], levels: dict[Node, int]) -> int:
     loops = [(levels[n] - 1, n) for n in order if n.op is Op.REDUCE]
-    loops += [(levels[n], n) for n in order if n.op is Op.STORE and n.extent is Extent.ELEMENT]
+    loops += [(levels[n], n) for n in order if n.op is Op.STORE and n.extent >= Extent.ELEMENT]
     reading = [number for number, n in loops if _reads(n, target.arg)]
     return max([levels[target], *reading])
 

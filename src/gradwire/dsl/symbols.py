@@ -7,6 +7,7 @@ another library) is refused with the line of the program and the remedy.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -20,12 +21,20 @@ Number: TypeAlias = "Scalar | bool | int | float"
 _HERE = str(Path(__file__).parent)
 
 
+class Refusal(InvalidSetting):
+    """What a program may not do, and where; ``reason`` says so without the place."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.reason = reason
+
+
 def refuse(what: str, remedy: str) -> NoReturn:
-    """Raises InvalidSetting that begins with the file and line of the program being traced."""
+    """Raises Refusal that begins with the file and line of the program being traced."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    raise InvalidSetting(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}; {remedy}")
+    raise Refusal(f"{frame.f_code.co_filename}:{frame.f_lineno}", f"{what}; {remedy}")
 
 
 def made(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
@@ -162,14 +171,18 @@ class Scalar(Symbol):
 
 
 class Vector(Symbol):
-    """One symbolic number an element: its expression, and the condition under which it counts."""
+    """One symbolic number an element: its expression, and the condition under which it counts.
 
-    __slots__ = ("keep", "node")
+    ``top`` is the share of the gradient that it is cut to, if it is.
+    """
+
+    __slots__ = ("keep", "node", "top")
     __hash__ = Symbol.__hash__
 
-    def __init__(self, node: Node, keep: Node | None = None) -> None:
+    def __init__(self, node: Node, keep: Node | None = None, top: float | None = None) -> None:
         self.node = node
         self.keep = keep
+        self.top = top
 
     def _arithmetic(self, *_: object) -> NoReturn:
         refuse("arithmetic on a whole vector", "write map(v, lambda x: ...)")
@@ -178,6 +191,17 @@ class Vector(Symbol):
     __eq__ = __ne__ = _arithmetic
     __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _arithmetic
     __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lshift__ = __rshift__ = _arithmetic
+
+
+class Coded(Symbol):
+    """A vector of all elements that is to travel through a coder (coders.py)."""
+
+    __slots__ = ("coder", "node")
+    __hash__ = Symbol.__hash__
+
+    def __init__(self, node: Node, coder: Any) -> None:
+        self.node = node
+        self.coder = coder
 
 
 def lifted(value: Number, like: DType | None = None) -> Node:
@@ -205,6 +229,25 @@ def working(value: Number, like: DType | None = None) -> Node:
 def cast(found: Node, dtype: DType) -> Node:
     """The value as another type; itself if it is of that type."""
     return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
+
+
+def fold_by(
+    udf: Callable[[Any, Any], Number], value: Node, start: float | int | None
+) -> ir.Fold:
+    """``udf`` traced as what combines two values like this one; refuses what is no fold."""
+    args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
+    body = lifted(udf(*args), value.dtype)
+    if body.dtype is not value.dtype:
+        refuse(f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}", "map first")
+    if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
+        refuse("reduce by a function that uses other values", "map first, then combine")
+    neutral = ir.neutral(body)
+    first = neutral if start is None else start
+    if first is None:
+        refuse("reduce by a function of your own", "give start=, the value that changes nothing")
+    if neutral is not None and neutral != first:
+        refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
+    return ir.Fold(body, first)
 
 
 def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:

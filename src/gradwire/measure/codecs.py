@@ -4,6 +4,8 @@ Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a
     device at hand.
 Differences from the paper: encode includes error feedback where the compressor's traits ask for it,
     as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
+    An algorithm that is an exchange of its own computes between its verbs for the network: what it
+    calls encode, merge and decode is timed, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..collective._verbs import Compute, Verb
 from ..collective.allreduce import payload_buffer
-from ..contract import Compressor, Member
+from ..contract import Compressor, Exchange, Member
 from ..cost.cluster import PRIMITIVES, CodecFit
 from ..cost.fit import LineFit, fit_line
 from ..errors import invalid
 from ..load import load, names
-from ..spec import TensorSpec
+from ..spec import TensorSpec, squarest
 
 SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 """Elements of float32: from a bias to the largest layers, in and out of the caches."""
@@ -55,7 +59,8 @@ def measure_codecs(
     fits = {}
     for name, codec in chosen.items():
         told = None if advance is None else partial(advance, note=name)
-        turns = _turns([_Codec(codec, numel, world) for numel in sizes], budget_s, told)
+        timed = _Codec if isinstance(codec, Compressor) else _Text
+        turns = _turns([timed(codec, numel, world) for numel in sizes], budget_s, told)
         fits[name] = CodecFit(**{key: _fit(key, sizes, turns) for key in PRIMITIVES})
     return fits
 
@@ -103,8 +108,47 @@ class _Codec:
         }
 
 
+class _Text:
+    """An exchange of its own on one square matrix: what it computes, with nobody to wait for."""
+
+    def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel, shapes=squarest(numel))
+        self.exchange, self.me = exchange, Member(0, world)
+        self.state = exchange.init(spec, world)
+        self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
+        self.grad_N, self.residual_N = self.source_N.clone(), torch.zeros(numel)
+
+    def turn_s(self) -> dict[str, float]:
+        """Seconds of each primitive, once, with error feedback."""
+        self.grad_N.copy_(self.source_N)
+        self.residual_N.zero_()
+        seconds: dict[str, float] = dict.fromkeys(PRIMITIVES, 0.0)
+        text = self.exchange.synchronise(
+            self.me, self.state, self.grad_N, self.grad_N, self.residual_N
+        )
+        try:
+            asked = next(text)
+            while True:
+                verbs = asked if isinstance(asked, tuple) else (asked,)
+                results = tuple(_timed(verb, seconds) for verb in verbs)
+                asked = text.send(results if isinstance(asked, tuple) else results[0])
+        except StopIteration as stop:
+            self.state = stop.value
+        return seconds
+
+
+def _timed(verb: Verb, seconds: dict[str, float]) -> Any:
+    """Carries out a computation and books its seconds; verbs for the network do nothing."""
+    if not isinstance(verb, Compute):
+        return None
+    start_s = time.perf_counter()
+    result = verb.fn()
+    seconds[verb.name] += time.perf_counter() - start_s
+    return result
+
+
 def _turns(
-    codecs: Sequence[_Codec], budget_s: float, told: Callable[[float], None] | None
+    codecs: Sequence[_Codec | _Text], budget_s: float, told: Callable[[float], None] | None
 ) -> list[list[dict[str, float]]]:
     """Seconds of every turn of each codec, in rounds that go through all sizes.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..compress.none import none
-from ..exchange import Exchange, by_name, exchange_for
+from ..contract import Exchange
+from ..errors import InvalidSetting
+from ..exchange import by_name, exchange_for
 from ._types import DENSE, Plan
 
 
@@ -20,3 +24,23 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
         for name, one in plan.exchanges.items()
     }
     return {DENSE: exchange_for(none()), **made}
+
+
+def keeping_whole(plan: Plan) -> set[str]:
+    """Names of the exchanges that act on tensors in their shapes."""
+    return {name for name, made in exchanges_of(plan).items() if made.keeps_whole}
+
+
+def refuse_cuts(plan: Plan, numels: Mapping[str, int]) -> None:
+    """Raises ``InvalidSetting`` where a tensor (``numels`` by name) is cut that must be whole."""
+    whole = keeping_whole(plan)
+    for number, message in enumerate(plan.messages):
+        for chunk in message.chunks if message.exchange in whole else ():
+            if chunk.numel < numels[chunk.tensor]:
+                algorithm = plan.exchanges[message.exchange].compressor
+                raise InvalidSetting(
+                    f"plan of {plan.planner!r} for {plan.model!r} cannot be used: message {number} "
+                    f"sends elements {chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
+                    f"{algorithm}, which takes whole tensors; plan that tensor uncut, or give the "
+                    "message another exchange"
+                )

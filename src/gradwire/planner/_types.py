@@ -40,11 +40,14 @@ class Message(Frozen):
 
 
 class ExchangeSetting(Frozen):
-    """How an exchange is made: names of files in ``compress/`` and ``collective/``."""
+    """How an exchange is made: names of files in ``compress/`` and ``collective/``.
+
+    An algorithm that is an exchange of its own takes no collective.
+    """
 
     compressor: str
     settings: dict[str, Setting] = Field(default_factory=dict)
-    collective: str
+    collective: str | None = None
     error_feedback: bool = False
 
 

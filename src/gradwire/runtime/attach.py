@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..compress.none import none
-from ..contract import Compressor
+from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, invalid
-from ..exchange import Exchange, exchange_for
+from ..exchange import exchange_for
 from ..kernels._build import backend
 from ..planner._types import Plan
 from . import ddp
@@ -61,8 +61,8 @@ def attach(
     ``DistributedDataParallel`` module (its communication hook is taken). After ``loss.backward()``
     every ``.grad`` is the mean over ranks, the same bits on each, as under DDP.
 
-    ``exchange`` is a compressor (the collective that suits its traits is chosen, with error
-    feedback if it needs it), a compressor's name, or an exchange made by ``gw.pair``.
+    ``exchange`` is an algorithm of ``gw.compress`` or its name (a compressor gets the collective
+    that suits its traits, and what needs error feedback gets that), or made by ``gw.pair``.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
     ``bucket_cap_mb`` (MiB) is how much is fused into one message (default: see `fusing`),
     ``num_channels`` (4) how many messages are on their way at once.

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .messages import Message, leaves
+from .messages import Message, field_of, leaves
 
 SCHEMA = 1
 _log = logging.getLogger("gradwire")
@@ -30,6 +30,9 @@ def collect(
         for slot in message.slots:
             fields = params[slot.name]
             for path, own in message.own_state(slot).items():
+                if path.endswith("_T"):
+                    fields[path] = own
+                    continue
                 if path not in fields:
                     fields[path] = own.new_zeros(numels[slot.name])
                 fields[path][slot.first : slot.last] = own
@@ -103,7 +106,7 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
         _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
     for name, numel in numels.items():
         for path, tensor in params.get(name, {}).items():
-            if tensor.numel() != numel:
+            if path.endswith("_N") and tensor.numel() != numel:
                 raise InvalidSetting(
                     f"{path} of {name} has {tensor.numel()} elements and the parameter {numel}; "
                     "load the state of the same model"
@@ -117,7 +120,7 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
 def _refuse_lost_fields(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:
     known: dict[str, set[str]] = {}
     for message in messages:
-        paths = {path for path, _ in leaves(message.state)}
+        paths = {field_of(path) for path, _ in leaves(message.state)}
         for name in message.names:
             known.setdefault(name, set()).update(paths)
     for name, paths in known.items():
@@ -152,13 +155,16 @@ def _merged(
     olds: Sequence[dict[str, Any]], rank: int, world_size: int, scale: float
 ) -> dict[str, Any]:
     mine = [old for old in olds if old["rank"] % world_size == rank]
+    template = olds[rank % len(olds)]
     params: dict[str, dict[str, Tensor]] = {}
-    for name, fields in olds[0]["params"].items():
+    for name, fields in template["params"].items():
         params[name] = {}
         for path, like in fields.items():
+            if path.endswith("_T"):
+                params[name][path] = like.clone()
+                continue
             total = like.new_zeros(like.shape)
             for old in mine:
                 total.add_(old["params"][name][path], alpha=scale)
             params[name][path] = total
-    template = olds[rank % len(olds)]
     return {**template, "rank": rank, "world_size": world_size, "params": params}

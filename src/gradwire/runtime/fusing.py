@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..exchange import Exchange
+from ..contract import Exchange
 from ..spec import TensorSpec
 
 Named = tuple[str, Tensor]
@@ -31,9 +31,10 @@ def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -
     About 1 MiB on the wire each, but 4 to 16 messages in all, and none below 256 KiB.
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
-    spec = TensorSpec("all", sum(p.numel() for _, p in params))
+    shapes = tuple(tuple(p.shape) for _, p in params)
+    spec = TensorSpec("all", sum(p.numel() for _, p in params), shapes=shapes)
     # An exchange that only has the shape of one need not state its bytes either.
-    stated = exchange.wire_bytes(spec, world) if isinstance(exchange, Exchange) else None
+    stated = exchange.expected_bytes(spec, world) if isinstance(exchange, Exchange) else None
     wire = total if stated is None else max(stated)
     parts = min(max(wire // _WIRE_BYTES, _FEWEST), _MOST)
     return max(-(-total // parts), _SMALLEST_BYTES)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..contract import Exchange
 from ..errors import InvalidSetting
-from ..exchange import Exchange
 from ..exchange import residuals as residuals_of
 from ..planner._types import Plan
 from ..trace.span import Span, Trace

@@ -3,7 +3,8 @@
 A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
 them; ``scatter`` puts the mean back. State is kept by the message but named by parameter, so it
 survives any other fusing and cutting: fields that end in ``_N`` hold one element for each gradient
-element and are cut by parameter.
+element and are cut by parameter; fields that end in ``_T`` hold one tensor for each of the spec's
+shapes, and so for each parameter.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..collective._verbs import Compute, Steps
-from ..contract import Member, State
-from ..exchange import Exchange, synchronise
+from ..contract import Exchange, Member, State
+from ..exchange import synchronise
 from ..spec import TensorSpec
 
 Grads = dict[str, Tensor | None]
@@ -82,12 +83,18 @@ class Message:
             is_whole = stop - end == part.param.numel()
             self.slots.append(Slot(part.name, part.first, end, stop, is_whole))
             end = stop
-        self.spec = TensorSpec(f"message {index}", end, parts[0].param.dtype)
+        # A range of a parameter is a vector, whatever the shape of the whole.
+        shapes = [
+            tuple(part.param.shape) if slot.is_whole else (slot.stop - slot.start,)
+            for slot, part in zip(self.slots, parts, strict=True)
+        ]
+        dtype = parts[0].param.dtype
+        self.spec = TensorSpec(f"message {index}", end, dtype, shapes=tuple(shapes))
         self.flat_N = torch.zeros(end, dtype=self.spec.dtype)
         # Whole gradients are copied in their own shape, as they may have strides of their own.
         self._views = [
-            self.flat_N[slot.start : slot.stop].view(part.param.shape if slot.is_whole else -1)
-            for slot, part in zip(self.slots, parts, strict=True)
+            self.flat_N[slot.start : slot.stop].view(shape)
+            for slot, shape in zip(self.slots, shapes, strict=True)
         ]
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
@@ -144,41 +151,68 @@ class Message:
         """
         for slot, fields in self._set_aside.items():
             if slot.name == name:
-                own = dict(leaves(self.state))
+                own = self._state_of(slot)
                 for path, tensor in fields.items():
-                    own[path][slot.start : slot.stop].copy_(tensor)
+                    own[path].copy_(tensor)
+
+    def _state_of(self, slot: Slot) -> dict[str, Tensor]:
+        """Views of what of the state belongs to one slot, by path."""
+        index, own = self.slots.index(slot), {}
+        for path, tensor in leaves(self.state):
+            field = field_of(path)
+            if path.endswith("_N"):
+                own[path] = tensor[slot.start : slot.stop]
+            elif path == f"{field}.{index}" and tensor.numel():
+                own[field] = tensor
+        return own
 
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
-        """Copies of the per-element state of one slot, by path."""
-        return {
-            path: tensor[slot.start : slot.stop].clone()
-            for path, tensor in leaves(self.state)
-            if path.endswith("_N")
-        }
+        """Copies of what of the state belongs to one slot, by path."""
+        return {path: tensor.clone() for path, tensor in self._state_of(slot).items()}
 
     def rest_of_state(self) -> dict[str, Tensor]:
-        """Copies of the state that is not per element, by path."""
-        return {p: tensor.clone() for p, tensor in leaves(self.state) if not p.endswith("_N")}
+        """Copies of the state that belongs to no slot, by path."""
+        return {
+            path: tensor.clone()
+            for path, tensor in leaves(self.state)
+            if not field_of(path).endswith(PER_PARAMETER)
+        }
 
     def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
         """Fills the state; absent entries have the values they have before the first step.
 
-        ``by_name`` holds per-element fields of whole parameters by path, ``whole`` what
-        ``rest_of_state`` returned.
+        ``by_name`` holds fields of whole parameters by path, ``whole`` what ``rest_of_state``
+        returned.
         """
         self.state = self.exchange.init(self.spec, self.member.world)
         for path, tensor in leaves(self.state):
-            if path in whole and not path.endswith("_N"):
+            if path in whole and not field_of(path).endswith(PER_PARAMETER):
                 tensor.copy_(whole[path])
-            for slot in self.slots if path.endswith("_N") else ():
-                field = by_name.get(slot.name, {}).get(path)
-                if field is not None:
-                    tensor[slot.start : slot.stop].copy_(field[slot.first : slot.last])
+        for slot in self.slots:
+            saved = by_name.get(slot.name, {})
+            for path, own in self._state_of(slot).items():
+                if path in saved:
+                    is_cut = path.endswith("_N")
+                    own.copy_(saved[path][slot.first : slot.last] if is_cut else saved[path])
 
 
 def _range(grad: Tensor, slot: Slot) -> Tensor:
     """What of a gradient travels in a slot; the gradient is contiguous if it is cut."""
     return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
+
+
+PER_PARAMETER = ("_N", "_T")
+"""How names of fields end that belong to parameters."""
+
+
+def field_of(path: str) -> str:
+    """The path of a field; that of one of a ``_T`` field's tensors without the tensor's number.
+
+    >>> field_of("inner.basis_T.3"), field_of("inner.3")
+    ('inner.basis_T', 'inner.3')
+    """
+    field, _, _ = path.rpartition(".")
+    return field if field.endswith("_T") else path
 
 
 def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..cost.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..planner._check import check
-from ..planner._exchanges import exchanges_of
+from ..planner._exchanges import exchanges_of, refuse_cuts
 from ..planner._types import Plan
 from .messages import Message, Part
 
@@ -67,7 +67,7 @@ def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
             )
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
-    exchanges_of(plan)
+    refuse_cuts(plan, {name: param.numel() for name, param in params})
     _refuse_cut_strides(plan, dict(params))
 
 

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..collective._types import Collective
-from ..contract import Compressor
+from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, invalid
-from ..exchange import Exchange, exchange_for
+from ..exchange import exchange_for
 from ..load import load, names
 from ..planner._types import Plan
 
@@ -98,7 +98,7 @@ def resolve(given: Any) -> Exchange | Plan:
         )
     if isinstance(given, str):
         given = load("compress", given)()
-    if isinstance(given, Compressor):
+    if isinstance(given, Compressor | Exchange):
         return exchange_for(given)
     wanted = all(callable(getattr(given, name, None)) for name in ("init", "run"))
     if isinstance(given, type | Collective) or not wanted:

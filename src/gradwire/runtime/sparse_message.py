@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..collective._rows import average_rows
 from ..collective._verbs import Compute, Steps
-from ..contract import Member
-from ..exchange import Exchange
+from ..contract import Exchange, Member
 from .messages import Grads
 
 

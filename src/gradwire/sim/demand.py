@@ -8,6 +8,7 @@ import torch
 
 from ..cost.profile import Profile
 from ..planner._check import check
+from ..planner._exchanges import keeping_whole, refuse_cuts
 from ..planner._types import DENSE, Message, Plan
 from ..spec import TensorSpec
 
@@ -26,6 +27,7 @@ class Demand:
     def of(cls, plan: Plan, profile: Profile) -> Demand:
         """Raises ``InvalidSetting`` for a plan that is not sound for the profile."""
         check(plan, profile)
+        refuse_cuts(plan, {t.name: t.numel for la in profile.layers for t in la.tensors})
         layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
         item_bytes = {
             t.name: t.size_bytes // t.numel for la in profile.layers for t in la.tensors if t.numel
@@ -68,19 +70,23 @@ class Demand:
         return [_label(message) for message in self.plan.messages]
 
     def parcels(self) -> list[tuple[str, TensorSpec]]:
-        """The name of each message's exchange, and what it exchanges."""
-        dtypes = {t.name: t.dtype for layer in self.profile.layers for t in layer.tensors}
-        return [
-            (
-                message.exchange,
-                TensorSpec(
-                    "",
-                    sum(chunk.numel for chunk in message.chunks),
-                    getattr(torch, dtypes[message.chunks[0].tensor]),
-                ),
+        """The name of each message's exchange, and what it exchanges.
+
+        Shapes are told only where they matter, so that elsewhere messages of one size are alike.
+        """
+        tensors = {t.name: t for layer in self.profile.layers for t in layer.tensors}
+        whole = keeping_whole(self.plan)
+
+        def spec(message: Message) -> TensorSpec:
+            chunks = message.chunks
+            return TensorSpec(
+                "",
+                sum(chunk.numel for chunk in chunks),
+                getattr(torch, tensors[chunks[0].tensor].dtype),
+                tuple(tensors[c.tensor].shape for c in chunks) if message.exchange in whole else (),
             )
-            for message in self.plan.messages
-        ]
+
+        return [(message.exchange, spec(message)) for message in self.plan.messages]
 
 
 def _label(message: Message) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ..contract import Exchange
 from ..cost.cluster import Cluster
-from ..exchange import Exchange
 from ..planner._exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand

@@ -7,7 +7,7 @@ what it asks for here is what it asks for in training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,12 +27,12 @@ from ..collective._verbs import (
     Verb,
     sent_bytes,
 )
-from ..contract import Compressor, Layout, Member, State, Traits
+from ..contract import Compressor, Exchange, Layout, Member
 from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
 from ..cost.fit import LineFit
 from ..errors import InvalidSetting
-from ..exchange import Exchange, synchronise
-from ..payload import Format, Payload
+from ..exchange import synchronise
+from ..hollow import Hollow
 from ..spec import TensorSpec
 
 NOT_MEASURED = "not measured"
@@ -102,7 +102,7 @@ class Stage(NamedTuple):
 class Tariff:
     """What of a cluster decides the price of one exchange; hashable, as a cluster is not.
 
-    ``codec`` holds the exchange's compressor as it was measured, None where it was not. ``plain``
+    ``codec`` holds the exchange's algorithm as it was measured, None where it was not. ``plain``
     payloads are the gradient itself: nothing is encoded, and no computation is counted for it.
     """
 
@@ -117,8 +117,8 @@ class Tariff:
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
         lines = tuple(cluster.line(verb) for verb in COLLECTIVES)
-        codecs = list(_compressors(exchange))
-        plain = bool(codecs) and all(_is_plain(codec.traits) for codec in codecs)
+        codecs = list(_algorithms(exchange))
+        plain = bool(codecs) and all(_is_plain(codec) for codec in codecs)
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         return cls(cluster.num_ranks, lines, cluster.host_share, cluster.codecs.get(only), plain)
 
@@ -139,8 +139,9 @@ class Tariff:
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
 
 
-def _is_plain(traits: Traits) -> bool:
-    return traits.lossless and traits.layout is Layout.DENSE
+def _is_plain(algorithm: Compressor | Exchange) -> bool:
+    traits = algorithm.traits
+    return traits is not None and traits.lossless and traits.layout is Layout.DENSE
 
 
 class Rows(NamedTuple):
@@ -248,7 +249,11 @@ class _WritesNothing(TorchFunctionMode):
 
 
 class _Noticing(Member):
-    """A member that notices whether its rank is asked for: if not, all ranks do the same."""
+    """A member without data.
+
+    It notices whether its rank is asked for: if not, all ranks do the same. Whoever tells it sizes
+    tells the typical ones, which are the largest of a hollow compressor.
+    """
 
     __slots__ = ("_rank", "was_asked")
 
@@ -265,55 +270,28 @@ class _Noticing(Member):
     def rank(self, rank: int) -> None:
         self._rank = rank
 
+    def variant_of(self, codec: Compressor) -> Compressor:
+        return codec.for_world(self.world)  # sizes are the same on every rank
 
-@dataclass(frozen=True)
-class _Hollow(Compressor):
-    """A compressor's sizes without its work."""
-
-    codec: Compressor
-
-    @property
-    def traits(self) -> Traits:  # type: ignore[override]
-        return self.codec.traits
-
-    def for_world(self, world: int) -> Compressor:
-        return _Hollow(self.codec.for_world(world))
-
-    def format(self, spec: TensorSpec) -> Format:
-        return self.codec.format(spec)
-
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
-    ) -> tuple[Payload, State]:
-        form = self.codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
-        return Payload.empty(form, buffer, grad_N.device), state
-
-    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
-        return out_N
-
-    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        """Adds nothing."""
+    def sizes(self, told_W: Tensor, limits: Sequence[int]) -> list[int]:
+        return list(limits)
 
 
 def _without_data(part: Any) -> Any:
     """The same exchange with every compressor in it hollow."""
     if isinstance(part, Compressor):
-        return _Hollow(part)
+        return Hollow(part)
     parts = _parts(part)
     return replace(part, **{n: _without_data(v) for n, v in parts.items()}) if parts else part
 
 
-def _compressors(part: Any) -> Iterator[Compressor]:
-    if isinstance(part, Compressor):
+def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
+    """Files of ``compress/`` that an exchange is made of: compressors, or one that is it itself."""
+    if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
         yield part
     else:
         for value in _parts(part).values():
-            yield from _compressors(value)
+            yield from _algorithms(value)
 
 
 def _parts(part: Any) -> Mapping[str, Any]:

@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 
+from ..contract import Exchange
 from ..cost.cluster import Cluster
 from ..cost.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
-from ..exchange import Exchange
 from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
 from ..spec import TensorSpec

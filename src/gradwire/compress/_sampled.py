@@ -1,0 +1,32 @@
+"""A threshold estimated from a sample: the selection that DGC and gradient dropping share."""
+
+from __future__ import annotations
+
+import math
+
+from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort
+from ..errors import invalid
+
+LEAST_ABOVE = 64
+"""How many of a sample are to lie above its threshold: their number has a spread of an eighth."""
+
+
+def check_share(setting: str, value: float) -> None:
+    """Refuses what is no fraction in (0, 1]."""
+    if not 0 < value <= 1:
+        raise invalid(setting, value, "a fraction in (0, 1]", "write 0.01 for 1 %")
+
+
+def reaching(gradient: Vector, density: float, share: float) -> Vector:
+    """About ``density`` of the gradient: what reaches the magnitude that so much of a sample does.
+
+    The sample is ``share`` of the gradient, and never fewer than ``LEAST_ABOVE / density`` draws.
+    Zeros are never among what is kept; what is not finite always is.
+    """
+    drawn = sample(map(gradient, abs), share, least=math.ceil(LEAST_ABOVE / density))
+    threshold = pick(sort(drawn, greater), density)
+
+    def reaches(x: Scalar) -> Scalar:
+        return ~(abs(x) < threshold) & (x != 0)
+
+    return filter(gradient, reaches)

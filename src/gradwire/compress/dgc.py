@@ -1,0 +1,53 @@
+"""dgc: the largest elements by magnitude, found with a threshold that a small sample gives.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B (sampled
+    threshold, hierarchical selection); HiPress table 5.
+Differences: of the paper this is the encoding alone; momentum correction, clipping, momentum factor
+    masking and the warm-up of density are not part of a compressor. The sample is drawn with
+    replacement (``sample_share`` of the gradient, and at least 64 / density draws). What reaches
+    the threshold passes, equal to it or greater, but for zeros: strictly greater would never send a
+    tensor of one element. If more than k = max(1, round(density * N)) pass, the k largest of them
+    are selected exactly, by magnitude, ties to the lowest index. If fewer pass, fewer are sent:
+    more than density * N / 2, but once in 10^6 calls, of a gradient with as many that are not 0.
+Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
+State: (stream, step) of the random sample. Contributed: the elements sent.
+"""
+
+from __future__ import annotations
+
+from ..contract import Layout
+from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
+from ..dsl.program import Program
+from ._sampled import check_share, reaching
+
+
+class dgc(Program, layout=Layout.SPARSE, exact_size=False, contraction=True, error_feedback=True):
+    """Sends at most the ``density`` share of elements, those of largest magnitude.
+
+    ``density`` is k/n in (0, 1]. ``sample_share`` of the gradient (or more, of a small one) is
+    looked at to find the threshold; ``seed`` begins the random numbers that draw it.
+
+    >>> import torch
+    >>> codec = dgc(density=0.5)
+    >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0]))
+    >>> payload["indices"], codec.decode(payload, torch.empty(4))
+    (tensor([1, 3], dtype=torch.int32), tensor([ 0., -4.,  0.,  3.]))
+    """
+
+    density: float = 0.01
+    sample_share: float = 0.001
+    seed: int = 0
+
+    def check(self) -> None:
+        check_share("dgc density", self.density)
+        check_share("dgc sample_share", self.sample_share)
+
+    def encode(self, gradient: Vector) -> Compressed:
+        kept = top(reaching(gradient, self.density, self.sample_share), self.density)
+        return concat(indices=indices(kept), values=kept)
+
+    def decode(self, compressed: Compressed) -> Scattered:
+        return scatter(*extract(compressed))
+
+
+EXAMPLES = (dgc(), dgc(density=0.3), dgc(density=1.0, sample_share=0.01))

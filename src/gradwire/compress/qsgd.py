@@ -1,0 +1,84 @@
+"""qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels, with a sign.
+
+Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its experiments
+    have 4 bits and buckets of 512, and scale by the largest magnitude: here that is ``norm="max"``.
+Differences: codes of a fixed width instead of Elias codes, which no vector unit packs. A bucket is
+    called a block. Where the norm leaves float32's range (elements beyond 1e19, or all below
+    1e-19), the largest magnitude takes its place, under which the result is unbiased too.
+Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s = 2**(bitwidth - 1) -
+    1, the first in the lowest bits of a byte) -> 4 * ceil(N / block) + ceil(bitwidth * N / 8)
+    bytes.
+State: (stream, step) of the random numbers. Contributed: the decoded gradient.
+"""
+
+from __future__ import annotations
+
+from ..dsl.language import (
+    Compressed,
+    Scalar,
+    Vector,
+    add,
+    concat,
+    extract,
+    finite,
+    floor,
+    greater,
+    map,
+    random,
+    reduce,
+    sqrt,
+    uint,
+    where,
+)
+from ..dsl.program import Program
+from ._quantise import check_choice, inverse
+
+
+class qsgd(Program, unbiased=True):
+    """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1) - 1 levels.
+
+    ``norm`` is "l2", under which most elements are 0, or "max", under which fewer are and the
+    variance is smaller. ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the
+    random numbers.
+
+    >>> import torch
+    >>> codec = qsgd(norm="max")
+    >>> payload, _ = codec.encode(None, torch.tensor([7.0, -3.0, 0.0, 1.0]))
+    >>> codec.decode(payload, torch.empty(4)), payload.size_bytes
+    (tensor([ 7., -3.,  0.,  1.]), 6)
+    """
+
+    bitwidth: int = 4
+    norm: str = "l2"
+    block: int = 512
+    seed: int = 0
+
+    def check(self) -> None:
+        check_choice("qsgd bitwidth", self.bitwidth, (2, 4, 8))
+        check_choice("qsgd norm", self.norm, ("l2", "max"))
+
+    def encode(self, gradient: Vector) -> Compressed:
+        levels = (1 << (self.bitwidth - 1)) - 1
+        norm = self._norm(gradient)
+        per_level = inverse(norm, levels)
+
+        def code(x: Scalar) -> Scalar:
+            level = floor(abs(x) * per_level + random(0, 1))
+            return uint(self.bitwidth)(levels + where(x < 0, -level, level))
+
+        return concat(norm=norm, codes=map(gradient, code))
+
+    def _norm(self, gradient: Vector) -> Scalar:
+        top = reduce(map(gradient, abs), greater)
+        if self.norm == "max":
+            return top
+        norm = sqrt(reduce(map(gradient, lambda x: x * x), add))
+        return where(finite(norm), greater(norm, top), top)
+
+    def decode(self, compressed: Compressed) -> Vector:
+        norm, codes = extract(compressed)
+        levels = (1 << (self.bitwidth - 1)) - 1
+        return map(codes, lambda code: (code - levels) * (norm / levels))
+
+
+EXAMPLES = (qsgd(), qsgd(norm="max", bitwidth=2, block=64))

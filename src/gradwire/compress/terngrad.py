@@ -1,0 +1,89 @@
+"""terngrad: the signs of some elements, chosen at random, times the largest magnitude of a block.
+
+Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping: section 3.3.
+Differences: the largest magnitude is taken over blocks of 16384 elements instead of a layer, and
+    each rank keeps its own (no scaler sharing), as payloads are decoded before they are summed. The
+    deviation that clipping goes by is taken about zero, not about the mean: elements that are all
+    equal would else be clipped to nothing. Clipping is off unless ``clip`` is given (the paper uses
+    2.5): it shrinks what lies beyond, and the result is unbiased no more.
+Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits 2 * (i % 4) of byte
+    i // 4) -> 4 * ceil(N / block) + ceil(N / 4) bytes.
+State: (stream, step) of the random numbers. Contributed: the decoded gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..dsl.language import (
+    Compressed,
+    Scalar,
+    Vector,
+    add,
+    concat,
+    extract,
+    greater,
+    map,
+    random,
+    reduce,
+    size,
+    smaller,
+    sqrt,
+    uint2,
+    where,
+)
+from ..dsl.program import Program
+from ._quantise import check_positive
+
+
+class terngrad(Program, unbiased=True):
+    """-1, 0 or 1 times the largest magnitude; not 0 with probability |x| / largest.
+
+    ``clip`` is None, or the number of standard deviations at which elements are cut off first: with
+    it the scale is smaller, so is the variance, and the trait ``unbiased`` is False. ``seed``
+    chooses the random numbers.
+
+    >>> import torch
+    >>> codec = terngrad()
+    >>> payload, _ = codec.encode(None, torch.tensor([3.0, 0.0, -3.0, 3.0]))
+    >>> codec.decode(payload, torch.empty(4)), payload.size_bytes
+    (tensor([ 3.,  0., -3.,  3.]), 5)
+    >>> terngrad(clip=2.5).traits.unbiased
+    False
+    """
+
+    clip: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None:
+            object.__setattr__(self, "traits", replace(self.traits, unbiased=False))
+
+    def check(self) -> None:
+        if self.clip is not None:
+            check_positive("terngrad clip", self.clip, "write clip=2.5, or None for no clipping")
+
+    def encode(self, gradient: Vector) -> Compressed:
+        top = reduce(map(gradient, abs), greater)
+        if self.clip is not None:
+            top = _clipped(top, gradient, self.clip)
+
+        def code(x: Scalar) -> Scalar:
+            return uint2(where(abs(x) > random(0, 1) * top, where(x > 0, 2, 0), 1))
+
+        return concat(top=top, codes=map(gradient, code))
+
+    def decode(self, compressed: Compressed) -> Vector:
+        top, codes = extract(compressed)
+        return map(codes, lambda code: (code - 1) * top)
+
+
+def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
+    """The scale of a block whose elements are cut off: what lies beyond it is sent as the scale."""
+    mean_square = reduce(map(gradient, lambda x: x * x), add) / size(gradient)
+    limit = clip * sqrt(mean_square)
+    return where(limit > 0, smaller(top, limit), top)  # squares of tiny elements are 0
+
+
+EXAMPLES = (terngrad(), terngrad(clip=2.5, block=128))

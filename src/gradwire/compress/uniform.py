@@ -1,0 +1,64 @@
+"""uniform: even levels between a block's smallest and largest element, rounded at random.
+
+Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad; Wen et al.'s
+    own is ``terngrad`` here.
+Differences: smallest and largest are taken over blocks of 16384 elements instead of the gradient.
+    The bit width and the padding are not sent, as the receiver knows both; figure 5's count of
+    padding elements is right for two bits only. The smallest element is sent with the width of a
+    level, as the largest is not needed again.
+Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bitwidth`` bits, the
+    first in the lowest bits of a byte -> 8 * ceil(N / block) + ceil(bitwidth * N / 8) bytes.
+State: (stream, step) of the random numbers. Contributed: the decoded gradient.
+"""
+
+from __future__ import annotations
+
+from ..dsl.language import (
+    Compressed,
+    Vector,
+    concat,
+    extract,
+    floor,
+    greater,
+    map,
+    random,
+    reduce,
+    smaller,
+    uint,
+)
+from ..dsl.program import Program
+from ._quantise import check_choice, inverse
+
+
+class uniform(Program, unbiased=True):
+    """``bitwidth`` bits an element (1, 2, 4 or 8), which stand for 2**bitwidth even levels.
+
+    An element between two levels goes to either, the nearer one more often: its expectation is the
+    element. ``seed`` chooses the random numbers.
+
+    >>> import torch
+    >>> codec = uniform(bitwidth=2)
+    >>> payload, _ = codec.encode(None, torch.tensor([0.0, 1.0, 2.0, 3.0]))
+    >>> codec.decode(payload, torch.empty(4)), payload.size_bytes
+    (tensor([0., 1., 2., 3.]), 9)
+    """
+
+    bitwidth: int = 2
+    seed: int = 0
+
+    def check(self) -> None:
+        check_choice("uniform bitwidth", self.bitwidth, (1, 2, 4, 8))
+
+    def encode(self, gradient: Vector) -> Compressed:
+        low, high = reduce(gradient, smaller), reduce(gradient, greater)
+        gap = (high - low) / ((1 << self.bitwidth) - 1)
+        per_gap, level = inverse(gap), uint(self.bitwidth)
+        codes = map(gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1))))
+        return concat(low=low, gap=gap, codes=codes)
+
+    def decode(self, compressed: Compressed) -> Vector:
+        low, gap, codes = extract(compressed)
+        return map(codes, lambda code: low + code * gap)
+
+
+EXAMPLES = (uniform(), uniform(bitwidth=8, block=128))

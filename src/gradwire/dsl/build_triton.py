@@ -1,0 +1,129 @@
+"""Generated Triton kernels launched: text becomes a module once, triton compiles it for a device.
+
+Triton keeps what it compiled in a folder of its own, by the text's hash. Where its own variable
+TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one operation at a time:
+that is how tests compare them with interp.py where there is no GPU.
+
+Legend: R rows, which are blocks or pieces of them (``render_triton.row``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from .interp import Draws
+from .ir import Kernel
+from .render_triton import COUNT, WHOLE, counting, render, row
+
+_TILE = 4096  # elements of a long block that a program visits at a time
+_SHORT = 2048  # elements that a program has at least, of several blocks if they are short
+_PER_THREAD = 16
+_MOST_WARPS = 16
+
+
+_log = logging.getLogger("gradwire")
+
+
+@cache
+def available() -> bool:
+    """Whether triton is installed; says once that it is not."""
+    found = find_spec("triton") is not None
+    if not found:
+        _log.warning("GPU kernels run as slow torch code: install triton to have them fast")
+    return found
+
+
+class Launcher:
+    """Kernels of one program, made together; the counterpart of ``build.Built``."""
+
+    def __init__(self, *kernels: Kernel) -> None:
+        self._kernels = kernels
+
+    @cached_property
+    def text(self) -> str:
+        """The Triton of all of them."""
+        return render(*self._kernels)
+
+    @cached_property
+    def module(self) -> ModuleType:
+        """The text as a module: under each kernel's name what launches it."""
+        return _module(self.text)
+
+    def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
+        """What ``interp.run`` does, on operands that all lie on one device."""
+        if numel == 0:
+            return 0
+        counted = counting(kernel)
+        if counted is None:
+            self._launch(kernel, operands, numel, draws)
+            return 0
+        device = next(iter(operands.values())).device
+        count_R = torch.empty(-(-numel // row(kernel)), dtype=torch.int32, device=device)
+        self._launch(counted, {**operands, COUNT.name: count_R}, numel, draws)
+        end_R = count_R.cumsum(0)
+        self._launch(kernel, operands, numel, draws, (end_R - count_R).int())
+        return int(end_R[-1])
+
+    def _launch(
+        self,
+        kernel: Kernel,
+        operands: Mapping[str, Tensor],
+        numel: int,
+        draws: Draws,
+        *first_R: Tensor,
+    ) -> None:
+        given = [operands[buffer.name] for buffer in kernel.buffers]
+        drawn = (*_halves(draws.key), _signed(draws.step)) if kernel.draws else ()
+        shape = launch_shape(row(kernel))
+        grid = (-(-numel // (row(kernel) * shape["ROWS"])),)
+        with _on(given[0].device):
+            # A product and a sum rounded as one would be other bits than everywhere else.
+            getattr(self.module, kernel.name)[grid](
+                *given, numel, *drawn, *first_R, **shape, enable_fp_fusion=False
+            )
+
+
+def launch_shape(length: int) -> dict[str, int]:
+    """Rows a program, elements a tile and warps, for rows of this length.
+
+    >>> launch_shape(64), launch_shape(4096)["num_warps"]
+    ({'ROWS': 32, 'TILE': 64, 'num_warps': 4}, 8)
+    """
+    tile = 1 << (length - 1).bit_length() if length <= WHOLE else _TILE
+    rows = max(1, _SHORT // tile)
+    warps = min(_MOST_WARPS, max(1, tile * rows // (32 * _PER_THREAD)))
+    return {"ROWS": rows, "TILE": tile, "num_warps": warps}
+
+
+def _module(text: str) -> ModuleType:
+    """Python's own place for the lines of a text that is no file is where triton looks for them."""
+    name = f"gradwire_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    module = ModuleType(name)
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _halves(key: int) -> tuple[int, int]:
+    return _signed(key), _signed(key >> 32)
+
+
+def _signed(word: int) -> int:
+    """The low 32 bits as an int32: a number's size then never makes another kernel."""
+    return ((word + 2**31) & 0xFFFFFFFF) - 2**31

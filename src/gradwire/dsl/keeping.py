@@ -1,0 +1,132 @@
+"""Kept elements become a payload, and a payload a gradient again.
+
+Kernels append what they keep to memory that has room for all; once its number is known it is cut to
+the largest, if there are too many, and put where the payload's size lets it lie.
+
+Legend: N elements of the gradient, C that a filter kept, K of them sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels import select
+from ..payload import Payload
+from .build import Call
+from .interp import Draws
+from .ir import FLOAT32, Extent, Kernel, Op
+from .layout import MEMORY, layout, most_kept
+from .rewrite import OUT, RANKED, Traced, unpacked
+from .steps import Kernels, placed, run_forms, scratch
+
+
+def encode_kept(
+    made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
+) -> list[Payload]:
+    """The payloads, in the front of ``buffers`` where they are given; residuals are updated."""
+    memory = _memory(made.traced, calls)
+    heads = [_head(made.traced, call, buffer) for call, buffer in zip(calls, buffers, strict=True)]
+    keeping = [
+        call._replace(operands={**call.operands, **own}, payload=head)
+        for call, own, head in zip(calls, memory, heads, strict=True)
+    ]
+    counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
+    rows = zip(keeping, memory, counts, buffers, strict=True)
+    return [
+        _payload(made, call, {name: full[:count] for name, full in own.items()}, buffer)
+        for call, own, count, buffer in rows
+    ]
+
+
+def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+    """For each call where its kept elements go."""
+    if not calls:
+        return []
+    device = calls[0].operands["gradient"].device
+    lengths = [call.numel for call in calls]
+    kept = (*program.kept, *program.extra)
+    columns = [scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept]
+    return [
+        {b.name: own for b, own in zip(kept, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _head(program: Traced, call: Call, buffer: Tensor | None) -> Payload:
+    """The fields that lie before the kept ones, in the front of ``buffer`` or in a new one."""
+    format = layout(program, call.numel, 0)
+    front = None if buffer is None else buffer[: format.size_bytes]
+    return Payload.empty(format, front, call.operands["gradient"].device)
+
+
+def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
+    """The payload of these elements, once no more are left than may be sent."""
+    program, head = made.traced, call.payload
+    assert head is not None
+    assert head.buffer is not None
+    count, most = kept[program.indices.name].numel(), most_kept(program, call.numel)
+    if count > most:
+        kept, count = _cut(program, kept, most), most
+    format = layout(program, call.numel, count)
+    front = None if buffer is None else buffer[: format.size_bytes]
+    payload = placed(format, front, head.buffer.device)
+    if payload.buffer is not None and buffer is None:
+        payload.buffer[: head.size_bytes].copy_(head.buffer)
+    _fill(made, payload, kept, count)
+    residual_N = call.operands.get("residual")
+    if made.taken is not None and residual_N is not None and count:
+        taken_K = _of_entries(made, made.taken, payload, {RANKED.name: kept[program.ranked.name]})
+        select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
+    return payload
+
+
+def _cut(program: Traced, kept: Mapping[str, Tensor], num_sent: int) -> dict[str, Tensor]:
+    """The ``num_sent`` largest of what was kept."""
+    ranked_C = kept[program.ranked.name]
+    places_K = torch.empty(num_sent, dtype=torch.int32, device=ranked_C.device)
+    largest_K = torch.empty(num_sent, device=ranked_C.device)
+    select.topk(ranked_C, places_K, largest_K)
+    others = {name: memory for name, memory in kept.items() if memory is not ranked_C}
+    sent = {name: memory.index_select(0, places_K) for name, memory in others.items()}
+    return {**sent, program.ranked.name: largest_K}
+
+
+def _fill(made: Kernels, payload: Payload, kept: Mapping[str, Tensor], count: int) -> None:
+    """Puts the kept fields where they belong, codes packed."""
+    codes: dict[str, Tensor] = {}
+    for field in made.traced.kept:
+        if field in made.traced.packed:
+            codes[unpacked(field).name] = kept[field.name]
+        else:
+            payload[field.name].copy_(kept[field.name])
+    if made.pack is not None and count:
+        made.built.run_many(made.pack, (Call(codes, count, Draws(), payload),))
+
+
+def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> None:
+    """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous float32."""
+    indices_K = payload[made.traced.indices.name]
+    select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
+
+
+def _values(made: Kernels, payload: Payload) -> Tensor:
+    """What the kept elements decode to."""
+    decoded = made.decode.stores[0].sources[0]
+    if decoded.op is Op.LOAD and decoded.dtype is FLOAT32 and decoded.arg.extent is Extent.ELEMENT:
+        return payload[decoded.arg.name]
+    return _of_entries(made, made.decode, payload, {})
+
+
+def _of_entries(
+    made: Kernels, kernel: Kernel, payload: Payload, operands: Mapping[str, Tensor]
+) -> Tensor:
+    """What a kernel gives whose elements are those of the payload."""
+    assert payload.buffer is not None
+    count = payload[made.traced.indices.name].numel()
+    (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
+    call = Call({OUT.name: out_K, **operands}, count, Draws(), payload)
+    made.built.run_many(kernel, (call,))
+    return out_K

@@ -1,0 +1,245 @@
+r"""CompLL's own C-like text (HiPress, figure 5): a second front end to the same language.
+
+>>> import torch
+>>> sign = compile_text('''
+...     float magnitude;
+...     uint1 positive(float x) { return x >= 0; }
+...     float signed(uint1 bit) { return bit == 1 ? magnitude : -magnitude; }
+...     void encode(float* gradient, uint8* compressed) {
+...         magnitude = reduce(map(gradient, abs), add) / gradient.size;
+...         uint1* bits = map(gradient, positive);
+...         compressed = concat(magnitude, bits);
+...     }
+...     void decode(uint8* compressed, float* gradient) {
+...         uint1* bits;
+...         extract(compressed, magnitude, bits);
+...         gradient = map(bits, signed);
+...     }
+... ''', name="sign", contraction=True, error_feedback=True)
+>>> payload, _ = sign(block=4096).encode(None, torch.tensor([1.0, -2.0, 6.0]))
+>>> payload.size_bytes, sign(block=4096).decode(payload, torch.empty(3))
+(5, tensor([ 3., -3.,  3.]))
+
+A text is parsed (compll.lark) and its two functions are run on symbols by the operators of
+``language`` (text_run): no other representation lies between. What it gives is a ``Program`` like
+any other: fields of its ``param`` structures are settings, beside ``block`` (``gradient`` is one
+block of that many elements) and, where numbers are drawn, ``seed``.
+
+Source: HiPress (CompLL), section 4.3 and figure 5. What the figure leaves open: ``extract`` fills
+the variables named after its first argument, in the order of ``concat``; a field bears the name of
+the variable that was sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from lark import Lark, Tree, UnexpectedInput, UnexpectedToken
+from torch import Tensor
+
+from ..contract import State
+from ..errors import InvalidSetting, invalid
+from ..payload import Payload
+from . import ir
+from .language import Compressed
+from .program import Program
+from .symbols import Vector
+from .text_run import Run
+from .text_tree import Declared, Parsed, Text
+
+_GRAMMAR = Path(__file__).with_name("compll.lark")
+
+_REMEDIES = {
+    **dict.fromkeys(("if", "else", "switch"), "write condition ? a : b"),
+    **dict.fromkeys(("for", "while", "do"), "use map, filter or reduce: they visit every element"),
+    "double": "the language computes in float",
+    "unsigned": "the unsigned types are uint1, uint2, uint4 and uint8",
+    "struct": "settings are declared with param",
+}
+_READABLE = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "TYPE": "a type",
+    "RANDOM": "random<type>",
+    "EQUAL": "=",
+    "SEMICOLON": ";",
+    "COMMA": ",",
+    "DOT": ".",
+    "LPAR": "(",
+    "RPAR": ")",
+    "LBRACE": "{",
+    "RBRACE": "}",
+    "PARAM": "param",
+    "$END": "the end",
+}
+"""Terminals as a user knows them; those of arithmetic are summed up as "an operator"."""
+
+
+def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: Any) -> type[Any]:
+    """The compressor of a text, a class derived from ``Program``; ``traits`` as in ``Program``.
+
+    A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are further
+    texts of the same program: what the first declares is known to them. A program without decode,
+    as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
+    text and a caret.
+    """
+    texts = [_read(one) for one in (text, *more)]
+    declared = Declared(_parsed(one) for one in texts)
+    name = name or (text.stem if isinstance(text, Path) else "compressor")
+    if "encode" not in declared.functions:
+        raise invalid("a program", name, "a text with encode", "write void encode(float* ...)")
+    if "decode" not in declared.functions:
+        return types.new_class(name, (_EncodeOnly, Program), traits, _body(declared, name))
+    return types.new_class(name, (Program,), traits, _body(declared, name))
+
+
+def _read(given: str | Path) -> Text:
+    if not isinstance(given, Path):
+        return Text("<text>", given)
+    try:
+        return Text(str(given), given.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise invalid("text", str(given), "a file that can be read", str(error.strerror)) from None
+
+
+def _body(declared: Declared, name: str) -> Any:
+    """Fills a class's namespace: settings with their defaults, and the two functions."""
+    settings, run = declared.settings(), Run(declared)
+    kinds: dict[str, type] = {key: setting.plain for key, setting in settings.items()}
+    defaults = {key: run.default(setting) for key, setting in settings.items()}
+    for key in settings:
+        if hasattr(Program, key) and key != "block":
+            raise invalid("a setting's name", key, "none of a program's own", "choose another")
+    if declared.draws and "seed" not in settings:
+        kinds["seed"], defaults["seed"] = int, 0
+
+    def encode(self: Program, gradient: Vector) -> Any:
+        return Run(declared, self).encode(gradient)
+
+    def encode_both(self: Program, gradient: Vector, latest: Vector) -> Any:
+        return Run(declared, self).encode(gradient, latest)
+
+    def decode(self: Program, compressed: Compressed) -> Any:
+        return Run(declared, self).decode(compressed)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {key: value for key, value in defaults.items() if value is not None}
+        namespace |= {
+            "__annotations__": kinds,
+            "__doc__": f"{name}, a program of CompLL's text.",
+            "encode": encode_both if declared.wants_latest else encode,
+            "decode": decode if "decode" in declared.functions else _nothing,
+        }
+
+    return fill
+
+
+def _nothing(self: Program, compressed: Compressed) -> Vector:
+    return Vector(ir.const(0.0, ir.FLOAT32))
+
+
+class _EncodeOnly:
+    """Methods of a program whose text has no decode."""
+
+    traits: ClassVar[Any]
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        if residual_N is not None:
+            self.decode()
+        found: tuple[Payload, State] = super().encode(state, grad_N, buffer=buffer)  # type: ignore[misc]
+        return found
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        if any(residual_N is not None for residual_N in residuals or ()):
+            self.decode()
+        found: list[tuple[Payload, State]]
+        found = super().encode_many(states, grads, None, buffers)  # type: ignore[misc]
+        return found
+
+    def decode(self, *_: Any, **__: Any) -> NoReturn:
+        raise invalid(
+            f"the text of {type(self).__name__}",
+            "encode alone",
+            "one with decode to decode, merge or keep a residual",
+            "pass decode's text too: compile_text(encode, decode)",
+        )
+
+    merge = decode_many = decode
+
+
+# ---- parsing -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _parser() -> Lark:
+    grammar = _GRAMMAR.read_text(encoding="utf-8")
+    return Lark(
+        grammar, parser="lalr", start="program", propagate_positions=True, maybe_placeholders=False
+    )
+
+
+def _parsed(text: Text) -> tuple[Text, Parsed]:
+    try:
+        tree: Parsed = _parser().parse(text.content)
+    except UnexpectedInput as error:
+        raise _syntax_error(text, error) from None
+    for block in tree.iter_subtrees():
+        _check_semicolons(text, block)
+    return text, tree
+
+
+def _check_semicolons(text: Text, block: Parsed) -> None:
+    """A semicolon may be missing only at the end of a line: statements on one line need theirs."""
+    whole = [child for child in block.children if isinstance(child, Tree) and not child.meta.empty]
+    ends = ("declaration", "assignment", "returned", "effect")
+    for first, second in pairwise(whole):
+        ended = text.content[first.meta.end_pos - 1] == ";"
+        if first.data in ends and not ended and first.meta.end_line == second.meta.line:
+            line, column = first.meta.end_line, first.meta.end_column
+            raise text.error(line, column, "a semicolon is missing; write ; between statements")
+
+
+def _syntax_error(text: Text, error: UnexpectedInput) -> InvalidSetting:
+    lines = text.content.splitlines() or [""]
+    if not isinstance(error, UnexpectedToken):
+        found = re.match(r"\w+|.", text.content[error.pos_in_stream or 0 :])
+        word = found[0] if found else ""
+        remedy = _REMEDIES.get(word, "see docs/compll.md for what is")
+        return text.error(
+            error.line, error.column, f"{word!r} is no part of the language; {remedy}"
+        )
+    accepted = _accepted(error.accepts or error.expected)
+    if error.token.type == "$END":
+        place = len(lines), len(lines[-1]) + 1
+        return text.error(*place, f"the text ends here; expected {accepted}")
+    reason = f"{str(error.token)!r} does not fit here; expected {accepted}"
+    return text.error(error.line, error.column, reason)
+
+
+def _accepted(terminals: Iterable[str]) -> str:
+    """The terminals that may stand somewhere, in words.
+
+    >>> _accepted(["NAME", "STAR", "SIGN", "SEMICOLON"])
+    '; or a name or an operator'
+    """
+    words = {_READABLE.get(terminal, "an operator") for terminal in terminals}
+    return " or ".join(sorted(words))

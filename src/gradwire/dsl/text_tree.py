@@ -1,0 +1,166 @@
+"""What a parsed text declares: param structures, globals and functions, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lark import Token, Tree
+
+from ..errors import InvalidSetting
+
+Parsed: TypeAlias = "Tree[Token]"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A program's text, or one of several; ``label`` is its path."""
+
+    label: str
+    content: str
+
+    def error(self, line: int, column: int, reason: str) -> TextError:
+        """``reason`` with its place in front, the line and a caret below."""
+        lines = self.content.splitlines() or [""]
+        shown = lines[min(line, len(lines)) - 1]
+        under = "".join("\t" if c == "\t" else " " for c in shown[: column - 1])
+        return TextError(f"{self.label}:{line}:{column}: {reason}\n    {shown}\n    {under}^")
+
+
+class TextError(InvalidSetting):
+    """A mistake in a text, with its line and column."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A declared type: of one value, or of one value an element (``float*``)."""
+
+    name: str
+    is_array: bool = False
+
+    @classmethod
+    def of(cls, name: str, is_array: bool = False) -> Kind:
+        """The type of this name; two have two."""
+        return cls({"float32": "float", "int": "int32"}.get(name, str(name)), is_array)
+
+    def __str__(self) -> str:
+        return self.name + "*" * self.is_array
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a param structure; ``default`` is its expression, if it has one."""
+
+    text: Text
+    kind: Kind
+    default: Parsed | None
+
+    @property
+    def plain(self) -> type:
+        """The Python type of its values."""
+        return {"float": float, "bool": bool}.get(self.kind.name, int)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a text: encode, decode or the author's own."""
+
+    text: Text
+    name: Token
+    kind: Kind
+    parameters: tuple[tuple[Kind, str], ...]
+    body: tuple[Parsed, ...]
+
+
+class Declared:
+    """The declarations of one or several texts."""
+
+    def __init__(self, parsed: Iterable[tuple[Text, Parsed]]) -> None:
+        self.structs: dict[str, dict[str, Setting]] = {}
+        self.globals: list[tuple[Text, Parsed]] = []
+        self.functions: dict[str, Function] = {}
+        self.draws = False
+        for text, tree in parsed:
+            for found in trees(tree.children):
+                self._add(text, found)
+            self.draws |= any(_is_draw(found) for found in tree.iter_subtrees())
+        for name in ("encode", "decode"):
+            if name in self.functions:
+                self._check_signature(self.functions[name])
+
+    def _add(self, text: Text, found: Parsed) -> None:
+        match found.data:
+            case "declaration":
+                self.globals.append((text, found))
+            case "struct":
+                self.structs[str(found.children[0])] = {
+                    str(name): Setting(text, kind, default)
+                    for row in trees(found.children)
+                    for kind, name, default in declarations(row)
+                }
+            case _:
+                made = _function(text, found)
+                if made.name in self.functions:
+                    raise at(text, made.name, f"a second {made.name}; give it another name")
+                self.functions[str(made.name)] = made
+
+    def _check_signature(self, function: Function) -> None:
+        arrays = [str(kind) for kind, _ in function.parameters if kind.name not in self.structs]
+        allowed: list[list[str]] = [["float*", "uint8*"]]
+        if function.name == "encode":
+            allowed.append(["float*", "float*", "uint8*"])
+        if sorted(arrays) not in allowed:
+            wanted = "(float* gradient, uint8* compressed, and param structures)"
+            raise at(function.text, function.name, f"{function.name} takes {wanted}")
+
+    def settings(self) -> dict[str, Setting]:
+        """Fields of all param structures: a program's settings."""
+        return {name: found for struct in self.structs.values() for name, found in struct.items()}
+
+    @property
+    def wants_latest(self) -> bool:
+        """Whether encode takes the gradient alone beside the gradient with its residual."""
+        return sum(kind.name == "float" for kind, _ in self.functions["encode"].parameters) == 2
+
+
+def trees(children: Iterable[Parsed | Token]) -> list[Parsed]:
+    """The children that are trees."""
+    return [child for child in children if isinstance(child, Tree)]
+
+
+def at(text: Text, place: Parsed | Token, reason: str) -> TextError:
+    """The error of ``reason`` at a tree or token of ``text``."""
+    found = place if isinstance(place, Token) else place.meta
+    return text.error(found.line or 1, found.column or 1, reason)
+
+
+def declarations(row: Parsed) -> Iterator[tuple[Kind, Token, Parsed | None]]:
+    """(type, name, initial value or None) of each name that a declaration declares."""
+    kind = _kind(row)
+    for declared in trees(row.children):
+        name, *value = declared.children
+        assert isinstance(name, Token)
+        yield kind, name, next(iter(trees(value)), None)
+
+
+def _kind(row: Parsed) -> Kind:
+    tokens = [child for child in row.children if isinstance(child, Token)]
+    return Kind.of(tokens[0], len(tokens) > 1 and tokens[1].type == "STAR")
+
+
+def _function(text: Text, found: Parsed) -> Function:
+    (name,) = [c for c in found.children if isinstance(c, Token) and c.type == "NAME"]
+    inside = trees(found.children)
+    parameters = [tree for tree in inside if tree.data in ("parameter", "settings")]
+    return Function(
+        text,
+        name,
+        _kind(found),
+        tuple((_kind(tree), str(tree.children[-1])) for tree in parameters),
+        tuple(tree for tree in inside if tree not in parameters),
+    )
+
+
+def _is_draw(found: Parsed) -> bool:
+    return found.data == "draw" or (found.data == "call" and found.children[0] == "random")

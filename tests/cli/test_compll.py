@@ -1,0 +1,150 @@
+"""``gradwire compll``: programs are shown, held to their laws and timed; mistakes end in code 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradwire.dsl import laws
+from tests.cli.conftest import Ended
+
+Run = Callable[..., Ended]
+
+TEXTS = Path(__file__).parents[1] / "dsl"
+ENCODE, DECODE = str(TEXTS / "terngrad.compll"), str(TEXTS / "terngrad_decode.compll")
+FIGURE = (ENCODE, "--with", DECODE, "--set", "bitwidth=2")
+
+OWN = """
+from gradwire.dsl.language import *
+from gradwire.dsl.program import Program
+
+
+class halved(Program{traits}):
+    block: int = 256
+
+    def encode(self, gradient):
+        top = reduce(map(gradient, abs), greater)
+        return concat(top=top, signs=map(gradient, lambda x: uint1(x >= 0)))
+
+    def decode(self, compressed):
+        top, signs = extract(compressed)
+        return map(signs, lambda sign: where(sign == 1, {value}, -{value}))
+"""
+
+
+def own(folder: Path, value: str = "top / 2", traits: str = "") -> str:
+    path = folder / "own.py"
+    path.write_text(OWN.format(value=value, traits=traits))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def small_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = laws.panel
+    monkeypatch.setattr(laws, "panel", lambda block: whole(block)[::4])
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("ir", ["terngrad_encode: blocks of 16384", "random() 0", "store(uint2) 'Q'"]),
+        ("cpp", ['#include "compll.h"', "GW_EXPORT void terngrad_merge"]),
+        ("triton", ["@triton.jit", "def terngrad_decode("]),
+    ],
+)
+def test_a_text_is_shown_in_every_form(gradwire: Run, target: str, words: list[str]) -> None:
+    ended = gradwire("compll", "show", *FIGURE, "--target", target)
+    assert ended.code == 0
+    assert [word for word in words if word not in ended.out] == []
+
+
+def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) -> None:
+    out = gradwire("compll", "show", "tbq", "--set", "threshold=0.5", "--json").out
+    (row,) = json.loads(out)["rows"]
+    assert row["name"] == "tbq"
+    assert "0.5f" in row["text"]
+    assert "halved_encode" in gradwire("compll", "show", own(tmp_path)).out
+
+
+def verdicts(ended: Ended) -> dict[str, str]:
+    return {row["check"]: row["verdict"] for row in json.loads(ended.out)["rows"]}
+
+
+def test_the_figure_keeps_its_laws(gradwire: Run) -> None:
+    ended = gradwire("compll", "check", *FIGURE, "--trait", "unbiased", "--json")
+    assert ended.code == 0
+    found = verdicts(ended)
+    assert found.pop("contracts") == "not declared"
+    assert set(found.values()) == {"holds"}
+    assert len(found) == 2 + len(laws.LAWS) - 1
+
+
+@pytest.mark.parametrize(
+    ("value", "traits", "broken"),
+    [
+        ("top / 2", ", contraction=True", "contracts"),
+        ("top / 2", ", unbiased=True", "is unbiased"),
+        ("0.0", "", "not finite is visible"),
+    ],
+)
+def test_a_broken_promise_is_code_1(
+    gradwire: Run, tmp_path: Path, value: str, traits: str, broken: str
+) -> None:
+    ended = gradwire("compll", "check", own(tmp_path, value, traits), "--json")
+    assert ended.code == 1
+    found = verdicts(ended)
+    assert found[broken] == "broken"
+    assert found["compiled as interpreted"] == "holds"
+    (row,) = [row for row in json.loads(ended.out)["rows"] if row["check"] == broken]
+    assert "elements" in row["detail"]
+
+
+def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
+    words = ("--numel", "4096", "--rounds", "4", "--threads", "1", "--json")
+    rows = json.loads(gradwire("compll", "bench", own(tmp_path), *words).out)["rows"]
+    forms = ("encode", "encode-plain", "decode", "decode-plain")
+    assert [row["name"] for row in rows] == ["copy", *(f"halved/{form}" for form in forms)]
+    assert all(row["fraction_of_copy_bandwidth"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "cast16"), "written in the language"),
+        (("show", "terngard"), "did you mean 'terngrad'"),
+        (("show", ENCODE), "bitwidth"),
+        (("check", ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
+        (("check", *FIGURE, "--trait", "unbaised"), "unbaised"),
+        (("check", "tbq", "--trait", "unbiased"), "given with a .compll"),
+        (("check", "tbq", "--set", "level=3"), "its settings are block, threshold"),
+        (("show", "nowhere.compll"), "a file that can be read"),
+        (("show", "nowhere.py"), "a file that runs"),
+        (("bench", "tbq", "--rounds", "1"), "at least 4"),
+    ],
+)
+def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], message: str) -> None:
+    ended = gradwire("compll", *words)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("from gradwire.dsl.program import Program", "one that defines a Program"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        (OWN.format(value="top if sign else 0", traits=""), "own.py:15: a branch on a value"),
+    ],
+)
+def test_a_file_that_is_no_program_is_code_2(
+    gradwire: Run, tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    ended = gradwire("compll", "check", str(path))
+    assert ended.code == 2
+    assert message in ended.err

@@ -1,0 +1,109 @@
+"""Payloads that vary in size: what collectives send, refuse and keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.contract import Member
+from gradwire.errors import IncompatiblePair, RanksDiffer
+from gradwire.exchange import Pair, suited, synchronise, texts
+from gradwire.spec import TensorSpec
+from tests.laws.variable import above, trimmed
+
+WORLD = 4
+ALL = above(threshold=-1.0)
+"""Every payload is as large as there is."""
+COLLECTIVES = (gw.collective.allgather_sparse(), gw.collective.casync_ps())
+
+
+def gradients(share: float, numel: int = 1000, world: int = WORLD) -> list[Tensor]:
+    """About a ``share`` of the elements exceed 1, on other places on each rank."""
+    draw = torch.Generator().manual_seed(7)
+    return [2.0 * (torch.rand(numel, generator=draw) < share) for _ in range(world)]
+
+
+def sent(exchange: Pair, grads: list[Tensor]) -> list[int]:
+    return drive(texts(exchange, grads)).sent_bytes
+
+
+def test_an_all_gather_sends_sizes_and_the_largest_payload() -> None:
+    exchange = gw.pair(above(), gw.collective.allgather_sparse())
+    grads = gradients(0.0)
+    grads[2][:5] = 3.0
+    slot = 5 * (4 + 4)
+    assert sent(exchange, grads) == [(WORLD - 1) * (8 + slot)] * WORLD
+    assert sent(exchange, gradients(0.0)) == [(WORLD - 1) * 8] * WORLD
+
+
+def test_an_all_to_all_sends_sizes_and_each_payload() -> None:
+    exchange = gw.pair(above(), gw.collective.casync_ps())
+    grads = [torch.zeros(64) for _ in range(2)]  # chunks of 32
+    grads[0][40:43] = 5.0  # rank 0 pushes three elements to rank 1, and rank 1 one to rank 0
+    grads[1][7] = 5.0
+    # All four come back at 2.5, three of them in one chunk, so both payloads have room for three.
+    assert sent(exchange, grads) == [8 + 3 * 8 + 8 + 3 * 8, 8 + 1 * 8 + 8 + 3 * 8]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective) -> None:
+    exchange = gw.pair(ALL, collective)
+    spec = TensorSpec("", 1001)
+    most = collective.wire_bytes(ALL, spec, WORLD)
+    assert sent(exchange, gradients(0.1, 1001)) == most
+    assert exchange.wire_bytes(spec, WORLD) is None
+    # A tenth is typical, in whole elements of a chunk.
+    expected = exchange.expected_bytes(spec, WORLD)
+    assert all(0.1 * a <= b <= 0.11 * a for a, b in zip(most, expected, strict=True))
+    kept = gw.with_error_feedback(exchange)
+    assert kept.wire_bytes(spec, WORLD) is None
+    assert kept.expected_bytes(spec, WORLD) == expected
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+def test_buffers_only_grow(collective: gw.Collective) -> None:
+    """From the step with the largest payloads on, nothing is allocated."""
+    exchange = gw.pair(above(), collective)
+    members = [Member(rank, WORLD) for rank in range(WORLD)]
+    states = [exchange.init(TensorSpec("", 1000), WORLD) for _ in members]
+
+    def step(share: float) -> list[dict[str, int]]:
+        grads = gradients(share)
+        given = zip(members, states, grads, grads, strict=True)
+        drive([synchronise(exchange, *one) for one in given])
+        return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
+
+    step(0.01)
+    after = step(0.5)
+    assert [step(share) for share in (0.1, 0.0, 0.5, 0.3)] == [after] * 4
+
+
+@pytest.mark.parametrize("numel", [0, 1, 9, 1001])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+def test_a_payload_beyond_its_largest_is_refused(collective: gw.Collective, numel: int) -> None:
+    """As where ranks hold other models; who announces it is named."""
+    exchange, larger = gw.pair(ALL, collective), gradients(1.0, numel + 40, 1)
+    grads = [*gradients(1.0, numel, WORLD - 1), *larger]
+    runs = [text for grad in grads for text in texts(exchange, [grad] * WORLD)][:: WORLD + 1]
+    with pytest.raises(RanksDiffer, match=r"rank 3 of 4 announces a payload of \d+ bytes"):
+        drive(runs)
+
+
+def test_sizes_that_no_payload_has_are_refused() -> None:
+    spec = TensorSpec("", 10)
+    for codec, wrong in ((above(), (-8, 7, 12, 88)), (trimmed(), (-4, 2, 44))):
+        for size_bytes in wrong:
+            with pytest.raises(gw.InvalidSetting, match=f"got {size_bytes}; give every rank"):
+                codec.received(spec, size_bytes)
+    with pytest.raises(gw.InvalidSetting, match="must be 80 bytes, got 0"):
+        gw.compress.topk(density=1.0).received(spec, 0)
+
+
+def test_who_takes_payloads_that_vary() -> None:
+    assert suited(above()) == gw.collective.allgather_sparse()
+    assert suited(trimmed()) == gw.collective.casync_ps()
+    with pytest.raises(IncompatiblePair, match="these payloads vary in size; use allgather_sparse"):
+        gw.pair(above(), gw.collective.casync_ring())

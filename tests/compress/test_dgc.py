@@ -1,0 +1,133 @@
+"""dgc and graddrop: which elements they send, and how far the density may miss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.compress.dgc import dgc
+from gradwire.compress.graddrop import graddrop
+from gradwire.errors import InvalidSetting
+
+BOTH = pytest.mark.parametrize("kind", [dgc, graddrop])
+
+
+def numbers_sent(codec: gw.Compressor, grad_N: Tensor, num_steps: int) -> list[int]:
+    """How many elements are sent in each step; checks that they are the largest."""
+    state, found = codec.init(gw.TensorSpec("gradient", grad_N.numel())), []
+    order_N = grad_N.abs().argsort(descending=True)
+    for _ in range(num_steps):
+        payload, state = codec.encode(state, grad_N)
+        found.append(payload["indices"].numel())
+        largest = order_N[: found[-1]].sort().values
+        assert torch.equal(payload["indices"].long(), largest)
+        assert torch.equal(payload["values"], grad_N[largest])
+    return found
+
+
+def heavy_tailed(numel: int) -> Tensor:
+    draw = torch.Generator().manual_seed(numel)
+    return torch.randn(numel, generator=draw) * torch.exp(torch.randn(numel, generator=draw) * 2)
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1])
+def test_the_density_misses_by_half_at_most(density: float) -> None:
+    grad_N = heavy_tailed(20_000)
+    expected = density * 20_000
+    found = numbers_sent(dgc(density=density), grad_N, 200)
+    assert expected / 2 < min(found) < expected
+    cut = sum(number == expected for number in found)
+    assert max(found) == expected
+    assert 50 < cut < 150, "the threshold is not that of the density"
+
+
+def test_graddrop_sends_what_passes_up_to_twice_the_density() -> None:
+    grad_N = heavy_tailed(20_000)
+    found = numbers_sent(graddrop(density=0.01), grad_N, 200)
+    assert 100 < min(found) < 200 < max(found) <= 400
+    assert abs(sum(found) / 200 - 203) < 8  # 65 of 6400: spread 12.5 %, of 200 calls 0.9 %
+    flat_N = torch.full((10_000,), 2.0)
+    assert numbers_sent_of(graddrop(), flat_N) == list(range(200))
+    assert graddrop().typical(gw.TensorSpec("", 10_000)).size_bytes == 800
+
+
+def numbers_sent_of(codec: gw.Compressor, grad_N: Tensor) -> list[int]:
+    found: list[int] = codec.encode(None, grad_N)[0]["indices"].tolist()
+    return found
+
+
+def test_dgc_selects_exactly_where_too_many_pass() -> None:
+    """A constant gradient passes as a whole."""
+    assert numbers_sent_of(dgc(), torch.full((10_000,), -2.0)) == list(range(100))
+    steps_N = torch.arange(10_000.0).floor_divide(5000)  # zeros, then ones
+    assert numbers_sent_of(dgc(), steps_N) == list(range(5000, 5100))
+
+
+@BOTH
+@pytest.mark.parametrize("numel", [1, 2, 30])
+def test_small_tensors_are_sent(kind: Callable[..., gw.Compressor], numel: int) -> None:
+    """Strictly above the threshold there is nothing in a tensor of one element."""
+    grad_N = heavy_tailed(numel)
+    sent = numbers_sent_of(kind(), grad_N)
+    assert int(grad_N.abs().argmax()) in sent
+
+
+@BOTH
+def test_zeros_are_never_sent(kind: Callable[..., gw.Compressor]) -> None:
+    grad_N = torch.zeros(1000)
+    assert numbers_sent_of(kind(density=0.5), grad_N) == []
+    grad_N[17] = -1e-30
+    assert numbers_sent_of(kind(density=0.5), grad_N) == [17]
+
+
+@BOTH
+def test_what_is_not_finite_is_sent_before_all_else(kind: Callable[..., gw.Compressor]) -> None:
+    grad_N = heavy_tailed(1000)
+    grad_N[400:600:100] = math.inf
+    grad_N[7] = math.nan
+    assert {7, 400, 500} <= set(numbers_sent_of(kind(), grad_N))
+    most_N = torch.where(torch.arange(1000) % 3 == 0, math.nan, grad_N)
+    values_K = kind().encode(None, most_N)[0]["values"]
+    assert bool(values_K.isnan().all())
+    assert values_K.numel() > 0
+
+
+@BOTH
+def test_what_is_not_sent_is_sent_later(kind: Callable[..., gw.Compressor]) -> None:
+    """With the residual every element of a constant gradient arrives, whatever its size."""
+    codec = kind(density=0.1)
+    grad_N = torch.arange(1.0, 101.0)
+    residual_N, arrived_N = torch.zeros(100), torch.zeros(100)
+    state = codec.init(gw.TensorSpec("gradient", 100))
+    for _ in range(700):
+        payload, state = codec.encode(state, grad_N, residual_N=residual_N)
+        codec.merge(payload, arrived_N)
+    assert torch.equal(arrived_N + residual_N, 700 * grad_N)
+    assert bool((arrived_N > 0).all())
+
+
+@BOTH
+def test_settings_are_checked(kind: Callable[..., gw.Compressor]) -> None:
+    for settings in ({"density": 0.0}, {"density": 1.5}, {"sample_share": 0.0}):
+        (name,) = settings
+        with pytest.raises(InvalidSetting, match=rf"{kind.__name__} {name} must be a fraction"):
+            kind(**settings)
+
+
+@BOTH
+def test_ranks_with_payloads_of_different_sizes_exchange_them(
+    kind: Callable[..., gw.Compressor],
+) -> None:
+    grads = [heavy_tailed(3000), torch.zeros(3000), heavy_tailed(3001)[:3000]]
+    results = gw.run_local(gw.exchange_for(kind(density=0.05)), grads)
+    mean_N = results[0][0]
+    for other_N, _, _ in results[1:]:
+        assert torch.equal(other_N, mean_N)
+    contributed_N = sum(contributed for _, contributed, _ in results) / 3
+    torch.testing.assert_close(mean_N, contributed_N)
+    assert 150 / 2 < int((mean_N != 0).sum()) <= 600

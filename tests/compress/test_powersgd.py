@@ -1,0 +1,363 @@
+"""powersgd against the paper's algorithm written out slowly, and traps that others fell into."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.contract import Member
+from gradwire.dsl import matrix
+from gradwire.exchange import clone_state, exchange_for, synchronise, texts
+from tests.laws.tolerance import same_bits
+from tests.strategies import bounded
+
+powersgd = gw.compress.powersgd
+Shapes = tuple[tuple[int, ...], ...]
+Matrix = NDArray[np.float64]
+
+MODEL: Shapes = ((16, 3, 3, 3), (16,), (12, 20), (12, 20), (12, 20), (12,), (3, 5), (30, 8))
+"""A convolution, equal matrices side by side, one that is too small for rank 2, vectors."""
+
+
+def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
+    return gw.TensorSpec("message", sum(map(prod, shapes)), dtype, shapes)
+
+
+def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
+
+
+def cut(flat_N: Tensor, spec: gw.TensorSpec) -> list[Tensor]:
+    """The tensors that lie in a flat one, matrices as matrices."""
+    parts = flat_N.split([prod(shape) for shape in spec.shapes])
+    return [
+        part.reshape(shape[0], -1) if len(shape) > 1 else part
+        for part, shape in zip(parts, spec.shapes, strict=True)
+    ]
+
+
+def matrices_of_rank_2(count: int, rows: int, columns: int) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    left_BNR = torch.randn(count, rows, 2, generator=generator)
+    return left_BNR @ torch.randn(count, 2, columns, generator=generator)
+
+
+def means(
+    exchange: gw.Exchange, spec: gw.TensorSpec, steps: Sequence[list[Tensor]]
+) -> tuple[list[Tensor], list[Any]]:
+    """Rank 0's mean of every step, and all ranks' last states."""
+    states: list[Any] = [exchange.init(spec, len(steps[0])) for _ in steps[0]]
+    found = []
+    for grads in steps:
+        results = gw.run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        assert all(same_bits(mean_N, results[0][0]) for mean_N, _, _ in results)
+        found.append(results[0][0])
+    return found, states
+
+
+def gram_schmidt(p_NR: Matrix) -> Matrix:
+    basis: list[Matrix] = []
+    for column in p_NR.T:
+        for done in basis:
+            column = column - (done @ column) * done
+        basis.append(column / np.sqrt(column @ column))
+    return np.stack(basis, axis=1)
+
+
+def by_the_paper(
+    grads: list[Matrix], errors: list[Matrix], q_MR: Matrix
+) -> tuple[Matrix, list[Matrix], Matrix]:
+    """Algorithms 1 and 2 for one matrix: (mean, new errors, new Q)."""
+    sent = [grad + error for grad, error in zip(grads, errors, strict=True)]
+    p_NR = gram_schmidt(sum(m @ q_MR for m in sent) / len(sent))
+    own = [m.T @ p_NR for m in sent]
+    q_MR = sum(own) / len(own)
+    return p_NR @ q_MR.T, [m - p_NR @ q.T for m, q in zip(sent, own, strict=True)], q_MR
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_it_is_the_papers_algorithm(world: int, rank: int) -> None:
+    spec = spec_of(MODEL, torch.float64)
+    steps = [draw(spec, world, seed) for seed in range(4)]
+    exchange = exchange_for(powersgd(rank=rank))
+    got, states = means(exchange, spec, steps)
+    start = exchange.init(spec, world).inner.basis_T
+    left = [cut(state.residual_N, spec) for state in states]
+    for place, shape in enumerate(spec.shapes):
+        grads = [[cut(grad_N, spec)[place].numpy() for grad_N in step] for step in steps]
+        errors = [np.zeros_like(grad) for grad in grads[0]]
+        q_MR = start[place].numpy()
+        for step, own in enumerate(grads):
+            if start[place].numel():
+                mean, errors, q_MR = by_the_paper(own, errors, q_MR)
+            else:
+                mean = sum(own) / world
+            np.testing.assert_allclose(cut(got[step], spec)[place], mean, atol=1e-9)
+        for error, residual in zip(errors, left, strict=True):
+            np.testing.assert_allclose(residual[place], error, atol=1e-9, err_msg=str(shape))
+
+
+def test_what_pays_is_factorised_and_the_rest_is_exact() -> None:
+    """(n + m) * rank < n * m, at one element's difference."""
+    shapes: Shapes = ((4, 4), (3, 6), (3, 7), (2, 2, 3), (9,), (1, 50), (50, 1))
+    state = powersgd(rank=2).init(spec_of(shapes), 2)
+    assert [basis.numel() for basis in state.basis_T] == [0, 0, 14, 0, 0, 0, 0]
+    spec = spec_of((*shapes[:2], *shapes[3:]))
+    grads = draw(spec, 3)
+    [mean_N], _ = means(powersgd(rank=2), spec, [grads])
+    [dense_N], _ = means(exchange_for(gw.compress.none()), spec, [grads])
+    assert torch.equal(mean_N, dense_N)
+
+
+@bounded(20)
+@given(
+    rank=st.integers(1, 5),
+    rows=st.integers(2, 40),
+    columns=st.integers(2, 40),
+    world=st.integers(2, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_mean_within_the_rank_arrives_whole(
+    rank: int, rows: int, columns: int, world: int, seed: int
+) -> None:
+    """Rank 1 on gradients of rank 1 is exact, and full rank reproduces any mean."""
+    spec = spec_of(((rows, columns),))
+    within = min(rank, rows, columns)
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(rows, within, generator=generator)
+    grads = [
+        (shared @ torch.randn(within, columns, generator=generator)).flatten() for _ in range(world)
+    ]
+    [mean_N], _ = means(powersgd(rank=rank), spec, [grads])
+    expected_N = torch.stack(grads).mean(0)
+    assert float((mean_N - expected_N).norm()) <= 1e-3 * float(expected_N.norm())
+
+
+def assert_each_keeps_its_norm() -> None:
+    spec = spec_of(((8, 9),) * 4)
+    sizes = (1e-6, 1.0, 0.0, 1e6)
+    one = [torch.outer(torch.arange(1.0, 9), torch.arange(2.0, 11)) * size for size in sizes]
+    grads = [torch.cat([part.flatten() for part in one])] * 2
+    [mean_N], _ = means(powersgd(rank=1), spec, [grads])
+    for got, wanted in zip(cut(mean_N, spec), one, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
+
+
+def test_equal_shapes_are_orthogonalised_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch divided by one norm at rank 1 is a known mistake; this test would see it."""
+    assert_each_keeps_its_norm()
+
+    def by_one_norm(matrix_BNR: Tensor, *, out: Tensor) -> Tensor:
+        return out.copy_(matrix_BNR / matrix_BNR.norm())
+
+    # The name of the module is bound to the class in it.
+    monkeypatch.setattr(sys.modules[powersgd.__module__], "orthogonal", by_one_norm)
+    with pytest.raises(AssertionError):
+        assert_each_keeps_its_norm()
+
+
+def best_error(matrix_NM: Tensor, rank: int) -> float:
+    return float(torch.linalg.svdvals(matrix_NM.double())[rank:].norm())
+
+
+def test_a_warm_start_comes_to_the_best_approximation() -> None:
+    """A fixed matrix, no error feedback: within 1 % of the best rank 3 can do, and never worse."""
+    spec = spec_of(((30, 40),))
+    generator = torch.Generator().manual_seed(0)
+    left, right = (matrix.orthogonal(torch.randn(n, n, generator=generator)) for n in (30, 40))
+    matrix_NM = left @ torch.diag(0.7 ** torch.arange(30.0)) @ right[:30]
+    grads = [2 * matrix_NM.flatten(), torch.zeros(matrix_NM.numel())]
+    found, _ = means(powersgd(rank=3), spec, [grads] * 12)
+    errors = [float((mean_N.view(30, 40) - matrix_NM).norm()) for mean_N in found]
+    best = best_error(matrix_NM, 3)
+    assert all(after <= 1.0001 * before for before, after in pairwise(errors))
+    assert errors[0] > 1.05 * best
+    assert best <= 1.0001 * errors[-1] <= 1.01 * best
+
+
+def test_directions_that_died_come_back() -> None:
+    """Zeros give zeros, and a state that saw only zeros is as good as new."""
+    spec = spec_of(((10, 12),))
+    matrix_NM = matrices_of_rank_2(1, 10, 12)[0]
+    steps = [[torch.zeros(120)] * 2] * 3 + [[matrix_NM.flatten()] * 2] * 3
+    found, states = means(powersgd(rank=3), spec, steps)
+    assert not bool(torch.stack(found[:3]).any())
+    torch.testing.assert_close(found[-1], matrix_NM.flatten(), rtol=1e-4, atol=1e-4)
+    assert bool(states[0].basis_T[0].isfinite().all())
+
+
+@pytest.mark.parametrize("spoil", [float("nan"), float("inf")])
+def test_a_spoilt_matrix_spoils_no_other_and_no_later_step(spoil: float) -> None:
+    spec = spec_of(((8, 9),) * 3)
+    good, bad = draw(spec, 2, seed=1), draw(spec, 2, seed=2)
+    bad[1][72 + 5] = spoil
+    exchange = exchange_for(powersgd(rank=2))
+    found, states = means(exchange, spec, [good, bad, good])
+    first, spoilt, last = cut(found[1], spec)
+    assert bool(first.isfinite().all())
+    assert bool(last.isfinite().all())
+    assert not bool(spoilt.isfinite().any())
+    assert bool(found[2].isfinite().all())
+    for state in states:
+        assert all(bool(basis.isfinite().all()) for basis in state.inner.basis_T)
+        assert bool(state.residual_N.isfinite().all())
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("shapes", [MODEL, ((7,),), ((20, 30),)])
+def test_stated_bytes_are_sent_bytes(shapes: Shapes, world: int) -> None:
+    """Local ranks count what they send: P and dense elements, then Q."""
+    spec = spec_of(shapes)
+    exchange = powersgd(rank=2)
+    states = [exchange.init(spec, world) for _ in range(world)]
+    outcome = drive(texts(exchange, draw(spec, world), states))
+    assert outcome.sent_bytes == exchange.wire_bytes(spec, world)
+    paying = [
+        (s[0], prod(s[1:])) for s in shapes if len(s) > 1 and 2 * (s[0] + prod(s[1:])) < prod(s)
+    ]
+    dense = spec.numel - sum(n * m for n, m in paying)
+    first, second = dense + sum(2 * n for n, _ in paying), sum(2 * m for _, m in paying)
+    expected = 2 * (world - 1) * 4 * first // world + 2 * (world - 1) * 4 * second // world
+    assert exchange.wire_bytes(spec, world) == [expected] * world
+    assert exchange.wire_bytes(spec, 1) == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_gradients_are_averaged_in_float32(dtype: torch.dtype) -> None:
+    spec, exact = spec_of(MODEL, dtype), spec_of(MODEL)
+    steps = [draw(spec, 3, seed) for seed in range(2)]
+    got, states = means(exchange_for(powersgd()), spec, steps)
+    want, _ = means(exchange_for(powersgd()), exact, [[g.float() for g in s] for s in steps])
+    for mean_N, exact_N in zip(got, want, strict=True):
+        assert torch.equal(mean_N, exact_N.to(dtype))
+    assert states[0].residual_N.dtype == torch.float32
+
+
+class _Allocations(TorchDispatchMode):
+    """Elements of every new tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numels: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        self.numels += [
+            t.numel() for t in _tensors(result) if t.untyped_storage().data_ptr() not in given
+        ]
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [t for p in parts for t in _tensors(p)] if isinstance(value, dict | list | tuple) else []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_later_steps_allocate_nothing_of_the_gradients_size(dtype: torch.dtype) -> None:
+    spec = spec_of(((60, 80), (60, 80), (40,)), dtype)
+    exchange = exchange_for(powersgd(rank=2))
+    members = [Member(rank, 2) for rank in range(2)]
+    states: list[Any] = [exchange.init(spec, 2) for _ in members]
+    for _ in range(2):
+        grads = draw(spec, 2)
+        seen = _Allocations()
+        steps = [
+            synchronise(exchange, me, state, g, g)
+            for me, state, g in zip(members, states, grads, strict=True)
+        ]
+        with seen:
+            states = drive(steps).results
+    # The local driver itself copies what it sums; nothing else is larger than the factors.
+    largest = max(exchange.inner.init(spec, 2).layout.first_numel, 2 * 80 * 2)  # type: ignore[attr-defined]
+    assert max(seen.numels) <= largest < 60 * 80
+
+
+@bounded(25)
+@given(
+    shapes=st.lists(
+        st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5
+    ).map(tuple),
+    rank=st.integers(1, 3),
+    world=st.integers(2, 4),
+    seed=st.integers(0, 99),
+)
+def test_nothing_is_lost_whatever_the_shapes(
+    shapes: Shapes, rank: int, world: int, seed: int
+) -> None:
+    """Conservation over steps; and a rank contributes no more than it has."""
+    spec = spec_of(shapes)
+    exchange = exchange_for(powersgd(rank=rank))
+    states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
+    for step in range(3):
+        grads = draw(spec, world, seed + step)
+        pending = [g + state.residual_N for g, state in zip(grads, states, strict=True)]
+        results = gw.run_local(exchange, grads, states, seed=seed)
+        states = [state for _, _, state in results]
+        left_N = torch.stack([state.residual_N for state in states]).sum(0)
+        whole_N = torch.stack(pending).sum(0)
+        torch.testing.assert_close(world * results[0][0] + left_N, whole_N, rtol=1e-4, atol=1e-4)
+        for had_N, state in zip(pending, states, strict=True):
+            assert float(state.residual_N.norm()) <= 1.0001 * float(had_N.norm()) + 1e-6
+
+
+def test_fusing_changes_nothing() -> None:
+    """A message of several tensors gives what each gives by itself."""
+    spec = spec_of(MODEL, torch.float64)
+    steps = [draw(spec, 3, seed) for seed in range(3)]
+    exchange = exchange_for(powersgd(rank=2, seed=7))
+    together, _ = means(exchange, spec, steps)
+    for place, shape in enumerate(MODEL):
+        alone = [[cut(grad_N, spec)[place].flatten() for grad_N in step] for step in steps]
+        apart, _ = means(exchange, spec_of((shape,), torch.float64), alone)
+        for whole_N, part_N in zip(together, apart, strict=True):
+            torch.testing.assert_close(cut(whole_N, spec)[place].flatten(), part_N)
+
+
+def test_a_copied_state_goes_on_as_the_original() -> None:
+    spec = spec_of(MODEL)
+    exchange = exchange_for(powersgd())
+    _, states = means(exchange, spec, [draw(spec, 2)])
+    copies = [clone_state(state) for state in states]
+    grads = draw(spec, 2, seed=5)
+    for (a_N, _, _), (b_N, _, _) in zip(
+        gw.run_local(exchange, grads, states), gw.run_local(exchange, grads, copies), strict=True
+    ):
+        assert torch.equal(a_N, b_N)
+
+
+@pytest.mark.parametrize("settings", [{"rank": 0}, {"rank": 1.5}, {"rank": True}, {"seed": -1}])
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(gw.InvalidSetting, match=r"powersgd .* must be a whole number"):
+        powersgd(**settings)
+
+
+def test_decomp_is_a_step_of_the_iteration() -> None:
+    matrix_BNM = matrices_of_rank_2(3, 6, 7)
+    left_BNR, right_BMR = matrix.decomp(matrix_BNM, torch.ones(3, 7, 2).tril())
+    torch.testing.assert_close(
+        matrix.matmul(left_BNR, right_BMR.mT), matrix_BNM, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        left_BNR.mT @ left_BNR, torch.eye(2).expand(3, 2, 2), rtol=0, atol=1e-5
+    )

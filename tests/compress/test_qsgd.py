@@ -1,0 +1,66 @@
+"""qsgd: the bounds that Alistarh et al. 2017 prove, and the ends of float32's range."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import gradwire as gw
+
+from .quantisers import assert_refused, decoded, normal
+
+qsgd = gw.compress.qsgd
+
+
+@pytest.mark.parametrize(("bitwidth", "num_levels"), [(2, 1), (4, 7), (8, 127)])
+def test_variance_and_density_are_within_their_bounds(bitwidth, num_levels):
+    """Lemma 3.1: E|Q - v|^2 <= min(n/s^2, sqrt(n)/s) |v|^2, and E|Q|_0 <= s (s + sqrt n)."""
+    grad_N = normal(512)
+    sent_SN = decoded(qsgd(bitwidth=bitwidth), grad_N, 200)
+    variance = float((sent_SN - grad_N).square().sum(1).mean() / grad_N.square().sum())
+    assert variance <= min(512 / num_levels**2, math.sqrt(512) / num_levels) * 1.05
+    num_sent = float((sent_SN != 0).float().sum(1).mean())
+    assert num_sent <= num_levels * (num_levels + math.sqrt(512)) * 1.05
+
+
+def test_the_largest_magnitude_as_a_norm_keeps_more():
+    grad_N = normal(512)
+
+    def variance(codec):
+        return float((decoded(codec, grad_N, 50) - grad_N).square().mean())
+
+    assert variance(qsgd(norm="max")) < 0.1 * variance(qsgd())
+
+
+def test_levels_are_multiples_of_the_norm_with_a_sign():
+    grad_N = torch.tensor([3.0, -4.0])
+    levels = decoded(qsgd(bitwidth=4), grad_N, 50) / (5 / 7)
+    assert torch.allclose(levels, levels.round(), atol=1e-5)
+    assert set(levels[:, 0].round().tolist()) == {4, 5}  # 3 / 5 * 7 = 4.2
+    assert set(levels[:, 1].round().tolist()) == {-5, -6}
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-25, 1e25, 3e38])
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_a_norm_outside_float32_is_replaced_by_the_largest_magnitude(size, norm):
+    grad_N = torch.tensor([size, -size, 0.0])
+    sent_N = decoded(qsgd(norm=norm), grad_N)[0]
+    assert torch.allclose(sent_N / size, grad_N / size, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bitwidth", [2, 4, 8])
+@pytest.mark.parametrize("numel", [0, 1, 5, 64, 129])
+def test_bytes_are_those_of_the_formula(bitwidth, numel):
+    payload, _ = qsgd(bitwidth=bitwidth, block=64).encode(None, normal(numel))
+    assert payload.size_bytes == 4 * -(-numel // 64) + -(-bitwidth * numel // 8)
+
+
+@pytest.mark.parametrize("bitwidth", [1, 3, 16])
+def test_a_sign_and_a_level_take_two_bits_at_least(bitwidth):
+    assert_refused(qsgd, "bitwidth", bitwidth, "2, 4 or 8")
+
+
+def test_norms_are_two():
+    assert_refused(qsgd, "norm", "l1", "'l2' or 'max'")

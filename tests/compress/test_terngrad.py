@@ -1,0 +1,73 @@
+"""terngrad: the numbers of Wen et al. 2017, and what its clipping changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import gradwire as gw
+
+from .quantisers import assert_refused, decoded, normal
+
+terngrad = gw.compress.terngrad
+
+
+def test_three_values_and_the_largest_is_always_sent():
+    grad_N = normal(1000)
+    sent_N = decoded(terngrad(), grad_N)[0]
+    top = float(grad_N.abs().max())
+    assert set(sent_N.tolist()) <= {-top, 0.0, top}
+    place = int(grad_N.abs().argmax())
+    assert sent_N[place] == grad_N[place]
+    nonzero = sent_N != 0
+    assert torch.equal(sent_N[nonzero].sign(), grad_N[nonzero].sign())
+
+
+def test_an_element_is_sent_with_probability_of_its_share_of_the_largest():
+    """Equation 3: P(b = 1) = |g| / s."""
+    grad_N = torch.cat([torch.tensor([2.0]), torch.full((10_000,), -0.5)])
+    share = float((decoded(terngrad(), grad_N)[0][1:] == -2).float().mean())
+    assert abs(share - 0.25) < 0.0173  # four standard errors
+
+
+@pytest.mark.parametrize(("numel", "size_bytes"), [(0, 0), (1, 5), (64, 20), (65, 25)])
+def test_two_bits_an_element_and_four_bytes_a_block(numel, size_bytes):
+    payload, _ = terngrad(block=64).encode(None, normal(numel))
+    assert payload.size_bytes == size_bytes
+
+
+def test_clipping_cuts_at_so_many_deviations():
+    """Section 3.3: g becomes sign(g) * c * sigma where it is larger; the rest is as before."""
+    grad_N = normal(10_000)
+    limit = 2.5 * float(grad_N.double().square().mean().sqrt())
+    sent_N = decoded(terngrad(clip=2.5), grad_N)[0]
+    top = float(sent_N.max())
+    assert top == pytest.approx(limit, rel=1e-6)
+    beyond = grad_N.abs() > limit
+    assert int(beyond.sum()) > 50
+    assert torch.equal(sent_N[beyond], grad_N[beyond].sign() * top)
+
+
+def test_clipping_shrinks_the_variance_and_costs_unbiasedness():
+    grad_N = normal(2000)
+
+    def variance(codec):
+        return float(decoded(codec, grad_N, 50).var(0).mean())
+
+    assert variance(terngrad(clip=2.5)) < 0.8 * variance(terngrad())
+    assert terngrad.traits.unbiased
+    assert terngrad().traits.unbiased
+    assert not terngrad(clip=2.5).traits.unbiased
+
+
+@pytest.mark.parametrize("value", [-1.5, 1e-30])
+def test_clipping_leaves_equal_and_tiny_elements_alone(value):
+    grad_N = torch.full((70,), value)
+    assert torch.equal(decoded(terngrad(clip=1.0), grad_N)[0], grad_N)
+
+
+@pytest.mark.parametrize("clip", [0.0, -2.5, math.nan, math.inf, "2.5", True])
+def test_clip_is_none_or_a_finite_number_above_zero(clip):
+    assert_refused(terngrad, "clip", clip, "a finite number above 0")

@@ -1,0 +1,77 @@
+"""uniform: figure 5 of HiPress, and what the random numbers of a quantiser follow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradwire as gw
+from tests.strategies import bounded
+
+from .quantisers import assert_refused, decoded, normal
+
+uniform = gw.compress.uniform
+
+
+def test_levels_are_even_from_the_smallest_to_the_largest():
+    grad_N = torch.tensor([-1.0, 0.0, 1.0, 2.0, -1.0, 2.0])
+    assert torch.equal(decoded(uniform(bitwidth=2), grad_N)[0], grad_N)
+
+
+@bounded(20)
+@given(st.sampled_from((1, 2, 4, 8)), st.integers(2, 200), st.integers(0, 2**32 - 1))
+def test_an_element_goes_to_the_level_below_or_above_it(bitwidth, numel, seed):
+    grad_N = normal(numel, seed % 1000)
+    gap = float(grad_N.max() - grad_N.min()) / (2**bitwidth - 1)
+    off_SN = decoded(uniform(bitwidth=bitwidth, seed=seed), grad_N, 4) - grad_N
+    assert float(off_SN.abs().max()) <= gap * (1 + 1e-5)
+
+
+def test_the_nearer_level_is_taken_more_often():
+    """Figure 5: floor(r + random) rounds up with probability r - floor(r)."""
+    grad_N = torch.cat([torch.tensor([0.0, 3.0]), torch.full((10_000,), 1.25)])
+    ups = decoded(uniform(bitwidth=2), grad_N)[0][2:]
+    assert sorted(set(ups.tolist())) == [1, 2]
+    assert abs(float((ups == 2).float().mean()) - 0.25) < 0.0173  # four standard errors
+
+
+def test_equal_elements_come_back():
+    assert decoded(uniform(), torch.full((100,), -1.5))[0].tolist() == [-1.5] * 100
+
+
+@pytest.mark.parametrize("bitwidth", [1, 2, 4, 8])
+@pytest.mark.parametrize("numel", [0, 1, 5, 64, 129])
+def test_bytes_are_those_of_the_formula(bitwidth, numel):
+    payload, _ = uniform(bitwidth=bitwidth, block=64).encode(None, normal(numel))
+    assert payload.size_bytes == 8 * -(-numel // 64) + -(-bitwidth * numel // 8)
+
+
+@pytest.mark.parametrize("bitwidth", [0, 3, 16, -1])
+def test_bit_widths_fill_bytes(bitwidth):
+    assert_refused(uniform, "bitwidth", bitwidth, "1, 2, 4 or 8")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+@pytest.mark.parametrize("name", ["uniform", "terngrad", "qsgd"])
+def test_seeds_have_32_bits(name, seed):
+    assert_refused(getattr(gw.compress, name), "seed", seed, "0 to 2**32 - 1")
+
+
+@pytest.mark.parametrize("name", ["uniform", "terngrad", "qsgd"])
+def test_numbers_follow_seed_tensor_and_step(name):
+    grad_N = normal(500)
+
+    def bytes_of(seed: int, tensor: str, num_steps: int) -> list[int]:
+        codec = getattr(gw.compress, name)(seed=seed)
+        state = codec.init(gw.TensorSpec(tensor, 500))
+        for _ in range(num_steps):
+            payload, state = codec.encode(state, grad_N)
+        return payload.buffer.tolist()
+
+    first = bytes_of(0, "a", 1)
+    assert first == bytes_of(0, "a", 1)
+    assert first != bytes_of(1, "a", 1)
+    assert first != bytes_of(0, "b", 1)
+    assert first != bytes_of(0, "a", 2)

@@ -1,0 +1,373 @@
+"""Five codes a byte, zero runs, coders of one's own: one meaning each, and no byte is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.dsl.coders import Coder
+from gradwire.dsl.interp import from_bytes, to_bytes
+from gradwire.dsl.ir import DType
+from gradwire.dsl.language import (
+    Compressed,
+    Vector,
+    add,
+    concat,
+    extract,
+    filter,
+    float32,
+    indices,
+    map,
+    reduce,
+    size,
+    uint1,
+    uint2,
+    uint_3,
+    where,
+)
+from gradwire.dsl.operators import register
+from gradwire.dsl.program import Program
+from gradwire.dsl.zero_run import zero_run
+from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.kernels._build import reference_only
+from gradwire.kernels.compiler import find_compiler
+from gradwire.payload import Payload
+from gradwire.spec import TensorSpec
+from tests.laws.tolerance import same_bits
+from tests.strategies import bounded, make_gradient
+
+compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+BLOCK_BYTES = 26
+
+
+@contextlib.contextmanager
+def by(cpp: bool) -> Iterator[None]:
+    """Within the block, C++ or the definition does the work."""
+    with contextlib.nullcontext() if cpp else reference_only():
+        assert (zero_run.library() is not None) == cpp
+        yield
+
+
+# ---- five codes a byte -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numel", [0, 1, 12, 13, 14, 63, 64, 65, 76, 77, 200])
+def test_codes_of_three_values_lie_five_in_a_byte(numel):
+    codes_N = (torch.arange(numel) * 7919 % 3).int()
+    bytes_U = to_bytes(codes_N, DType.UINT_3)
+    assert bytes_U.numel() == numel // 64 * 13 + min(numel % 64, 13)
+    want = [0] * bytes_U.numel()
+    for place, code in enumerate(codes_N.tolist()):
+        group, within = divmod(place, 64)
+        want[13 * group + within % 13] += code * 3 ** (within // 13)
+    assert bytes_U.tolist() == want
+    assert torch.equal(from_bytes(bytes_U, DType.UINT_3, numel), codes_N)
+
+
+class thirds(Program):
+    """-1, 0 or 1 by the sign, and whatever three values a byte holds back."""
+
+    def encode(self, gradient: Vector) -> Compressed:
+        signs = map(gradient, lambda x: uint_3(where(x > 0, 1, where(x < 0, 2, 0))))
+        return concat(signs=signs, count=size(gradient))
+
+    def decode(self, compressed: Compressed) -> Vector:
+        return map(extract(compressed)[0], lambda sign: where(sign == 2, -1, sign))
+
+
+@compiled
+@pytest.mark.parametrize("numel", [1, 13, 14, 64, 65, 200, 1000])
+def test_they_have_the_same_bytes_in_cpp(numel):
+    grad_N = make_gradient("ties", numel, torch.float32)
+    payload, _ = thirds(block=128).encode(None, grad_N)
+    with reference_only():
+        reference, _ = thirds(block=128).encode(None, grad_N)
+    assert same_bits(payload.buffer, reference.buffer)
+    assert torch.equal(thirds(block=128).decode(payload, torch.empty(numel)), grad_N.sign())
+
+
+@compiled
+def test_bytes_that_no_codes_have_decode_alike_in_cpp():
+    codec = thirds(block=256)
+    payload, _ = codec.encode(None, torch.zeros(64 * 20))
+    payload["signs"].copy_(torch.arange(260).to(torch.uint8))
+    in_cpp = codec.decode(payload, torch.empty(64 * 20))
+    with reference_only():
+        assert same_bits(codec.decode(payload, torch.empty(64 * 20)), in_cpp)
+    assert set(in_cpp.tolist()) == {-1.0, 0.0, 1.0}
+
+
+# ---- zero runs ---------------------------------------------------------------------------------
+
+BYTES = st.lists(
+    st.one_of(
+        st.integers(0, 242).map(lambda byte: [byte]), st.integers(1, 40).map(lambda n: n * [0])
+    ),
+    max_size=30,
+).map(lambda parts: torch.tensor([b for part in parts for b in part], dtype=torch.uint8))
+
+
+def coded(plain_U: Tensor, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Tensor]:
+    """(lengths_B, coded_C) of a field; its bytes stay as they are."""
+    lengths_B = torch.zeros(-(-plain_U.numel() // block_bytes), dtype=torch.int32)
+    coded_C = torch.full_like(plain_U, 7)
+    count = zero_run.pack(plain_U.clone(), block_bytes, lengths_B, coded_C)
+    return lengths_B, coded_C[:count]
+
+
+@pytest.mark.parametrize("cpp", [False, pytest.param(True, marks=compiled)])
+@pytest.mark.parametrize(
+    ("plain", "want"),
+    [
+        ([5], [5]),
+        ([0], [0]),
+        ([242, 0, 1], [242, 0, 1]),
+        ([0, 0], [243]),
+        ([7, *13 * [0], 7], [7, 254, 7]),
+        (14 * [0], [255]),
+        (15 * [0], [255, 0]),
+        ([*16 * [0], 1], [255, 243, 1]),
+        ([1, *28 * [0]], [1, 255, 252, 244]),  # a run ends with its block of 26 bytes
+    ],
+)
+def test_runs_of_zeros_are_a_byte_each(plain, want, cpp):
+    with by(cpp):
+        lengths_B, coded_C = coded(torch.tensor(plain, dtype=torch.uint8))
+    assert coded_C.tolist() == want
+    assert int(lengths_B.sum()) == len(want)
+
+
+@compiled
+@bounded(200)
+@given(plain_U=BYTES, block_bytes=st.sampled_from([13, 26, 208, 3328]))
+def test_every_field_comes_back_and_cpp_is_the_definition(plain_U, block_bytes):
+    with by(cpp=True):
+        lengths_B, coded_C = coded(plain_U, block_bytes)
+        back_U = torch.full_like(plain_U, 9)
+        assert zero_run.unpack(back_U, block_bytes, lengths_B, coded_C) == -1
+    with by(cpp=False):
+        reference = coded(plain_U, block_bytes)
+        again_U = torch.full_like(plain_U, 9)
+        assert zero_run.unpack(again_U, block_bytes, lengths_B, coded_C) == -1
+    assert torch.equal(back_U, plain_U)
+    assert torch.equal(again_U, plain_U)
+    assert same_bits(lengths_B, reference[0])
+    assert same_bits(coded_C, reference[1])
+    assert coded_C.numel() <= plain_U.numel()
+
+
+@compiled
+@bounded(300)
+@given(
+    num_bytes=st.integers(1, 80),
+    lengths=st.lists(st.integers(-1, 27), min_size=4, max_size=4),
+    content=st.lists(st.integers(0, 255), max_size=104),
+    fits=st.booleans(),
+)
+def test_no_bytes_make_a_decoder_write_outside_its_field(num_bytes, lengths, content, fits):
+    num_blocks = -(-num_bytes // BLOCK_BYTES)
+    lengths_B = torch.tensor(lengths[:num_blocks], dtype=torch.int32)
+    if fits:  # get past the check of the lengths
+        content = (content + 104 * [255])[: max(0, int(lengths_B.clamp(min=0).sum()))]
+    coded_C = torch.tensor(content, dtype=torch.uint8)
+    verdicts = []
+    for cpp in (True, False):
+        around = torch.full((num_bytes + 128,), 0xA5, dtype=torch.uint8)
+        with by(cpp):
+            field = around[64 : 64 + num_bytes]
+            verdicts.append(zero_run.unpack(field, BLOCK_BYTES, lengths_B, coded_C) >= 0)
+        assert bool((around[:64] == 0xA5).all() & (around[64 + num_bytes :] == 0xA5).all())
+    assert verdicts[0] == verdicts[1]
+
+
+# ---- in programs -------------------------------------------------------------------------------
+
+
+class runs(Program, exact_size=False):
+    """The signs of what is far from zero, in runs, behind a header."""
+
+    def encode(self, gradient: Vector) -> Compressed:
+        code = map(gradient, lambda x: uint_3(where(x > 2, 1, where(x < -2, 2, 0))))
+        return concat(codes=zero_run(code), count=size(gradient))
+
+    def decode(self, compressed: Compressed) -> Vector:
+        return map(extract(compressed)[0], lambda code: where(code == 2, -1, code))
+
+
+CODEC = runs(block=128)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 64, 300, 1000])
+def test_a_payload_is_headers_lengths_and_runs(numel):
+    grad_N = make_gradient("normal", numel, torch.float32)
+    payload, _ = CODEC.encode(None, grad_N)
+    spec = TensorSpec("gradient", numel)
+    assert [field.name for field in payload.format] == ["count", "codes_lengths", "codes"]
+    assert int(payload["codes_lengths"].sum()) == payload["codes"].numel()
+    assert CODEC.received(spec, payload.size_bytes) == payload.format
+    assert CODEC.format(spec).size_bytes == 8 * -(-numel // 128) + DType.UINT_3.packed_bytes(numel)
+    decoded_N = CODEC.decode(payload, torch.empty(numel))
+    assert torch.equal(decoded_N, torch.where(grad_N.abs() > 2, grad_N.sign(), 0.0))
+
+
+def test_several_are_encoded_each_as_alone():
+    grads = [make_gradient("normal", numel, torch.float32, seed=numel) for numel in (5, 300, 0)]
+    many = CODEC.encode_many([None] * 3, grads)
+    for grad_N, (payload, _) in zip(grads, many, strict=True):
+        alone, _ = CODEC.encode(None, grad_N)
+        assert same_bits(payload.buffer, alone.buffer)
+    outs = [torch.empty_like(grad_N) for grad_N in grads]
+    CODEC.decode_many([payload for payload, _ in many], outs)
+    for out_N, (payload, _) in zip(outs, many, strict=True):
+        assert same_bits(out_N, CODEC.decode(payload, torch.empty_like(out_N)))
+
+
+@pytest.mark.parametrize("cpp", [False, pytest.param(True, marks=compiled)])
+@pytest.mark.parametrize("place", ["lengths", "bytes"])
+def test_a_damaged_payload_is_refused(place, cpp):
+    payload, _ = CODEC.encode(None, make_gradient("normal", 300, torch.float32))
+    damaged = Payload(payload.format, payload.buffer.clone())
+    if place == "lengths":
+        damaged["codes_lengths"][1] += 1
+    else:
+        damaged["codes"].fill_(255)
+    with by(cpp), pytest.raises(RanksDiffer, match=r"field codes .* zero_run .* same gradwire"):
+        CODEC.decode(damaged, torch.empty(300))
+
+
+def attempt(encode: Any, **traits: Any) -> Program:
+    def decode(self: Program, compressed: Compressed) -> Vector:
+        return map(extract(compressed)[0], lambda code: code * 1.0)
+
+    return type("attempt", (Program,), {"encode": encode, "decode": decode}, **traits)()
+
+
+def ones(gradient: Vector) -> Vector:
+    return map(gradient, lambda x: uint_3(x > 0))
+
+
+REFUSED = {
+    "floats": (lambda self, g: concat(q=zero_run(g)), "convert its elements to uint_3"),
+    "bits": (lambda self, g: concat(q=zero_run(map(g, lambda x: uint2(x)))), "to uint_3"),
+    "a scalar": (lambda self, g: concat(q=zero_run(reduce(g, add))), "map first"),
+    "a selection": (
+        lambda self, g: concat(q=zero_run(filter(ones(g), lambda x: x == 1))),
+        "map first",
+    ),
+    "mapped": (lambda self, g: concat(q=map(zero_run(ones(g)), uint1)), "takes a vector first"),
+    "two": (lambda self, g: concat(q=zero_run(ones(g)), r=zero_run(ones(g))), "code one of them"),
+    "beside kept ones": (
+        lambda self, g: concat(q=zero_run(ones(g)), i=indices(filter(g, lambda x: x > 0))),
+        "send either",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_coded_is_refused_with_the_line(case):
+    encode, remedy = REFUSED[case]
+    with pytest.raises(InvalidSetting, match=remedy) as caught:
+        attempt(encode, exact_size=False)
+    assert str(caught.value).startswith(__file__)
+
+
+def test_a_coded_field_has_no_exact_size():
+    with pytest.raises(InvalidSetting, match="exact_size=False just with kept or coded fields"):
+        attempt(lambda self, g: concat(q=zero_run(ones(g))))
+
+
+# ---- a coder of one's own ----------------------------------------------------------------------
+
+
+def _cut(plain_U: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
+    blocks = plain_U.split(block_bytes) if plain_U.numel() else ()
+    lengths = [int(block.ne(0).nonzero().amax()) + 1 if block.any() else 0 for block in blocks]
+    parts = [block[:length] for block, length in zip(blocks, lengths, strict=True)]
+    return torch.tensor(lengths), torch.cat(parts)
+
+
+def _filled(lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int) -> int:
+    parts = coded_C.split(lengths_B.tolist())
+    for block_U, part_U in zip(plain_U.zero_().split(block_bytes), parts, strict=True):
+        block_U[: part_U.numel()] = part_U
+    return -1
+
+
+without_tail = register(
+    Coder(
+        "without_tail",
+        takes=(uint1, uint_3),
+        encode=_cut,
+        decode=_filled,
+        cpp_support="""\
+static int64_t without_tail_encode(uint8_t* bytes, int64_t n) {
+  while (n && !bytes[n - 1]) --n;
+  return n;
+}
+static bool without_tail_decode(const uint8_t* in, int64_t length, uint8_t* out, int64_t n) {
+  std::memcpy(out, in, length);
+  std::memset(out + length, 0, n - length);
+  return true;
+}""",
+    )
+)
+
+
+class front(Program, exact_size=False):
+    """Whether elements are positive, without the zeros behind the last that is."""
+
+    def encode(self, gradient: Vector) -> Compressed:
+        return concat(bits=without_tail(map(gradient, lambda x: uint1(x > 0))))
+
+    def decode(self, compressed: Compressed) -> Vector:
+        return map(extract(compressed)[0], lambda bit: bit)
+
+
+@compiled
+def test_a_coder_of_ones_own_serves_like_any():
+    grad_N = torch.zeros(1000)
+    grad_N[[3, 150, 600]] = 1.0
+    payload, _ = front(block=128).encode(None, grad_N)
+    assert without_tail.library() is not None
+    assert payload["bits_lengths"].tolist() == [1, 3, 0, 0, 12, 0, 0, 0]
+    assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
+    with reference_only():
+        reference, _ = front(block=128).encode(None, grad_N)
+        assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
+    assert same_bits(payload.buffer, reference.buffer)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"name": "two words"}, "coder name must be a name of its own"),
+        ({"name": "floor"}, "coder name must be a name of its own"),
+        ({"takes": ()}, "takes must be one or more unsigned types"),
+        ({"takes": (float32,)}, "takes must be one or more unsigned types"),
+        ({"decode": None}, "decode must be a function"),
+        ({"cpp_support": "static int other;"}, "C\\+\\+ with attempt_encode"),
+    ],
+)
+def test_forms_that_do_not_fit_are_refused(changed, text):
+    forms = {"takes": (uint1,), "encode": _cut, "decode": _filled}
+    forms["cpp_support"] = "void attempt_encode(); void attempt_decode();"
+    with pytest.raises(InvalidSetting, match=text):
+        Coder(changed.pop("name", "attempt"), **{**forms, **changed})
+
+
+@compiled
+def test_a_length_that_no_block_has_is_refused():
+    text = """\
+static int64_t longer_encode(uint8_t*, int64_t n) { return n + 1; }
+static bool longer_decode(const uint8_t*, int64_t, uint8_t*, int64_t) { return true; }"""
+    longer = Coder("longer", takes=(uint1,), encode=_cut, decode=_filled, cpp_support=text)
+    plain_U, coded_C = torch.zeros(2, 4, dtype=torch.uint8)
+    with pytest.raises(InvalidSetting, match="length of a block by coder longer"):
+        longer.pack(plain_U, 2, torch.zeros(2, dtype=torch.int32), coded_C)

@@ -1,0 +1,55 @@
+"""What docs/compll.md shows is true: its programs run, its table names every operator."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.own_compressor import ternary
+from gradwire.dsl import language, laws
+from gradwire.dsl.program import Program
+from gradwire.dsl.text import compile_text
+from tests.laws.tolerance import same_bits
+
+PAGE = (Path(__file__).parents[2] / "docs" / "compll.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.M | re.S)
+
+
+def defined(number: int) -> Any:
+    namespace: dict[str, Any] = {}
+    for text in blocks("python")[: number + 1]:
+        exec(text, namespace)
+    made = [v for v in namespace.values() if isinstance(v, type) and issubclass(v, Program)]
+    return made[-1]()
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_programs_keep_their_laws(number: int) -> None:
+    assert [verdict for verdict in laws.check(defined(number)) if verdict.wrong] == []
+
+
+def test_the_first_is_the_example() -> None:
+    grad_N = torch.randn(300, generator=torch.Generator().manual_seed(1))
+    shown, shipped = (codec.encode(None, grad_N)[0] for codec in (defined(0), ternary()))
+    assert same_bits(shown.buffer, shipped.buffer)
+
+
+def test_the_text_is_that_of_the_tests() -> None:
+    folder = Path(__file__).parent
+    files = [folder / "terngrad.compll", folder / "terngrad_decode.compll"]
+    assert blocks("c") == [path.read_text() for path in files]
+    assert compile_text(*blocks("c"))(bitwidth=2).traits.exact_size
+
+
+def test_every_operator_is_in_the_table() -> None:
+    prose = re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S)
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
+    classes = {"Compressed", "Scalar", "Scattered", "Type", "Vector"}
+    assert set(language.__all__) - classes - words == set()

@@ -1,0 +1,189 @@
+"""Scalars of the whole gradient: samples of it, and its blocks' values combined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.contract import Layout
+from gradwire.dsl.language import (
+    Vector,
+    add,
+    concat,
+    extract,
+    filter,
+    greater,
+    map,
+    pick,
+    reduce,
+    sample,
+    size,
+    smaller,
+    sort,
+    uint1,
+    whole,
+)
+from gradwire.dsl.program import Program
+from gradwire.kernels.compiler import reference_only
+from gradwire.spec import TensorSpec
+
+
+@pytest.fixture(params=["interpreted", "compiled"], autouse=True)
+def _served(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "compiled":
+        yield
+        return
+    with reference_only():
+        yield
+
+
+class Summary(Program, layout=Layout.PACKED):
+    """Sends scalars, and a bit an element so that there is something to decode."""
+
+    def encode(self, gradient):
+        raise NotImplementedError
+
+    def decode(self, compressed):
+        return map(extract(compressed)[-1], lambda bit: bit)
+
+
+def bits(gradient: Vector) -> Vector:
+    return map(gradient, lambda x: uint1(x > 0))
+
+
+class everything(Summary):
+    """What reductions of the whole gradient give, and one of what a first one gave."""
+
+    def encode(self, gradient):
+        mean = whole(reduce(gradient, add), add) / whole(size(gradient), add)
+        above = filter(gradient, lambda x: x > mean)
+        return concat(
+            total=whole(reduce(gradient, add), add),
+            least=whole(reduce(gradient, smaller), smaller),
+            num_above=whole(size(above), add),
+            product=whole(
+                reduce(map(gradient, lambda x: 1 + x / 4096), lambda a, b: a * b, start=1.0),
+                lambda a, b: a * b,
+                start=1.0,
+            ),
+            bits=bits(gradient),
+        )
+
+    def decode(self, compressed):
+        return map(extract(compressed)[-1], lambda bit: bit)
+
+
+class quantiles(Summary):
+    """Elements of a sample, at shares of it."""
+
+    share: float = 0.05
+    seed: int = 0
+
+    def encode(self, gradient):
+        drawn = sample(gradient, self.share, least=11)
+        rising, falling = sort(drawn, smaller), sort(drawn, lambda a, b: greater(a, b))
+        return concat(
+            first=pick(rising, 0.0),
+            fifth=pick(rising, 0.2),
+            last=pick(rising, 1.0),
+            first_falling=pick(falling, 0.0),
+            fifth_falling=pick(falling, 0.2),
+            bits=bits(gradient),
+        )
+
+    def decode(self, compressed):
+        return map(extract(compressed)[-1], lambda bit: bit)
+
+
+def normal(numel: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+
+
+@pytest.mark.parametrize("numel", [1, 100, 5000])
+def test_a_whole_gradient_is_reduced(numel):
+    grad_N = normal(numel)
+    payload, _ = everything(block=64).encode(None, grad_N)
+    sums = torch.stack([part.double().sum().float() for part in grad_N.split(64)])
+    total = sums.double().sum().float()
+    assert payload["total"].item() == pytest.approx(total.item(), rel=1e-6)
+    assert payload["least"].item() == grad_N.min()
+    assert payload["num_above"].item() == int((grad_N > total / numel).sum())
+    assert payload["product"].item() == pytest.approx((1 + grad_N / 4096).prod().item(), rel=1e-4)
+
+
+def test_more_blocks_are_combined_than_one_block_holds():
+    grad_N = torch.ones(64 * 16384 + 1)
+    grad_N[-1] = -5.0
+    payload, _ = everything(block=64).encode(None, grad_N)
+    assert payload["total"].item() == 64 * 16384 - 5
+    assert payload["least"].item() == -5
+
+
+def test_a_stage_sees_the_residual():
+    grad_N, residual_N = normal(300), normal(301)[1:].clone()
+    want, _ = everything(block=64).encode(None, grad_N + residual_N)
+    payload, _ = everything(block=64).encode(None, grad_N, residual_N=residual_N)
+    assert torch.equal(payload.buffer, want.buffer)
+
+
+def test_a_sample_is_drawn_from_all_and_picked_in_order():
+    codec, grad_N = quantiles(), torch.arange(1000.0)
+    state = codec.init(TensorSpec("gradient", 1000))
+    payload, later = codec.encode(state, grad_N)
+    low, fifth, high = (payload[name].item() for name in ("first", "fifth", "last"))
+    assert low < fifth < high
+    assert payload["first_falling"].item() == high
+    assert payload["fifth_falling"].item() > fifth
+    assert {low, fifth, high} <= set(range(1000))
+    again, _ = codec.encode(later, grad_N)
+    assert again["fifth"].item() != fifth or again["first"].item() != low
+    with_residual, _ = codec.encode(state, grad_N - 1, residual_N=torch.ones(1000))
+    assert torch.equal(with_residual["fifth"], payload["fifth"])
+
+
+def test_a_tiny_gradient_is_sampled_too():
+    payload, _ = quantiles().encode(None, torch.tensor([7.0]))
+    assert payload["fifth"].item() == 7
+    assert quantiles().encode(None, torch.empty(0))[0].size_bytes == 0
+
+
+def test_nan_ranks_above_infinity():
+    grad_N = torch.tensor([math.inf, math.nan, -math.inf, 1.0]).repeat(100)
+    payload, _ = quantiles(share=1.0).encode(None, grad_N)
+    assert payload["last"].isnan().item()
+    assert payload["first_falling"].isnan().item()
+    assert payload["first"].item() == -math.inf
+
+
+def test_every_place_is_drawn_alike():
+    """Each tenth of the places holds a tenth of the sample: its least and largest say so."""
+    codec, grad_N = quantiles(share=1.0), torch.arange(10_000.0)
+    fifths = []
+    state = codec.init(TensorSpec("gradient", 10_000))
+    for _ in range(20):
+        payload, state = codec.encode(state, grad_N)
+        fifths.append(payload["fifth"].item() / 10_000)
+    spread = math.sqrt(0.2 * 0.8 / 10_000)
+    assert max(abs(found - 0.2) for found in fifths) < 5 * spread
+    assert len(set(fifths)) > 10
+
+
+def test_stages_run_together_where_they_can():
+    """Every pick of a sample, and every reduction that needs no other's result."""
+    assert [len(stage.stages) for stage in quantiles().kernels().stages] == [5]
+    made = everything().kernels().stages
+    assert [len(stage.stages) for stage in made] == [3, 2]  # total, size, least; then the others
+
+
+def test_both_back_ends_draw_one_sample():
+    grad_N = normal(70_000)
+    codec = quantiles(seed=3)
+    state = codec.init(TensorSpec("gradient", 70_000))
+    found, _ = codec.encode(state, grad_N)
+    with reference_only():
+        want, _ = codec.encode(state, grad_N)
+    assert torch.equal(found.buffer, want.buffer)

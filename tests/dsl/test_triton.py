@@ -1,0 +1,326 @@
+"""Triton and the interpreter agree: bit for bit, but for sums of floats that cancel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import load
+from gradwire.compress.onebit import onebit
+from gradwire.compress.uniform import uniform
+from gradwire.dsl import build, build_triton, interp
+from gradwire.dsl import language as gl
+from gradwire.dsl.build import Built, Call
+from gradwire.dsl.build_triton import Launcher
+from gradwire.dsl.interp import Draws
+from gradwire.dsl.ir import Kernel
+from gradwire.dsl.operators import Operator
+from gradwire.dsl.program import Program
+from gradwire.dsl.render_triton import WHOLE, render
+from gradwire.spec import TensorSpec
+from tests.laws.tolerance import same_bits
+from tests.strategies import make_gradient
+
+from .test_cpp import one_nan
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GENERATED = [codec for codec in load.examples("compress") if isinstance(codec, Program)]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels made here run where their tensors lie; numpy, which then computes them, is silent."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with np.errstate(all="ignore"):
+        yield
+
+
+def outcome(codec: Program, run: Any, grad_N: Tensor) -> dict[str, Tensor]:
+    """All that a compressor's kernels write for one gradient, by buffer."""
+    made, numel, device = codec.kernels(), grad_N.numel(), grad_N.device
+    residual_N = make_gradient("normal", numel, torch.float32, seed=5).to(device)
+    format = codec.format(TensorSpec("g", numel, torch.float32))
+    fields = {f.name: torch.full((f.numel,), 77, dtype=f.dtype, device=device) for f in format}
+    operands = {"gradient": grad_N, "residual": residual_N, **fields}
+    run(made.encode_with_residual, operands, numel, Draws(3 + (0xFFFFFFF9 << 32), 2))
+    sum_N = torch.ones(numel, device=device)
+    scale = torch.tensor([0.3], device=device)
+    run(made.merge, {"sum": sum_N, "scale": scale, **fields}, numel, Draws())
+    return {"residual": residual_N, "sum": one_nan(sum_N), **fields}
+
+
+def assert_agreement(codec: Program, launcher: Launcher, kind: str, numel: int) -> None:
+    grad_N = make_gradient(kind, numel, torch.float32, seed=numel)
+    ours = outcome(codec, launcher.run, grad_N.to(DEVICE))
+    for name, want in outcome(codec, interp.run, grad_N).items():
+        assert same_bits(ours[name].cpu(), want), f"{codec!r}, {numel} of {kind}: {name}"
+
+
+def launcher_of(*codecs: Program) -> Launcher:
+    made = [codec.kernels() for codec in codecs]
+    return Launcher(*(form for k in made for form in (k.encode_with_residual, k.merge)))
+
+
+@pytest.mark.parametrize("numel", [2 * WHOLE - 3, 2 * WHOLE + 5])
+def test_blocks_of_several_tiles_have_the_same_bits(numel: int) -> None:
+    codec = onebit(block=2 * WHOLE)
+    launcher = launcher_of(codec)
+    assert " for at in range(" in launcher.text
+    assert_agreement(codec, launcher, "normal", numel)
+
+
+class sums(Program):
+    """The sum of each block."""
+
+    block: int = 4096
+
+    def encode(self, gradient: gl.Vector) -> gl.Compressed:
+        zeros = gl.map(gradient, lambda x: gl.uint1(x * 0))
+        return gl.concat(total=gl.reduce(gradient, gl.add), zeros=zeros)
+
+    def decode(self, compressed: gl.Compressed) -> gl.Vector:
+        total, zeros = gl.extract(compressed)
+        return gl.map(zeros, lambda zero: total)
+
+
+def test_sums_that_cancel_are_off_by_no_more_than_stated() -> None:
+    half_N = (
+        make_gradient("normal", 2048, torch.float32) * 2.0 ** torch.arange(2048).div(32).floor()
+    )
+    tiny_N = make_gradient("normal", 4096, torch.float32, seed=1) * 1e-6
+    grad_N = torch.cat([half_N, -half_N])[torch.randperm(4096)] + tiny_N
+    kernel, totals = sums().kernels().encode, {}
+    for run, device in ((Launcher(kernel).run, DEVICE), (interp.run, torch.device("cpu"))):
+        total = torch.zeros(1, device=device)
+        zeros = torch.zeros(512, dtype=torch.uint8, device=device)
+        run(kernel, {"gradient": grad_N.to(device), "total": total, "zeros": zeros}, 4096, Draws())
+        totals[run] = float(total)
+    ours, theirs = totals.values()
+    allowed = 2 * 4096 * 2.0**-53 * float(grad_N.double().abs().sum())
+    assert ours != theirs
+    assert abs(ours - theirs) <= allowed + 2.0**-23 * abs(theirs)
+
+
+copysign = Operator(
+    "copysign",
+    operands=(gl.float32, gl.float32),
+    result=gl.float32,
+    interp=torch.copysign,
+    cpp="__builtin_copysignf({}, {})",
+    triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, -tl.abs({0}), tl.abs({0}))",
+)
+
+
+class terms(Program):
+    """What is an operand like any other, and needs care in a text."""
+
+    block: int = 128
+
+    def encode(self, gradient: gl.Vector) -> gl.Compressed:
+        def value(x: gl.Scalar) -> gl.Scalar:
+            signs = copysign(1, x) + copysign(-x, 2.0) + copysign(1e-40, x)
+            return signs * gl.float32(~(x > 0)) - gl.smaller(1e-40, x) / -3
+
+        return gl.concat(values=gl.map(gradient, value))
+
+    def decode(self, compressed: gl.Compressed) -> gl.Vector:
+        (values,) = gl.extract(compressed)
+        return gl.map(values, lambda value: -gl.round(value) * gl.floor(-value / 3))
+
+
+@pytest.mark.parametrize("kind", ["normal", "tiny", "both infs"])
+def test_operands_of_all_kinds_have_the_same_bits(kind: str) -> None:
+    assert_agreement(terms(), launcher_of(terms()), kind, 200)
+
+
+# ---- compressors, end to end -------------------------------------------------------------------
+
+
+def launched(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]:
+    """``Built.run_many`` as on a GPU."""
+    return [built.launcher.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
+
+
+def exchanged(codec: Program, grad_N: Tensor, residual_N: Tensor | None) -> dict[str, Tensor]:
+    """What a compressor makes of a gradient, its residual and a sum."""
+    state = codec.init(TensorSpec("layer.weight", grad_N.numel(), torch.float32))
+    payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
+    assert payload.buffer is not None
+    sum_N = torch.ones_like(grad_N)
+    codec.merge(payload, sum_N, scale=0.3)
+    decoded_N = codec.decode(payload, torch.empty_like(grad_N))
+    made = {"bytes": payload.buffer, "sum": one_nan(sum_N), "decoded": one_nan(decoded_N)}
+    return made if residual_N is None else {**made, "residual": residual_N}
+
+
+PANEL = (("normal", 1000, True), ("both infs", 300, True), ("huge", 65, False))
+"""Kind and length of a gradient, and whether it has a residual."""
+
+
+@pytest.mark.parametrize("codec", GENERATED, ids=repr)
+def test_compressors_have_the_same_bits(codec: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(device: torch.device) -> list[dict[str, Tensor]]:
+        return [
+            exchanged(
+                codec,
+                make_gradient(kind, numel, torch.float32).to(device),
+                make_gradient("wide", numel, torch.float32, seed=5).to(device) if left else None,
+            )
+            for kind, numel, left in PANEL
+        ]
+
+    wanted = each(torch.device("cpu"))
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(Built, "run_many", launched)
+    for case, ours, want in zip(PANEL, each(DEVICE), wanted, strict=True):
+        assert ours.keys() == want.keys()
+        for name in want:
+            assert same_bits(ours[name].cpu(), want[name]), f"{codec!r}, {case}: {name}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("codec", [c for c in GENERATED if c.traits.exact_size], ids=repr)
+def test_all_that_a_compressor_makes_lies_with_its_gradient(
+    codec: Program, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that has no memory, and takes no operand that lies elsewhere."""
+    device, kernels = torch.device("meta"), list[str]()
+
+    def run_many(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]:
+        kernels.append(kernel.name)
+        for call in calls:
+            assert {b.name for b in kernel.buffers} <= call.tensors.keys()
+            assert {tensor.device for tensor in call.tensors.values()} == {device}
+        return [0 for _ in calls]
+
+    monkeypatch.setattr(Built, "run_many", run_many)
+    grad_N, residual_N, sum_N = (torch.empty(1000, dtype=dtype, device=device) for _ in range(3))
+    state = codec.init(TensorSpec("layer.weight", 1000, dtype))
+    payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
+    codec.decode(payload, sum_N)
+    codec.merge(payload, sum_N, scale=0.5)
+    assert len(kernels) >= 3
+
+
+# ---- what a compiler makes of it ---------------------------------------------------------------
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gradwire.compress.dgc import dgc
+from gradwire.compress.int8 import int8
+from gradwire.compress.onebit import onebit
+from gradwire.compress.threelc import threelc
+from gradwire.compress.uniform import uniform
+from gradwire.dsl.build_triton import Launcher, launch_shape
+from gradwire.dsl.ir import FLOAT32, INT32
+from gradwire.dsl.render_triton import counting, row
+
+forms = [codec(block=4096).kernels().encode_with_residual for codec in (int8, onebit, uniform)]
+packed, kept = threelc(block=512).kernels(), dgc().kernels()
+forms += [packed.encode, packed.merge, kept.encode, kept.stages[0].plain]
+launcher = Launcher(*forms)
+for form in (*forms, counting(kept.encode)):
+    shape = launch_shape(row(form))
+    warps = shape.pop("num_warps")
+    pointers = {FLOAT32: "*fp32", INT32: "*i32"}
+    types = {f"{b.name}_": pointers.get(b.dtype, "*u8") for b in form.buffers}
+    types["num_elements"] = "i32"
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
+    types |= dict.fromkeys(("key_low", "key_high", "step") if form.draws else (), "i32")
+    types |= {"first": "*i32"} if form.keep else {}
+    types |= dict.fromkeys(shape, "constexpr")
+    source = ASTSource(getattr(launcher.module, form.name), types, shape, aligned)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    made = triton.compile(source, GPUTarget("cuda", 80, 32), options)
+    print(made.asm["ptx"].replace("\\n", " "))
+"""
+
+
+def test_compiled_kernels_read_once_in_wide_loads_and_round_as_written(tmp_path: Path) -> None:
+    """Compiled for a GPU, which need not be there."""
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    variables.pop("TRITON_INTERPRET", None)
+    found = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
+    )
+    assert found.returncode == 0, found.stderr
+    texts = found.stdout.splitlines()
+    assert len(texts) == 8
+    for ptx in texts[:3]:
+        # 4096 elements of a gradient and of a residual, by 256 threads, four to a load.
+        assert ptx.count("ld.global.v4.b32") == 8
+        assert ptx.count("st.global.v4.b32") >= 4
+        assert "div.rn.f32" in ptx
+    for ptx in texts:
+        for bad in ("fma.", ".approx", ".ftz", "div.full", "atom.", "red.global", "ld.local"):
+            assert bad not in ptx, bad
+
+
+# ---- text and dispatch -------------------------------------------------------------------------
+
+
+def test_the_text_is_short_and_says_the_setting() -> None:
+    made = uniform(bitwidth=4).kernels()
+    text = render(made.encode_with_residual)
+    assert text.count("\n") < 40
+    assert "gw.store_codes(codes_, tl.where(inside, x" in text
+    assert ", start, 0, n, 4)" in text
+    assert text.count("tl.load(gradient_") == 1  # two passes, one read
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Tensor]:
+    """Operands of uniform's encode that do not count as the CPU's."""
+    monkeypatch.setattr(Call, "on_cpu", False)
+    codes = torch.zeros(25, dtype=torch.uint8, device=DEVICE)
+    low, gap = torch.zeros(2, 1, device=DEVICE)
+    grad_N = make_gradient("normal", 100, torch.float32).to(DEVICE)
+    return {"gradient": grad_N, "low": low, "gap": gap, "codes": codes}
+
+
+def test_what_does_not_lie_on_the_cpu_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, made = elsewhere(monkeypatch), uniform().kernels()
+    kernels: list[str] = []
+    real = Launcher.run
+
+    def run(launcher: Launcher, kernel: Kernel, *given: Any) -> int:
+        kernels.append(kernel.name)
+        return real(launcher, kernel, *given)
+
+    monkeypatch.setattr(Launcher, "run", run)
+    made.built.run(made.encode, operands, 100, Draws())
+    assert kernels == ["uniform_encode"]
+    assert operands["codes"].any()
+
+
+def test_without_triton_the_interpreter_serves_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    operands, made = elsewhere(monkeypatch), uniform().kernels()
+    monkeypatch.setattr(build_triton, "find_spec", lambda name: None)
+    build_triton.available.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, "gradwire"):
+            made.built.run(made.encode, operands, 100, Draws())
+            made.built.run(made.encode, operands, 100, Draws())
+    finally:
+        build_triton.available.cache_clear()
+    assert operands["codes"].any()
+    (record,) = [record for record in caplog.records if record.name == "gradwire"]
+    assert "install triton" in record.getMessage()
+    assert build.build_triton is build_triton

@@ -1,0 +1,255 @@
+"""powersgd under training: two chained all-reduces a message, several messages at once, on gloo."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.cost.cluster import CodecFit
+from gradwire.cost.fit import LineFit
+from gradwire.errors import InvalidSetting
+from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
+from tests.runtime.models import Branches
+from tests.runtime.plans import CLUSTER, profile_of_model
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_checkpoint import pending, resumed, through_a_file
+from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, train
+
+POWER = gw.compress.powersgd(rank=2)
+COSTS_S = {"encode": 0.25, "merge": 0.5, "decode": 0.125}
+SETTING = ExchangeSetting(compressor="powersgd", settings={"rank": 2}, error_feedback=True)
+
+
+@pytest.fixture(params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    pool: Ranks = request.getfixturevalue({2: "two", 4: "four"}[request.param])
+    return pool
+
+
+def many_messages(rank: int, world: int, wrapped: bool) -> tuple[str, list[float], int]:
+    net = Net()
+    model = ddp(net, broadcast_buffers=False) if wrapped else net
+    handle = gw.attach(model, POWER, bucket_cap_mb=SMALL_MB)
+    losses = train(model, adamw(model.parameters()), rank, range(30))
+    return digest(net.parameters()), losses, len(handle._messages())
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_several_messages_train_the_same_model_everywhere(wrapped: bool, ranks: Ranks) -> None:
+    results = ranks.run(many_messages, wrapped)
+    assert len({bits for bits, _, _ in results}) == 1
+    for _, losses, num_messages in results:
+        assert num_messages > 3
+        assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def against_the_local_driver(rank: int, world: int) -> None:
+    """A step's means are what all ranks' gradients give in one process."""
+    net, others = Net(), [Net() for _ in range(world)]
+    gw.attach(net, POWER, bucket_cap_mb=1, compress_if=lambda name, param: True)
+    exchange = gw.exchange_for(POWER)
+    # One message takes parameters in the order in which backward gives them.
+    shapes = tuple(tuple(p.shape) for p in reversed(list(net.parameters())))
+    spec = gw.TensorSpec("all", sum(p.numel() for p in net.parameters()), shapes=shapes)
+    states: list[Any] = [exchange.init(spec, world) for _ in others]
+    for step in range(3):
+        net.zero_grad()
+        loss_of(net, rank, step).backward()
+        flat = []
+        for peer, other in enumerate(others):
+            other.zero_grad()
+            loss_of(other, peer, step).backward()
+            grads = [p.grad for p in reversed(list(other.parameters()))]
+            flat.append(torch.cat([g.flatten() for g in grads if g is not None]))
+        results = gw.run_local(exchange, flat, states)
+        states = [state for _, _, state in results]
+        ours = [p.grad for p in reversed(list(net.parameters()))]
+        mean_N = torch.cat([g.flatten() for g in ours if g is not None])
+        torch.testing.assert_close(mean_N, results[0][0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.multi
+def test_real_ranks_compute_what_local_ranks_do(ranks: Ranks) -> None:
+    ranks.run(against_the_local_driver)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_a_resumed_run_is_the_uninterrupted_one(wrapped: bool, two: Ranks) -> None:
+    for whole, again, _ in two.run(resumed, POWER, wrapped):
+        assert again == whole
+
+
+def fused_otherwise(rank: int, world: int) -> tuple[int, int]:
+    """The state of many messages, resumed by one: what is warm is found by parameter."""
+    net = Net()
+    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(4))
+    saved = through_a_file(handle.state_dict())
+    before = len(handle._messages())
+    handle.detach()
+    net.zero_grad()
+    handle = gw.attach(net, POWER, bucket_cap_mb=1)
+    handle.load_state_dict(saved)
+    again = handle.state_dict()["params"]
+    assert again.keys() == saved["params"].keys()
+    for name, fields in saved["params"].items():
+        assert fields.keys() == again[name].keys()
+        assert all(torch.equal(again[name][path], fields[path]) for path in fields)
+    weights = [name for name, p in net.named_parameters() if p.dim() > 1 and min(p.shape) > 5]
+    assert all("inner.basis_T" in saved["params"][name] for name in weights)
+    fresh = gw.exchange_for(POWER).init(gw.TensorSpec("", 37 * 41, shapes=((41, 37),)), world)
+    kept = saved["params"]["middle.weight"]["inner.basis_T"]
+    assert kept.shape == fresh.inner.basis_T[0].shape
+    assert not torch.equal(kept, fresh.inner.basis_T[0])
+    return before, len(handle._messages())
+
+
+@pytest.mark.multi
+def test_state_is_named_by_parameter(two: Ranks) -> None:
+    for before, after in two.run(fused_otherwise):
+        assert before > after
+
+
+def train_and_save(rank: int, world: int) -> dict[str, Any]:
+    net = Net()
+    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(3))
+    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
+
+
+def load_and_go_on(rank: int, world: int, states: list[dict[str, Any]]) -> str:
+    net = Net()
+    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
+    handle.load_state_dict(states[rank])
+    train(net, adamw(net.parameters()), rank, range(3, 6))
+    return digest(net.parameters())
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+def test_another_number_of_ranks_starts_as_warm(
+    old: int, new: int, two: Ranks, four: Ranks
+) -> None:
+    pools = {2: two, 4: four}
+    states = pools[old].run(train_and_save)
+    shared = gw.redistribute(states, new)
+    fields = states[0]["params"]["middle.weight"]
+    for state in shared:
+        warm = state["params"]["middle.weight"]["inner.basis_T"]
+        assert torch.equal(warm, fields["inner.basis_T"])
+    torch.testing.assert_close(pending(shared, "middle.weight"), pending(states, "middle.weight"))
+    assert len(set(pools[new].run(load_and_go_on, shared))) == 1
+
+
+def never_used(rank: int, world: int) -> tuple[str, str, str]:
+    model = Branches(lambda step: (False, True))
+    handle = gw.attach(model, POWER, bucket_cap_mb=1)
+    before = handle.state_dict()["params"]
+    train(model, adamw(model.parameters()), rank, range(3))
+    after = handle.state_dict()["params"]
+    names = [name for name, fields in before.items() if fields and name.startswith("left")]
+    assert names
+    return (
+        digest(t for name in names for t in before[name].values()),
+        digest(t for name in names for t in after[name].values()),
+        digest(model.parameters()),
+    )
+
+
+@pytest.mark.multi
+def test_what_no_rank_uses_keeps_its_state(two: Ranks) -> None:
+    (before, after, one), (_, _, other) = two.run(never_used)
+    assert after == before
+    assert one == other
+
+
+def test_its_name_stands_for_it() -> None:
+    for given in ("powersgd", gw.compress.powersgd()):
+        handle = gw.attach(nn.Linear(9, 9), given)
+        assert handle.exchange == gw.with_error_feedback(gw.compress.powersgd())
+        handle.detach()
+
+
+def plan_of(model: nn.Module, *, cut: bool) -> Plan:
+    """Every layer by itself through powersgd; with ``cut`` the largest weight in two ranges."""
+    messages = []
+    for layer in profile_of_model(model).layers:
+        for tensor in layer.tensors:
+            edges = [0, tensor.numel]
+            if cut and tensor.name == "middle.weight":
+                edges.insert(1, 37 * 20)
+            for start, stop in pairwise(edges):
+                chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
+                messages.append(Message(chunks=(chunk,), exchange="low rank"))
+    return Plan(
+        planner="by hand",
+        model=type(model).__name__,
+        messages=tuple(reversed(messages)),
+        credit=3,
+        exchanges={"low rank": SETTING},
+    )
+
+
+def by_plan(rank: int, world: int) -> tuple[str, str]:
+    net = Net()
+    handle = gw.attach(net, plan_of(net, cut=False))
+    train(net, adamw(net.parameters()), rank, range(4))
+    planned = digest(net.parameters())
+    handle.detach()
+    net = Net()
+    gw.attach(net, POWER, bucket_cap_mb=1e-6, compress_if=lambda name, param: True)
+    train(net, adamw(net.parameters()), rank, range(4))
+    return planned, digest(net.parameters())
+
+
+@pytest.mark.multi
+def test_a_plan_may_name_it(two: Ranks) -> None:
+    (planned, attached), other = two.run(by_plan)
+    assert planned == attached
+    assert other == (planned, attached)
+
+
+def test_a_plan_that_cuts_a_matrix_is_refused_by_all_who_read_it() -> None:
+    net = Net()
+    plan = plan_of(net, cut=True)
+    said = r"message \d+ sends elements \d+:\d+ of 'middle.weight' .* powersgd, which takes whole"
+    with pytest.raises(InvalidSetting, match=said):
+        gw.attach(net, plan)
+    with pytest.raises(InvalidSetting, match=said):
+        gw.simulate(plan, profile_of_model(net), CLUSTER)
+
+
+@pytest.mark.parametrize("ranks_shown", ["one", "all"])
+def test_the_simulator_counts_all_that_happens_one_after_the_other(ranks_shown: Any) -> None:
+    model = nn.Linear(50, 30, bias=False)
+    profile = profile_of_model(nn.Sequential(model))
+    numel = 1500
+    chunk = Chunk(tensor="0.weight", start=0, stop=numel)
+    plan = Plan(
+        planner="by hand",
+        model=profile.model,
+        messages=(Message(chunks=(chunk,), exchange="low rank"),),
+        exchanges={"low rank": SETTING},
+    )
+    fit = CodecFit(**{name: LineFit(alpha_s=at, per_unit_s=0.0) for name, at in COSTS_S.items()})
+    cluster = CLUSTER.model_copy(update={"codecs": {"powersgd": fit}})
+    trace = gw.simulate(plan, profile, cluster, ranks=ranks_shown)
+    own = [s for s in trace.spans if s.rank == 0]
+    computed = [(s.name, s.duration_s) for s in own if s.lane == "compute"]
+    assert [name for name, _ in computed] == list(COSTS_S)
+    assert dict(computed) == pytest.approx(COSTS_S)
+    sent = [s for s in own if s.lane == "communication"]
+    line = CLUSTER.line("all_reduce")
+    expected_s = line.seconds(4 * 2 * 30) + line.seconds(4 * 2 * 50)
+    assert sum(s.duration_s for s in sent) == pytest.approx(expected_s)
+    assert sum(s.size_bytes for s in sent) == 4 * 2 * 30 + 4 * 2 * 50
+    of_message = sorted((s.start_s, s.end_s) for s in own if s.lane in ("compute", "communication"))
+    assert len(of_message) == 5
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(of_message))
