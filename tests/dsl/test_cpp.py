@@ -85,7 +85,7 @@ def test_narrower_vectors_have_the_same_bits(
 
 def test_results_do_not_depend_on_threads() -> None:
     codec, before = onebit(block=64), torch.get_num_threads()
-    grad_N = make_gradient("normal", 200_000, torch.float32)  # few are one thread's work
+    grad_N = make_gradient("normal", 700_000, torch.float32)  # few are one thread's work
     try:
         torch.set_num_threads(1)
         one, _ = codec.encode(None, grad_N)

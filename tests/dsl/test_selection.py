@@ -31,7 +31,8 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.compiler import reference_only
 from gradwire.spec import TensorSpec
-from tests.strategies import bounded
+from tests.laws.tolerance import same_bits, tame
+from tests.strategies import bounded, panel
 
 
 class Sparse(Program, layout=Layout.SPARSE, exact_size=False):
@@ -143,22 +144,24 @@ def test_what_is_not_finite_is_sent_and_never_kept():
 @pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
 def test_one_definition(codec):
     """The interpreter's bytes are the compiled kernels', residual and all."""
-    for numel in (1, 63, 64, 65, 1000, 40_000):
-        grad_N, before_N = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
-        results = []
-        for reference in (True, False):
-            residual_N = before_N.clone()
-            if reference:
-                with reference_only():
-                    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
-                    out_N = decoded(codec, payload, numel)
-            else:
-                payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
-                out_N = decoded(codec, payload, numel)
-            results.append((payload.buffer, residual_N, out_N))
-        for interpreted, compiled in zip(*results, strict=True):
-            assert torch.equal(interpreted, compiled)
-        assert torch.equal(grad_N + before_N - results[0][2], results[0][1])
+
+    def results(grad_N: Tensor, before_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        residual_N = before_N.clone()
+        payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
+        return payload.buffer, residual_N, decoded(codec, payload, grad_N.numel())
+
+    draw = torch.Generator().manual_seed(1)
+    normal = [torch.randn(numel, generator=draw) for numel in (63, 64, 65, 1000, 40_000)]
+    for grad_N in (*panel(), *normal):
+        if grad_N.dtype is not torch.float32:
+            continue
+        before_N = torch.randn(grad_N.numel(), generator=draw)
+        compiled = results(grad_N, before_N)
+        with reference_only():
+            interpreted = results(grad_N, before_N)
+        assert all(same_bits(*pair) for pair in zip(compiled, interpreted, strict=True))
+        if tame(grad_N):
+            assert torch.equal(compiled[1], grad_N + before_N - compiled[2])
 
 
 @pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
@@ -249,3 +252,8 @@ def test_many_at_once_are_each_as_alone(codec):
     codec.decode_many(sent, outs, scale=2.0)
     for payload, out_N in zip(sent, outs, strict=True):
         assert torch.equal(out_N, 2 * decoded(codec, payload, out_N.numel()))
+
+
+def test_a_gradient_whose_places_no_int32_tells_is_refused():
+    with pytest.raises(InvalidSetting, match="largest gradient must be below 2\\*\\*31"):
+        largest().format(TensorSpec("", 2**31))

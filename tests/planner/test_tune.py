@@ -150,6 +150,13 @@ def test_infinity_is_never_chosen() -> None:
     assert plan.credit == 1
 
 
+def test_where_all_are_infinite_any_will_do() -> None:
+    plan = tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: math.inf, trials=3)
+    assert sum(chunk.numel for message in plan.messages for chunk in message.chunks) == sum(
+        tensor.numel for layer in SMALL.layers for tensor in layer.tensors
+    )
+
+
 @pytest.mark.parametrize("trials", [0, -1, 2.5, True])
 def test_trials_that_are_no_number(trials: int) -> None:
     with pytest.raises(InvalidSetting, match="trials must be a whole number, 1 or more"):

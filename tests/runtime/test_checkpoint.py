@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.runtime.messages import leaves
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
@@ -63,6 +65,48 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 ) -> None:
     for whole, again, step in two.run(resumed, exchange, wrapped):
         assert (again, step) == (whole, NUM_STEPS)
+
+
+class Count(NamedTuple):
+    """How often each element was encoded."""
+
+    times_N: Tensor
+
+
+class counting(gw.compress.cast16):
+    """Keeps something of each element; of a chunk's elements, where a collective cuts chunks."""
+
+    def init(self, spec: gw.TensorSpec) -> Count:
+        return Count(torch.zeros(spec.numel))
+
+    def encode(self, state: Count, grad_N: Tensor, **to: Any) -> tuple[gw.Payload, Count]:
+        payload, _ = super().encode(None, grad_N, **to)
+        return payload, Count(state.times_N + 1)
+
+
+def counts(rank: int, world: int, collective: gw.Collective) -> None:
+    exchange = gw.with_error_feedback(gw.pair(counting(), collective))
+    net = Net()
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(3))
+    saved = through_a_file(handle.state_dict())
+    handle.detach()
+    net.zero_grad()
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle.load_state_dict(saved)
+    states = [message.state for message in handle._messages()]
+    found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
+    assert found
+    assert all(bool((tensor == 3).all()) for tensor in found)
+
+
+@pytest.mark.parametrize(
+    "collective", [gw.collective.casync_ps(), gw.collective.allreduce()], ids=repr
+)
+def test_what_a_codec_keeps_is_saved_however_it_is_cut(
+    collective: gw.Collective, two: Ranks
+) -> None:
+    two.run(counts, collective)
 
 
 def refusals(rank: int, world: int) -> dict[str, str]:

@@ -117,6 +117,20 @@ def test_state_is_named_by_parameter(two: Ranks) -> None:
         assert before > after
 
 
+def test_the_state_of_other_shapes_is_refused_before_any_is_written() -> None:
+    """As many elements, so only the shape tells."""
+    handle = gw.attach(nn.Linear(64, 64, bias=False), POWER)
+    saved = handle.state_dict()
+    handle.detach()
+    handle = gw.attach(nn.Linear(128, 32, bias=False), POWER)
+    before = digest(handle.state_dict()["params"]["weight"].values())
+    said = r"basis_T of weight has the shape \[64, 2\] and here it has \[128, 2\]; load the state"
+    with pytest.raises(InvalidSetting, match=said):
+        handle.load_state_dict(saved)
+    assert digest(handle.state_dict()["params"]["weight"].values()) == before
+    handle.detach()
+
+
 def train_and_save(rank: int, world: int) -> dict[str, Any]:
     net = Net()
     handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)

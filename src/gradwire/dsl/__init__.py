@@ -5,7 +5,7 @@
        |       stages: scalars of the whole gradient; selection: elements that a filter kept
     ir         frozen nodes, the table of legal ones, the verifier
        |
-    rewrite    decode into encode (the residual) and into merge; stages; constants folded
+    rewrite    decode into encode (the residual) and into merge; stages; simplify: constants folded
        |
        +-- interp, philox: the definition, every operation over torch tensors
        |
@@ -21,7 +21,7 @@
     text       the paper's C-like text becomes such a class (compll.lark, text_tree, text_run)
     laws       what every program has to keep, for ``gradwire compll check``
        |
-    layout     where fields lie in a payload; steps: what happens between one kernel and the next
+    layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |
     operators  added from outside, with all their forms; e4m3 registers two
     coders     a field's packed bytes made fewer and back; zero_run registers one

@@ -30,7 +30,6 @@ _SHORT = 2048  # elements that a program has at least, of several blocks if they
 _PER_THREAD = 16
 _MOST_WARPS = 16
 
-
 _log = logging.getLogger("gradwire")
 
 
@@ -43,11 +42,23 @@ def available() -> bool:
     return found
 
 
+class _Plan:
+    """What is the same in all launches of a kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.name, self.draws, self.length = kernel.name, kernel.draws, row(kernel)
+        self.operands = tuple(buffer.name for buffer in kernel.buffers)
+        self.shape = launch_shape(self.length)
+        counted = counting(kernel)
+        self.counting = None if counted is None else _Plan(counted)
+
+
 class Launcher:
     """Kernels of one program, made together; the counterpart of ``build.Built``."""
 
     def __init__(self, *kernels: Kernel) -> None:
         self._kernels = kernels
+        self._plans: dict[str, _Plan] = {}
 
     @cached_property
     def text(self) -> str:
@@ -63,33 +74,39 @@ class Launcher:
         """What ``interp.run`` does, on operands that all lie on one device."""
         if numel == 0:
             return 0
-        counted = counting(kernel)
-        if counted is None:
-            self._launch(kernel, operands, numel, draws)
+        plan = self._plans.get(kernel.name)
+        if plan is None:
+            plan = self._plans[kernel.name] = _Plan(kernel)
+        if plan.counting is None:
+            self._launch(plan, operands, numel, draws)
             return 0
         device = next(iter(operands.values())).device
-        count_R = torch.empty(-(-numel // row(kernel)), dtype=torch.int32, device=device)
-        self._launch(counted, {**operands, COUNT.name: count_R}, numel, draws)
+        count_R = torch.empty(-(-numel // plan.length), dtype=torch.int32, device=device)
+        self._launch(plan.counting, {**operands, COUNT.name: count_R}, numel, draws)
         end_R = count_R.cumsum(0)
-        self._launch(kernel, operands, numel, draws, (end_R - count_R).int())
+        self._launch(plan, operands, numel, draws, (end_R - count_R).int())
         return int(end_R[-1])
 
     def _launch(
         self,
-        kernel: Kernel,
+        plan: _Plan,
         operands: Mapping[str, Tensor],
         numel: int,
         draws: Draws,
         *first_R: Tensor,
     ) -> None:
-        given = [operands[buffer.name] for buffer in kernel.buffers]
-        drawn = (*_halves(draws.key), _signed(draws.step)) if kernel.draws else ()
-        shape = launch_shape(row(kernel))
-        grid = (-(-numel // (row(kernel) * shape["ROWS"])),)
+        given = [operands[name] for name in plan.operands]
+        drawn = (_signed(draws.key), _signed(draws.key >> 32), _signed(draws.step))
+        grid = (-(-numel // (plan.length * plan.shape["ROWS"])),)
         with _on(given[0].device):
             # A product and a sum rounded as one would be other bits than everywhere else.
-            getattr(self.module, kernel.name)[grid](
-                *given, numel, *drawn, *first_R, **shape, enable_fp_fusion=False
+            getattr(self.module, plan.name)[grid](
+                *given,
+                numel,
+                *(drawn if plan.draws else ()),
+                *first_R,
+                **plan.shape,
+                enable_fp_fusion=False,
             )
 
 
@@ -118,10 +135,6 @@ def _module(text: str) -> ModuleType:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _halves(key: int) -> tuple[int, int]:
-    return _signed(key), _signed(key >> 32)
 
 
 def _signed(word: int) -> int:

@@ -3,10 +3,10 @@
 The counterpart of csrc/compll.h; the definitions are interp.py and philox.py. Importing this file
 needs triton; ``build_triton`` does so when the first kernel is built.
 
-Legend: B blocks a program, T elements of each block a tile, both powers of two. A value a block
-has shape (B, 1), one an element (B, T). ``start`` (B, 1) is where a block begins in the gradient,
-``at`` where the tile begins in the block and ``n`` (B, 1) the block's length; tiles begin at
-multiples of 64, so packed codes of a tile begin with a byte of their own.
+Legend: B rows a program, which are blocks or pieces of them, T elements of each row a tile, both
+powers of two. A value a block has shape (B, 1), one an element (B, T). ``start`` (B, 1) is where a
+row begins in the gradient, ``at`` where the tile begins in the row and ``n`` (B, 1) the row's
+length; tiles begin at multiples of 64, so packed codes of a tile begin with a byte of their own.
 """
 
 # Triton's compiler reads these functions; what they take and give has no type in Python.
@@ -154,7 +154,7 @@ def store_codes(memory, codes, start, at, n, BITS: tl.constexpr):
 
 @triton.jit
 def load_codes(memory, start, at, n, BITS: tl.constexpr, TILE: tl.constexpr):
-    """A tile's codes of BITS bits as int32; 0 behind the block's end."""
+    """A tile's codes of BITS bits as int32; 0 behind the row's end."""
     PER: tl.constexpr = 8 // BITS
     byte = at // PER + tl.arange(0, TILE // PER)[None, :]
     packed = tl.load(memory + (start // PER + byte), mask=byte * PER < n, other=0).to(tl.int32)
@@ -186,7 +186,7 @@ def store_codes_by_five(memory, codes, start, at, n):
 
 @triton.jit
 def load_codes_by_five(memory, start, at, n, TILE: tl.constexpr):
-    """A tile's codes 0 to 2 as int32; 0 behind the block's end."""
+    """A tile's codes 0 to 2 as int32; 0 behind the row's end."""
     j = at + tl.arange(0, TILE)[None, :]
     place = j % 64
     here = memory + ((start + j) // 64 * 13 + place % 13)

@@ -55,9 +55,6 @@ class Generated(Compressor):
 
     def format(self, spec: TensorSpec) -> Format:
         traced = self.kernels().traced
-        if traced.keep is not None and spec.numel >= 2**31:
-            what = f"{type(self).__name__} gradient"
-            raise invalid(what, f"{spec.numel} elements", "below 2**31", "cut it into chunks")
         format, code = layout(traced, spec.numel, most_kept(traced, spec.numel)), coding(traced)
         return format if code is None else code.format(format)
 

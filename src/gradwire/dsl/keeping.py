@@ -73,7 +73,8 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
     format = layout(program, call.numel, count)
     front = None if buffer is None else buffer[: format.size_bytes]
     payload = placed(format, front, head.buffer.device)
-    if payload.buffer is not None and buffer is None:
+    if head.size_bytes and buffer is None:
+        assert payload.buffer is not None
         payload.buffer[: head.size_bytes].copy_(head.buffer)
     _fill(made, payload, kept, count)
     residual_N = call.operands.get("residual")

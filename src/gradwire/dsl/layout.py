@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from ..errors import invalid
 from ..payload import Field, Format
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent
 from .rewrite import Traced
@@ -27,7 +28,13 @@ def most_kept(program: Traced, numel: int) -> int:
 
 @lru_cache(maxsize=4096)
 def layout(program: Traced, numel: int, num_kept: int) -> Format:
-    """The format of a payload of so many elements, of which so many were kept."""
+    """The format of a payload of so many elements, of which so many were kept.
+
+    Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
+    """
+    if numel >= 2**31 and (program.keep is not None or program.stages):
+        given = f"{numel} elements"
+        raise invalid(f"{program.name} gradient", given, "below 2**31", "cut it into chunks")
     counts = {
         Extent.CALL: min(numel, 1),
         Extent.BLOCK: -(-numel // program.block),

@@ -231,9 +231,7 @@ def cast(found: Node, dtype: DType) -> Node:
     return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
 
 
-def fold_by(
-    udf: Callable[[Any, Any], Number], value: Node, start: float | int | None
-) -> ir.Fold:
+def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int | None) -> ir.Fold:
     """``udf`` traced as what combines two values like this one; refuses what is no fold."""
     args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
     body = lifted(udf(*args), value.dtype)

@@ -111,10 +111,24 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
                     f"{path} of {name} has {tensor.numel()} elements and the parameter {numel}; "
                     "load the state of the same model"
                 )
+    _refuse_other_shapes(params, messages)
     if strict:
         _refuse_lost_fields(params, messages)
     for message in messages:
         message.restore(params, saved.get("messages", {}).get(_key(message), {}))
+
+
+def _refuse_other_shapes(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:
+    """Before any state is written: what is kept for a whole parameter follows from its shape."""
+    for message in messages:
+        for slot in message.slots:
+            saved = params.get(slot.name, {})
+            for path, own in message.state_of(slot).items():
+                if path.endswith("_T") and path in saved and saved[path].shape != own.shape:
+                    raise InvalidSetting(
+                        f"{path} of {slot.name} has the shape {list(saved[path].shape)} and here "
+                        f"it has {list(own.shape)}; load the state of the same model and exchange"
+                    )
 
 
 def _refuse_lost_fields(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:

@@ -31,13 +31,23 @@ def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -
     About 1 MiB on the wire each, but 4 to 16 messages in all, and none below 256 KiB.
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
-    shapes = tuple(tuple(p.shape) for _, p in params)
-    spec = TensorSpec("all", sum(p.numel() for _, p in params), shapes=shapes)
-    # An exchange that only has the shape of one need not state its bytes either.
-    stated = exchange.expected_bytes(spec, world) if isinstance(exchange, Exchange) else None
-    wire = total if stated is None else max(stated)
+    sent = [_wire_bytes(name, param, exchange, world) for name, param in params]
+    stated = [size_bytes for size_bytes in sent if size_bytes is not None]
+    wire = sum(stated) if len(stated) == len(sent) else total
     parts = min(max(wire // _WIRE_BYTES, _FEWEST), _MOST)
     return max(-(-total // parts), _SMALLEST_BYTES)
+
+
+def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
+    """What the busiest rank sends of one parameter; None where that is not known.
+
+    One at a time: an exchange may refuse as many elements as a whole model has.
+    """
+    if not isinstance(exchange, Exchange):  # what only has the form of one need not state it
+        return None
+    spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
+    sent = exchange.expected_bytes(spec, world)
+    return None if sent is None else max(sent)
 
 
 def fuse(

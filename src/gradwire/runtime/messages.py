@@ -151,31 +151,43 @@ class Message:
         """
         for slot, fields in self._set_aside.items():
             if slot.name == name:
-                own = self._state_of(slot)
+                own = self.state_of(slot)
                 for path, tensor in fields.items():
                     own[path].copy_(tensor)
 
-    def _state_of(self, slot: Slot) -> dict[str, Tensor]:
+    def state_of(self, slot: Slot) -> dict[str, Tensor]:
         """Views of what of the state belongs to one slot, by path."""
         index, own = self.slots.index(slot), {}
         for path, tensor in leaves(self.state):
             field = field_of(path)
+            if not self._is_by_parameter(path, tensor):
+                continue
             if path.endswith("_N"):
                 own[path] = tensor[slot.start : slot.stop]
             elif path == f"{field}.{index}" and tensor.numel():
                 own[field] = tensor
         return own
 
+    def _is_by_parameter(self, path: str, tensor: Tensor) -> bool:
+        """Whether a tensor of the state can be told apart by parameter.
+
+        A codec's own ``_N`` field cannot where its collective cuts messages into chunks: it has the
+        length of a chunk.
+        """
+        if path.endswith("_N"):
+            return tensor.numel() == self.spec.numel
+        return field_of(path).endswith("_T")
+
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
         """Copies of what of the state belongs to one slot, by path."""
-        return {path: tensor.clone() for path, tensor in self._state_of(slot).items()}
+        return {path: tensor.clone() for path, tensor in self.state_of(slot).items()}
 
     def rest_of_state(self) -> dict[str, Tensor]:
         """Copies of the state that belongs to no slot, by path."""
         return {
             path: tensor.clone()
             for path, tensor in leaves(self.state)
-            if not field_of(path).endswith(PER_PARAMETER)
+            if not self._is_by_parameter(path, tensor)
         }
 
     def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
@@ -186,11 +198,11 @@ class Message:
         """
         self.state = self.exchange.init(self.spec, self.member.world)
         for path, tensor in leaves(self.state):
-            if path in whole and not field_of(path).endswith(PER_PARAMETER):
+            if path in whole and not self._is_by_parameter(path, tensor):
                 tensor.copy_(whole[path])
         for slot in self.slots:
             saved = by_name.get(slot.name, {})
-            for path, own in self._state_of(slot).items():
+            for path, own in self.state_of(slot).items():
                 if path in saved:
                     is_cut = path.endswith("_N")
                     own.copy_(saved[path][slot.first : slot.last] if is_cut else saved[path])
@@ -199,10 +211,6 @@ class Message:
 def _range(grad: Tensor, slot: Slot) -> Tensor:
     """What of a gradient travels in a slot; the gradient is contiguous if it is cut."""
     return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
-
-
-PER_PARAMETER = ("_N", "_T")
-"""How names of fields end that belong to parameters."""
 
 
 def field_of(path: str) -> str:

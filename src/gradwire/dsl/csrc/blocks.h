@@ -13,7 +13,7 @@ namespace gw {
 
 constexpr int kLanes = 64;                // elements of a group, partial results of a reduction
 constexpr int64_t kRun = 16384;           // elements that a thread takes at least at a time
-constexpr int64_t kWorth = 32768;         // elements for which waking a thread pays
+constexpr int64_t kWorth = 1 << 18;       // elements for which waking a thread pays
 constexpr int64_t kPrefetchBytes = 4096;  // the hardware's own prefetch stops at every page
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,0 +1,44 @@
+"""How much is fused where the user names no size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.load import examples
+from gradwire.runtime.fusing import default_cap_bytes
+from tests.runtime.training import named
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("algorithm", examples("compress"), ids=named)
+def test_a_model_may_have_more_elements_than_a_message(
+    algorithm: gw.Compressor | gw.Exchange,
+) -> None:
+    """Messages of sparsifiers hold less than 2**31 elements, the model as many as there are."""
+    huge = [(f"layer {i}", torch.empty(2**15, 2**15, device="meta")) for i in range(3)]
+    cap_bytes = default_cap_bytes(huge, gw.exchange_for(algorithm), 4)
+    assert 3 * 2**32 / 16 <= cap_bytes <= 3 * 2**32 / 4
+
+
+def test_messages_are_of_a_mebibyte_on_the_wire() -> None:
+    exchange = gw.exchange_for(gw.compress.none())
+    for dtype in (torch.float32, torch.bfloat16):
+        side = 1024 * 4 // dtype.itemsize  # 4 MiB a row of 1024
+        params = [(f"layer {i}", torch.empty(1024, side, dtype=dtype)) for i in range(2)]
+        # A ring of two sends each byte once.
+        assert default_cap_bytes(params, exchange, 2) == MIB
+        # Of four, three halves of each.
+        assert default_cap_bytes(params, exchange, 4) == -(-8 * MIB // 12)
+
+
+def test_who_states_no_bytes_counts_as_uncompressed() -> None:
+    class silent(gw.compress.powersgd):
+        def expected_bytes(self, spec: gw.TensorSpec, world: int) -> None:
+            return None
+
+    params = [("weight", nn.Linear(2048, 1024, bias=False).weight)]
+    assert default_cap_bytes(params, silent(), 2) == MIB
