@@ -7,7 +7,7 @@ import torch
 
 import gradwire as gw
 from gradwire.collective._verbs import AllReduce, Steps
-from gradwire.contract import Result, State
+from gradwire.contract import Layout, Result, State, Traits
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange import ErrorFeedback, by_name, clone_state, exchange_for, suited, texts
 from gradwire.load import examples
@@ -64,6 +64,26 @@ def test_an_algorithm_alone_gets_what_its_traits_ask_for(
     assert exchange.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_alone_what_more_ranks_left_arrives_and_its_rounding_stays(dtype: torch.dtype) -> None:
+    exchange = exchange_for(gw.compress.topk())
+    draw = torch.Generator().manual_seed(0)
+    state = exchange.init(gw.TensorSpec("", 100, dtype), 1)
+    state.residual_N.normal_(generator=draw)
+    whole_N, arrived_N = state.residual_N.double().clone(), torch.zeros(100).double()
+    for _ in range(3):
+        grad_N = torch.randn(100, generator=draw).to(dtype)
+        whole_N += grad_N
+        [(mean_N, _, state)] = gw.run_local(exchange, [grad_N], [state])
+        arrived_N += mean_N
+    torch.testing.assert_close(arrived_N + state.residual_N, whole_N, rtol=0, atol=1e-6)
+    assert float(state.residual_N.abs().max()) <= 4 * torch.finfo(dtype).eps
+    grad_N[3] = float("inf")
+    [(mean_N, _, state)] = gw.run_local(exchange, [grad_N], [state])
+    assert mean_N[3] == float("inf")
+    assert bool(state.residual_N.isfinite().all())
+
+
 def test_what_the_user_composed_stays_as_it_is() -> None:
     pair = gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
     for made in (pair, gw.with_error_feedback(pair)):
@@ -85,6 +105,15 @@ def test_plans_name_a_collective_for_compressors_only() -> None:
         by_name("powersgd", {}, "allreduce")
     with pytest.raises(ValueError, match="collective must be one that onebit can use, got None"):
         by_name("onebit", {}, None)
+
+
+class Shaped(gw.compress.none):
+    traits = Traits(layout=Layout.DENSE, whole_tensors=True)
+
+
+def test_a_compressor_that_wants_whole_tensors_is_told_what_can_have_them() -> None:
+    with pytest.raises(IncompatiblePair, match="as an exchange of its own, as powersgd is"):
+        gw.pair(Shaped(), gw.collective.casync_ps())
 
 
 def test_impossible_pairs_say_why_and_what_instead() -> None:

@@ -52,6 +52,8 @@ class Traits:
     """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
+    same_threads: bool = False
+    """Every rank computes for itself what all must hold alike, and does so with as many threads."""
 
 
 class Compressor(ABC):
@@ -231,6 +233,11 @@ class Exchange(ABC):
         """Whether it acts on tensors in their shapes, so that none may be cut among messages."""
         return self.traits is not None and self.traits.whole_tensors
 
+    @property
+    def same_threads(self) -> bool:
+        """Whether all ranks must have the same ``torch.get_num_threads()``."""
+        return self.traits is not None and self.traits.same_threads
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.run is Exchange.run and cls.synchronise is Exchange.synchronise:
@@ -312,7 +319,8 @@ def synchronise_by_run(
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:
     """``Exchange.synchronise`` of a single rank: nothing is sent, so nothing is lost.
 
-    Plain training, bit for bit.
+    Plain training, bit for bit; where more ranks have left a residual, that arrives now, but for
+    what a 16-bit gradient cannot hold beside it.
     """
 
     def decode() -> None:
@@ -320,6 +328,7 @@ def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) 
             out_N.copy_(grad_N)
         else:
             out_N.copy_(residual_N.add_(grad_N))
-            residual_N.zero_()
+            residual_N.sub_(out_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
 
     yield Compute("decode", decode, grad_N.numel())

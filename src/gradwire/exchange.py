@@ -101,6 +101,11 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
         raise invalid("codec", codec, "a compressor", "write gw.compress.topk(density=0.01)")
     if not isinstance(collective, Collective):
         raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
+    if codec.traits.whole_tensors:
+        raise IncompatiblePair(
+            f"{codec!r} declares whole_tensors, and payloads are of flat vectors that any "
+            "collective may cut; write it as an exchange of its own, as powersgd is"
+        )
     refusal = collective.needs.refusal(codec.traits)
     if refusal is not None:
         raise IncompatiblePair(
@@ -213,6 +218,10 @@ class ErrorFeedback(Exchange):
     @property
     def keeps_whole(self) -> bool:
         return bool(getattr(self.inner, "keeps_whole", False))
+
+    @property
+    def same_threads(self) -> bool:
+        return bool(getattr(self.inner, "same_threads", False))
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it

@@ -8,6 +8,7 @@ import torch
 from gradwire.bench import batch, kernel
 from gradwire.bench.kernel_peers import PEERS, SELECTING, peers_of
 from gradwire.contract import Compressor
+from gradwire.errors import InvalidSetting
 from gradwire.load import load, names
 from gradwire.spec import TensorSpec
 
@@ -47,6 +48,12 @@ def test_every_compressor_has_rows_and_names_are_the_registrys() -> None:
     told = {row["name"]: row for row in rows}
     assert "speedup_vs_eager" in told["onebit/decode"]
     assert "speedup_vs_eager" not in told["onebit/decode-plain"]
+
+
+def test_what_has_no_encode_of_its_own_is_not_measured_as_if_it_were_not_named() -> None:
+    with pytest.raises(InvalidSetting, match="bench exchange --only powersgd"):
+        kernel.shipped(["onebit", "powersgd"])
+    assert "powersgd" not in {type(codec).__name__ for codec in kernel.shipped()}
 
 
 def test_bytes_are_those_that_must_move() -> None:

@@ -137,6 +137,7 @@ def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], messag
         ("from gradwire.dsl.program import Program", "one that defines a Program"),
         ("1 / 0", "ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
+        ("raise SystemExit(0)", "SystemExit"),
         (OWN.format(value="top if sign else 0", traits=""), "own.py:15: a branch on a value"),
     ],
 )
@@ -148,3 +149,11 @@ def test_a_file_that_is_no_program_is_code_2(
     ended = gradwire("compll", "check", str(path))
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_a_text_that_is_not_utf_8_is_code_2(gradwire: Run, tmp_path: Path) -> None:
+    path = tmp_path / "own.compll"
+    path.write_bytes(b"\xff\xfe")
+    ended = gradwire("compll", "check", str(path))
+    assert ended.code == 2
+    assert "UTF-8" in ended.err

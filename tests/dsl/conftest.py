@@ -1,7 +1,8 @@
 """Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU.
 
-What triton defines in its own language is interpreted only if it was imported so: before anything
-else here imports it. The variable is not left behind, for what other tests start.
+What is defined in triton's language, by itself and by ``dsl/device.py``, is interpreted only if it
+was imported so: before anything else here imports it. The variable is not left behind, for what
+other tests start.
 """
 
 from __future__ import annotations
@@ -14,4 +15,4 @@ import torch
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import triton.language  # noqa: F401
+        import gradwire.dsl.device  # noqa: F401

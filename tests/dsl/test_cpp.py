@@ -191,6 +191,23 @@ def programs(draw: st.DrawFn) -> Udf:
     return lambda number: type(f"random{number}", (Program,), {"encode": encode, "decode": decode})
 
 
+def test_a_minus_of_a_minus_is_no_decrement() -> None:
+    def negative(x: gl.Scalar) -> gl.Scalar:
+        return -x
+
+    class twice(Program):
+        def encode(self, gradient):
+            top = gl.reduce(gradient, lambda a, b: gl.greater(negative(-a), b), -1e38)
+            low = gl.reduce(gradient, gl.smaller)
+            return gl.concat(top=top, low=negative(-low), q=gl.map(gradient, gl.uint1))
+
+        def decode(self, compressed):
+            top, low, q = gl.extract(compressed)
+            return gl.map(q, lambda bit: bit * top - -low)
+
+    assert_agreement(twice(block=64), twice(block=64).kernels().built, (65, 300))
+
+
 @settings(max_examples=1, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
 @given(st.lists(programs(), min_size=8, max_size=8))
 def test_random_programs_have_the_same_bits_in_cpp(made: list[Udf]) -> None:

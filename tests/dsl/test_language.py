@@ -38,10 +38,12 @@ from gradwire.dsl.language import (
     uint1,
     uint2,
     uint8,
+    uint_3,
     where,
     whole,
 )
 from gradwire.dsl.program import Program
+from gradwire.dsl.zero_run import zero_run
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
 
@@ -341,3 +343,61 @@ def test_reductions_of_nothing():
     payload, _ = nothing().encode(None, torch.ones(5))
     assert [payload[name].item() for name in ("count", "total", "top")] == [0, 0.0, -math.inf]
     assert payload["q"].item() == 0b11111
+
+
+def test_a_whole_number_for_a_float_setting_is_that_float():
+    class above(Program):
+        level: float = 1.0
+
+        def encode(self, gradient):
+            return concat(q=map(gradient, lambda x: where(x > 0, self.level, 0)))
+
+        def decode(self, sent):
+            return extract(sent)[0]
+
+    for given in (2, np.float64(2)):  # a program of these first: equal settings share their kernels
+        payload, _ = above(level=given).encode(None, torch.tensor([3.0, -3.0]))
+        assert payload["q"].tolist() == [2.0, 0.0]
+        assert payload["q"].dtype == torch.float32
+        assert type(above(level=given).level) is float
+
+
+def test_numbers_of_numpy_stand_on_either_side():
+    half, two = np.float32(0.5), np.int64(2)
+    f = lambda x: half * x + two - where(two < x, half, x)  # noqa: E731
+    payload, _ = program(codes(f)).encode(None, torch.tensor([3.0, 1.0]))
+    assert payload["q"].tolist() == [3.0, 1.5]
+
+
+@pytest.mark.parametrize("start", [0.5, 2**40, "1"])
+def test_a_start_that_no_int32_holds_is_refused(start):
+    def encode(self, gradient):
+        whole_numbers = map(gradient, int32)
+        return concat(product=reduce(whole_numbers, lambda a, b: a * b, start), q=gradient)
+
+    with pytest.raises(InvalidSetting, match=r"start|int32"):
+        program(encode)
+
+
+@pytest.mark.parametrize("name", ["codes_lengths", "a name"])
+def test_fields_of_bad_names_are_refused(name):
+    def encode(self, gradient):
+        coded = zero_run(map(gradient, lambda x: uint_3(x)))
+        return concat(**{"codes": coded, name: reduce(gradient, greater)})
+
+    with pytest.raises(InvalidSetting, match="field name"):
+        program(encode)
+
+
+def test_a_seed_that_is_no_setting_is_refused():
+    class constant(Program):
+        seed = 3
+
+        def encode(self, gradient):
+            return concat(q=map(gradient, lambda x: x + random()))
+
+        def decode(self, sent):
+            return extract(sent)[0]
+
+    with pytest.raises(InvalidSetting, match="seed: int = 0"):
+        constant()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.runtime.messages import leaves
+from gradwire.runtime.checkpoint import collect, distribute
+from gradwire.runtime.messages import Message, Part, leaves
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
@@ -107,6 +108,27 @@ def test_what_a_codec_keeps_is_saved_however_it_is_cut(
     collective: gw.Collective, two: Ranks
 ) -> None:
     two.run(counts, collective)
+
+
+def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
+    exchange = gw.with_error_feedback(gw.pair(counting(), gw.collective.casync_ps()))
+
+    def messages(rank: int, world: int) -> list[Message]:
+        part = Part.whole("weight", torch.zeros(40, 30))
+        return [Message(0, [part], exchange, rank, world)]
+
+    def saved(rank: int) -> dict[str, Any]:
+        made = messages(rank, 2)
+        for _, tensor in leaves(made[0].state):
+            tensor.fill_(7)
+        return collect(made, algorithm="any", rank=rank, world=2, step=1)
+
+    shared = gw.redistribute([saved(0), saved(1)], 4)
+    [message] = made = messages(3, 4)
+    distribute(shared[3], made)
+    counts = [t for path, t in leaves(message.state) if path.endswith("times_N")]
+    assert len(counts) == 5
+    assert not any(bool(t.any()) for t in counts)
 
 
 def refusals(rank: int, world: int) -> dict[str, str]:

@@ -27,6 +27,7 @@ from tests.runtime.training import (
     ddp,
     digest,
     gradients,
+    momentum,
     named,
     train,
 )
@@ -222,3 +223,27 @@ def no_sync(rank: int, world: int, wrapped: bool) -> None:
 @pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
 def test_no_sync_leaves_gradients_local(wrapped: bool, two: Ranks) -> None:
     two.run(no_sync, wrapped)
+
+
+def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:
+    """Trains while new tensors are made on ``device`` unless another one is named."""
+    net = Net()
+    optimizer = momentum(net.parameters())
+    batches = [batch(rank, step) for step in range(3)]
+    with torch.device(device):
+        handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs), targets).backward()
+            optimizer.step()
+        handle.load_state_dict(handle.state_dict())
+        assert handle.stats()["steps"] == len(batches)
+    return digest([*net.parameters(), *handle.residuals().values()])
+
+
+@pytest.mark.parametrize(
+    "exchange", [DENSE, *map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc()))], ids=named
+)
+def test_the_default_device_makes_no_difference(exchange: Exchange, two: Ranks) -> None:
+    one, other = (two.run(elsewhere, exchange, device) for device in ("cpu", "meta"))
+    assert one == other

@@ -12,7 +12,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.cost.cluster import CodecFit
 from gradwire.cost.fit import LineFit
-from gradwire.errors import InvalidSetting
+from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
@@ -47,6 +47,24 @@ def test_several_messages_train_the_same_model_everywhere(wrapped: bool, ranks: 
     for _, losses, num_messages in results:
         assert num_messages > 3
         assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def with_threads_of_its_own(rank: int, world: int) -> str:
+    torch.set_num_threads(1 + (rank == 1))
+    gw.attach(Net(), gw.compress.onebit()).detach()  # which does not care
+    with pytest.raises(RanksDiffer) as raised:
+        gw.attach(Net(), POWER)
+    torch.set_num_threads(1)
+    return str(raised.value)
+
+
+@pytest.mark.multi
+def test_ranks_with_other_numbers_of_threads_are_refused(two: Ranks) -> None:
+    """LAPACK's results depend on them, and each rank orthogonalises for itself."""
+    assert all(
+        "torch.get_num_threads() is 1 against 2" in text
+        for text in two.run(with_threads_of_its_own)
+    )
 
 
 def against_the_local_driver(rank: int, world: int) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout
+from ..errors import invalid
 from ..kernels._build import backend
 from ..load import load, names
 from ..spec import TensorSpec
@@ -71,9 +72,17 @@ def codec_cases(
 
 
 def shipped(chosen: Sequence[str] = ()) -> list[Compressor]:
-    """The compressors of these names (of all), with their default settings."""
-    made = [load("compress", name) for name in chosen or names("compress")]
-    return [kind() for kind in made if issubclass(kind, Compressor)]
+    """The compressors of these names (of all), with their default settings.
+
+    Raises ``InvalidSetting`` for the name of an algorithm that is an exchange of its own.
+    """
+    made = {name: load("compress", name) for name in chosen or names("compress")}
+    found = {name: kind for name, kind in made.items() if issubclass(kind, Compressor)}
+    for name in chosen:
+        if name not in found:
+            remedy = f"measure it whole: gradwire bench exchange --only {name}"
+            raise invalid("compressor", name, "one that encodes and decodes", remedy)
+    return [kind() for kind in found.values()]
 
 
 def measure(

@@ -96,6 +96,9 @@ def batch(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time encoding all gradients of a model in one call against a call for each, in turn."""
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise invalid(name, value, "at least 1", "leave it out")
     codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
     with progress("bench batch"):
         rows = batch_bench.measure(codecs, threads, rounds)

@@ -178,7 +178,7 @@ def _from_python(path: Path) -> list[Any]:
         spec.loader.exec_module(module)
     except InvalidSetting:
         raise
-    except Exception as error:  # whatever a user's file may raise
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise invalid("FILE", str(path), "a file that runs", repr(error)) from error
     finally:
         if before is not None:

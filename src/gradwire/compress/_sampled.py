@@ -20,10 +20,11 @@ def check_share(setting: str, value: float) -> None:
 def reaching(gradient: Vector, density: float, share: float) -> Vector:
     """About ``density`` of the gradient: what reaches the magnitude that so much of a sample does.
 
-    The sample is ``share`` of the gradient, and never fewer than ``LEAST_ABOVE / density`` draws.
+    The sample is ``share`` of the gradient, and never fewer than ``LEAST_ABOVE / density`` draws,
+    unless these are more than there are elements: then it is the gradient.
     Zeros are never among what is kept; what is not finite always is.
     """
-    drawn = sample(map(gradient, abs), share, least=math.ceil(LEAST_ABOVE / density))
+    drawn = sample(map(gradient, abs), share, least=math.ceil(min(LEAST_ABOVE / density, 2**31)))
     threshold = pick(sort(drawn, greater), density)
 
     def reaches(x: Scalar) -> Scalar:

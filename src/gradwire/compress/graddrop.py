@@ -4,11 +4,11 @@ Source: Aji and Heafield, EMNLP 2017, "Sparse communication for distributed grad
     section 3; HiPress table 5.
 Differences: ``density`` is the share kept, where the paper counts what is dropped; one threshold a
     tensor (its "local" threshold). The sample (``sample_share``, 0.1 % as there) is drawn with
-    replacement, and of small tensors is at least 64 / density draws. What reaches the threshold
-    passes, equal to it or greater, but for zeros. Never more than twice the density is sent, so
-    that memory is bounded: then the largest are selected exactly. Unlike ``dgc`` it otherwise sends
-    all that pass: more than density * N / 2, but once in 10^6 calls, of a gradient with as many
-    elements that are not 0.
+    replacement, and of small tensors is at least 64 / density draws, or all elements if they are no
+    more. What reaches the threshold passes, equal to it or greater, but for zeros. Never more than
+    twice the density is sent, so that memory is bounded: then the largest are selected exactly.
+    Unlike ``dgc`` it otherwise sends all that pass: more than density * N / 2, but once in 10^6
+    calls, of a gradient with as many elements that are not 0.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(2 density * N)).
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """

@@ -5,12 +5,14 @@ Differences from the paper:
     - All P of a message travel in one all-reduce and all Q in the other, with what stays dense.
     - P is orthogonalised by Householder's QR, each matrix by itself, without an epsilon: zeros stay
       zeros, a rank below ``rank`` is no division by zero, and a direction that died comes back.
-    - Q's columns are scaled to a largest element of 1 between steps, so that no product leaves the
-      range of floats; it is the space they span that is warm about a warm start.
+    - Q's columns are scaled to a largest element of 1 between steps, so that factors neither grow
+      nor fade; it is the space they span that is warm about a warm start. P is a sum of m * W
+      elements, and overflows if that does, where the mean need not.
     - A tensor is factorised where (n + m) * rank < n * m; others (vectors, small or thin matrices)
       would be no shorter. It must not be cut among messages: a range of it is no matrix.
     - Every rank orthogonalises for itself, as in the paper, so the mean has the same bits on all
-      ranks where they run on processors of one kind.
+      ranks where they run on processors of one kind, with as many threads each: LAPACK cuts a tall
+      P by their number. ``attach`` holds ranks to the second.
 Wire: two all-reduces, one after the other, each 2(W-1)/W of its bytes a rank: D dense elements and
     every P, D + sum of n * rank; then every Q, sum of m * rank (none: not sent). In the working
     dtype -> 4 bytes an element, 8 for float64.
@@ -64,7 +66,11 @@ class powersgd(Exchange):
     rank: int = 4
     seed: int = 0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.LOW_RANK, contraction=True, error_feedback=True, whole_tensors=True
+        layout=Layout.LOW_RANK,
+        contraction=True,
+        error_feedback=True,
+        whole_tensors=True,
+        same_threads=True,
     )
 
     def __post_init__(self) -> None:

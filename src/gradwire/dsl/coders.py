@@ -148,7 +148,7 @@ class Coding:
         packed = self._packed(plain)
         others = tuple(part for part in plain if part is not packed)
         num_blocks = -(-packed.numel // self.block_bytes)
-        lengths = Field(f"{packed.name}_lengths", torch.int32, num_blocks)
+        lengths = Field(lengths_name(packed.name), torch.int32, num_blocks)
         count = packed.numel if num_coded is None else num_coded
         return Format((*others, lengths, Field(packed.name, torch.uint8, count)))
 
@@ -190,6 +190,11 @@ class Coding:
         return next(part for part in plain if part.name == self.field.name)
 
 
+def lengths_name(name: str) -> str:
+    """The field of the lengths of a coded field's blocks."""
+    return f"{name}_lengths"
+
+
 @lru_cache(maxsize=1024)
 def coding(program: Traced) -> Coding | None:
     """How a program's fields are coded; None if none is."""
@@ -213,7 +218,7 @@ class _Field(ctypes.Structure):
 
     @classmethod
     def of(cls, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor) -> _Field:
-        starts = torch.empty(lengths_B.numel() + 1, dtype=torch.int64)
+        starts = torch.empty(lengths_B.numel() + 1, dtype=torch.int64, device="cpu")
         found = cls(
             plain_U.data_ptr(),
             plain_U.numel(),

@@ -27,7 +27,7 @@ from .keeping import encode_kept, merge_kept
 from .layout import layout, most_kept, num_received
 from .steps import Kernels, encode_dense, with_scalars
 
-_NEXT_STEP = torch.tensor([0, 1])
+_NEXT_STEP = torch.tensor([0, 1], device="cpu")
 
 
 class Generated(Compressor):
@@ -51,7 +51,8 @@ class Generated(Compressor):
         code = coding(made.traced)
         if code is not None:
             code.field.coder.library()
-        return torch.tensor([crc32(spec.name.encode()), 0]) if made.draws else None
+        stream = crc32(spec.name.encode())
+        return torch.tensor([stream, 0], device="cpu") if made.draws else None
 
     def format(self, spec: TensorSpec) -> Format:
         traced = self.kernels().traced
@@ -64,13 +65,7 @@ class Generated(Compressor):
         return layout(traced, spec.numel, min(num_kept, most_kept(traced, spec.numel)))
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
-        traced = self.kernels().traced
-        code = coding(traced)
-        if code is not None:
-            found = code.received(layout(traced, spec.numel, 0), size_bytes)
-        else:
-            num_kept = num_received(traced, spec.numel, size_bytes)
-            found = None if num_kept is None else layout(traced, spec.numel, num_kept)
+        found = _received(self.kernels(), spec.numel, size_bytes)
         if found is None:
             raise self.no_such_size(spec, size_bytes)
         return found
@@ -86,7 +81,7 @@ class Generated(Compressor):
         if residual_N is None or _fits(residual_N):
             (sent,) = self._encode((state,), (grad_N,), (residual_N,), (buffer,))
             return sent
-        whole_N = grad_N + residual_N
+        whole_N = _checked(grad_N, residual_N) + residual_N
         if self.kernels().traced.reads_latest:
             near_N = residual_N.to(torch.float32).contiguous()
             ((payload, state),) = self._encode((state,), (grad_N,), (near_N,), (buffer,))
@@ -116,11 +111,10 @@ class Generated(Compressor):
     def decode_many(
         self, payloads: Sequence[Payload], outs: Sequence[Tensor], *, scale: float = 1.0
     ) -> None:
-        whole = [
-            out_N if _fits(out_N) else torch.empty(out_N.numel(), device=out_N.device)
-            for out_N in outs
-        ]
         made = self.kernels()
+        whole = [out_N if _fits(out_N) else _float32_like(out_N) for out_N in outs]
+        for payload, out_N in zip(payloads, outs, strict=True):
+            _check_matching(made, payload, out_N)
         if made.traced.keep is None:
             made.built.run_many(made.decode, _decoding(made, "out", payloads, whole, scale))
         else:
@@ -132,6 +126,7 @@ class Generated(Compressor):
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         made = self.kernels()
+        _check_matching(made, payload, sum_N)
         if _fits(sum_N) and made.traced.keep is not None:
             merge_kept(made, payload, sum_N, scale)
         elif _fits(sum_N):
@@ -160,7 +155,7 @@ class Generated(Compressor):
 
     def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
         """What encoding a gradient runs on."""
-        numel = _checked(grad_N).numel()
+        numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
         operands = {"gradient": fits}
         if residual_N is not None:
@@ -184,10 +179,41 @@ def _fits(vector_N: Tensor) -> bool:
     return vector_N.dtype == torch.float32 and vector_N.is_contiguous()
 
 
-def _checked(grad_N: Tensor) -> Tensor:
+def _float32_like(out_N: Tensor) -> Tensor:
+    return torch.empty(out_N.numel(), dtype=torch.float32, device=out_N.device)
+
+
+def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
+    """The gradient; refuses what a kernel would read beyond: it trusts lengths."""
     if grad_N.dim() != 1:
         raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    if residual_N is not None and (
+        residual_N.shape != grad_N.shape or residual_N.device != grad_N.device
+    ):
+        given = f"{tuple(residual_N.shape)} on {residual_N.device}"
+        accepted = f"{tuple(grad_N.shape)} on {grad_N.device}"
+        raise invalid("residual", given, accepted, "begin with zeros like the gradient")
     return grad_N
+
+
+def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
+    """The layout of a payload of so many bytes; None if no gradient of that length has one."""
+    code = coding(made.traced)
+    if code is not None:
+        return code.received(layout(made.traced, numel, 0), size_bytes)
+    num_kept = num_received(made.traced, numel, size_bytes)
+    return None if num_kept is None else layout(made.traced, numel, num_kept)
+
+
+def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
+    """Refuses a payload of another length, program or device than what it is decoded into."""
+    numel, buffer = out_N.numel(), payload.buffer
+    if buffer is None or buffer.device != out_N.device:
+        given = "size only" if buffer is None else f"on {buffer.device}"
+        raise invalid("payload", given, f"on {out_N.device}", "decode where it came")
+    if _received(made, numel, payload.size_bytes) != payload.format:
+        accepted = f"one of {numel} elements by {made.traced.name}"
+        raise invalid("payload", payload, accepted, "decode into a vector like the gradient")
 
 
 def _decoding(

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -225,6 +226,7 @@ class IllTyped(InvalidSetting):
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
+_interning = Lock()  # threads may trace at once: two equal nodes would not be one object
 
 
 def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
@@ -239,9 +241,10 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
     extent = _extent(op, sources, arg)
     # repr tells -0.0 from 0.0 and one NaN equals another.
     key = (op, found_dtype, extent, sources, repr(arg) if op is Op.CONST else arg)
-    found = _interned.get(key)
-    if found is None:
-        found = _interned[key] = Node(op, found_dtype, extent, sources, arg)
+    with _interning:
+        found = _interned.get(key)
+        if found is None:
+            found = _interned[key] = Node(op, found_dtype, extent, sources, arg)
     return found
 
 

@@ -88,7 +88,7 @@ def _cut(program: Traced, kept: Mapping[str, Tensor], num_sent: int) -> dict[str
     """The ``num_sent`` largest of what was kept."""
     ranked_C = kept[program.ranked.name]
     places_K = torch.empty(num_sent, dtype=torch.int32, device=ranked_C.device)
-    largest_K = torch.empty(num_sent, device=ranked_C.device)
+    largest_K = torch.empty_like(ranked_C[:num_sent])
     select.topk(ranked_C, places_K, largest_K)
     others = {name: memory for name, memory in kept.items() if memory is not ranked_C}
     sent = {name: memory.index_select(0, places_K) for name, memory in others.items()}

@@ -196,5 +196,8 @@ def _operand(value: Number, dtype: DType) -> Node:
 
 def _places(template: str) -> set[str]:
     """The numbers of the operands that a template uses: {} count up, {0} are themselves."""
-    names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError:  # a brace alone
+        return set()
     return {name or str(number) for number, name in enumerate(names)}

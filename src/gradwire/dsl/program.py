@@ -24,7 +24,7 @@ traces both functions once for each combination of settings, and gives it the me
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from inspect import signature
@@ -34,7 +34,7 @@ from ..contract import Layout, Traits
 from ..errors import invalid
 from . import language, rewrite
 from .build import Built
-from .coders import coding
+from .coders import coding, lengths_name
 from .generated import Generated
 from .interp import LANES
 from .ir import Buffer, Extent, Node, Op, load
@@ -106,11 +106,17 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
                 raise invalid(
                     f"{name} {setting.name}", given, f"{setting.type}", "see its settings"
                 )
+            if (
+                kinds == _KINDS["float"]
+            ):  # 1 and 1.0 are one setting, and numpy's number is a number
+                object.__setattr__(self, setting.name, float(given))
         if self.block < LANES or self.block % LANES:
             raise invalid(f"{name} block", self.block, "a positive multiple of 64", "write 16384")
         seed = getattr(self, "seed", 0)
-        if not 0 <= seed < 2**32:
+        if not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise invalid(f"{name} seed", seed, "0 to 2**32 - 1", "leave it at 0")
+        if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
+            raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
         self.check()
         _check_traits(name, self.traits, self.kernels().traced)
 
@@ -159,6 +165,7 @@ def trace(codec: Program) -> rewrite.Traced:
     if not isinstance(sent, Compressed) or not sent.fields:
         raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
     sources = {_buffer(name, value): value.node for name, value in sent.fields.items()}
+    _check_beside(sources)
     received = {buffer.name: _received(buffer) for buffer in sources}
     decoded = codec.source.decode(codec, Compressed(received))
     kept = [v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None]
@@ -193,11 +200,23 @@ def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
 def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
     if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(RESULT_NAME, name):
         raise invalid("field name", name, "none of the kernels' own", f"call it {name}_sent")
+    if not name.isidentifier():
+        raise invalid("field name", name, "a name", "write letters, digits and underscores")
     if isinstance(value, Scalar):
         return Buffer(name, value.node.dtype, value.node.extent)
     if isinstance(value, Coded):
         return Buffer(name, value.node.dtype, Extent.ELEMENT, value.coder)
     return Buffer(name, value.node.dtype, Extent.ELEMENT if value.keep is None else Extent.KEPT)
+
+
+def _check_beside(buffers: Collection[Buffer]) -> None:
+    """Refuses names that another field's unpacked codes have, or its blocks' lengths."""
+    names = {buffer.name for buffer in buffers}
+    kept = (buffer for buffer in buffers if buffer.extent is Extent.KEPT)
+    beside = {rewrite.unpacked(buffer).name for buffer in kept}
+    beside |= {lengths_name(buffer.name) for buffer in buffers if buffer.coder is not None}
+    for name in sorted(names & beside):
+        raise invalid("field name", name, "none that belongs to another field", "call it otherwise")
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:

@@ -224,8 +224,7 @@ class _Body:
     def _use(self, found: Node) -> str:
         """The text of an operand, in parentheses where it is an expression."""
         name = self.names[found]
-        bare = found.op in _CALLS or found.op in _BARE or " " not in name
-        return name if bare else f"({name})"
+        return name if found.op in _CALLS or found.op in _BARE else _bracketed(name)
 
     def _lanes(self, found: Node) -> list[str]:
         fold: Fold = found.arg
@@ -315,8 +314,13 @@ def _folded_text(body: Node, a: str, b: str) -> str:
     if body.op is Op.CAST:
         return _cast(body, sources[0])
     if body.op not in _CALLS:
-        sources = [f"({text})" if " " in text else text for text in sources]
+        sources = [_bracketed(text) for text in sources]
     return _template(body).format(*sources)
+
+
+def _bracketed(text: str) -> str:
+    """An operand in parentheses, unless it is a name or a number; two signs would decrement."""
+    return f"({text})" if " " in text or text.startswith("-") else text
 
 
 def _template(found: Node) -> str:

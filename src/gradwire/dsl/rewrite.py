@@ -43,6 +43,7 @@ SCALE = Buffer("scale", FLOAT32, Extent.CALL)
 RANKED = Buffer("ranked", FLOAT32, Extent.KEPT)
 """The kept elements of the gradient themselves, by which ``top`` ranks them."""
 POPULATION = Buffer("population", INT32, Extent.CALL)
+NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
 """How many elements there are to draw a sample from."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
@@ -282,8 +283,16 @@ def partials(stage: Stage) -> str:
 
 
 def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
-    """The gradient, without and with the residual, at a place drawn for each element."""
-    place = node(Op.BELOW, load(POPULATION), arg=stream)
+    """The gradient, without and with the residual, at a place drawn for each element.
+
+    Where as many are drawn as there are, each element is at its own place (what lies behind the
+    last one, in its group, is read from there too).
+    """
+    population = load(POPULATION)
+    drawn = node(Op.BELOW, population, arg=stream)
+    is_part = node(Op.LESS, load(NUM_DRAWN), population)
+    own = node(Op.SMALLER, node(Op.PLACE), node(Op.SUB, population, const(1, INT32)))
+    place = node(Op.WHERE, is_part, drawn, own)
     gradient, residual = (
         node(Op.LOAD_AT, place, dtype=FLOAT32, arg=Buffer(b.name, FLOAT32, Extent.CALL))
         for b in (GRADIENT, RESIDUAL)

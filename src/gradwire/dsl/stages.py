@@ -27,15 +27,19 @@ RESULT_NAME = r"stage\d+\w*"
 
 @dataclass(frozen=True)
 class Draw:
-    """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of its own."""
+    """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of its own.
+
+    With replacement; but a sample that would be as large as the gradient is the gradient itself,
+    each element once.
+    """
 
     share: float
     least: int
     stream: int
 
     def count(self, numel: int) -> int:
-        """How many of ``numel`` elements are drawn, with replacement."""
-        return max(math.ceil(self.share * numel), self.least) if numel else 0
+        """How many of ``numel`` elements are in it."""
+        return min(max(math.ceil(self.share * numel), self.least), numel)
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,8 @@ class Sample(Symbol):
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:
     """``share`` of the whole gradient's elements, rounded up, and not fewer than ``least``.
 
-    Drawn with replacement, other ones in each call: element by element, a map of the gradient is
-    computed of those drawn only.
+    Drawn with replacement, other ones in each call, unless they would be as many as there are: then
+    each is in it once. Element by element, a map of the gradient is computed of those drawn only.
     """
     recording = recorded("sample()")
     if not isinstance(vector, Vector) or vector.keep is not None:

@@ -113,7 +113,8 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
             numel=count,
             operands={
                 **call.operands,
-                "population": _population(call.numel, device),
+                "population": _number(call.numel, device),
+                "num_drawn": _number(count, device),
                 "sample": sample_S,
             },
         )
@@ -134,8 +135,8 @@ def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _population(numel: int, device: torch.device) -> Tensor:
-    return torch.tensor([numel], dtype=torch.int32, device=device)
+def _number(value: int, device: torch.device) -> Tensor:
+    return torch.tensor([value], dtype=torch.int32, device=device)
 
 
 def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -150,15 +151,13 @@ def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[d
         for call, own in zip(calls, values, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, filling)
-    while max(counts) > 1:
-        lengths, counts = counts, [-(-count // fold.block) for count in counts]
-        before = values
-        values = [_vectors(made, count, call) for count, call in zip(counts, calls, strict=True)]
-        names = (*of_blocks, *results)
-        folding = [
-            Call(dict(zip(names, (*old, *new), strict=True)), length)
-            for old, new, length in zip(before, values, lengths, strict=True)
-        ]
+    names = (*of_blocks, *results)
+    while left := [i for i, count in enumerate(counts) if count > 1]:  # one value is its own fold
+        folding = []
+        for i in left:
+            length, counts[i] = counts[i], -(-counts[i] // fold.block)
+            old, values[i] = values[i], _vectors(made, counts[i], calls[i])
+            folding.append(Call(dict(zip(names, (*old, *values[i]), strict=True)), length))
         built.run_many(fold, folding)
     return [dict(zip(results, own, strict=True)) for own in values]
 

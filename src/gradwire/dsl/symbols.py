@@ -6,11 +6,14 @@ another library) is refused with the line of the program and the remedy.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
 
 from ..errors import InvalidSetting
 from . import ir
@@ -68,15 +71,33 @@ class Symbol:
         refuse("a number was asked for (float, int, range, math.*)", _CONCRETE)
 
     __float__ = __int__ = __index__ = __complex__ = _concrete
+    __trunc__ = __floor__ = __ceil__ = _concrete
 
     def _foreign(self, *_: object, **__: object) -> NoReturn:
         refuse("a function of torch or numpy", _CONCRETE)
 
-    __array__ = __array_ufunc__ = _foreign
+    __array__ = _foreign
+
+    def __array_ufunc__(self, *_: Any, **__: Any) -> Any:
+        self._foreign()
 
     @classmethod
     def __torch_function__(cls, *_: object, **__: object) -> NoReturn:
         refuse("a function of torch or numpy", _CONCRETE)
+
+
+_NUMPY_ON_THE_LEFT: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
 
 
 class Scalar(Symbol):
@@ -125,6 +146,9 @@ class Scalar(Symbol):
     def __rshift__(self, other: Number) -> Scalar:
         return self._binary(Op.SHR, other)
 
+    def __rrshift__(self, other: Number) -> Scalar:
+        return self._binary(Op.SHR, other, swapped=True)
+
     def __and__(self, other: Number) -> Scalar:
         return self._binary(Op.AND, other)
 
@@ -155,7 +179,16 @@ class Scalar(Symbol):
         refuse("an operator that the language lacks", "write floor(a / b) for //, x * x for x**2")
 
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _lacking
-    __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = _lacking
+    __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = __pos__ = _lacking
+
+    def __array_ufunc__(self, ufunc: Any, _: str, *operands: Any, **__: Any) -> Scalar:
+        """A number of numpy's, captured by a program, on the left of an operator."""
+        left = operands[0]
+        plain = isinstance(left, np.generic | np.ndarray) and left.ndim == 0
+        if not plain or ufunc.__name__ not in _NUMPY_ON_THE_LEFT:
+            self._foreign()
+        found: Scalar = _NUMPY_ON_THE_LEFT[ufunc.__name__](left.item(), self)
+        return found
 
     def __neg__(self) -> Scalar:
         return Scalar(made(Op.NEG, working(self)))
@@ -191,6 +224,7 @@ class Vector(Symbol):
     __eq__ = __ne__ = _arithmetic
     __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _arithmetic
     __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lshift__ = __rshift__ = _arithmetic
+    __floordiv__ = __mod__ = __pow__ = __rpow__ = __matmul__ = __xor__ = __pos__ = _arithmetic
 
 
 class Coded(Symbol):
@@ -243,6 +277,9 @@ def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int |
     first = neutral if start is None else start
     if first is None:
         refuse("reduce by a function of your own", "give start=, the value that changes nothing")
+    if not isinstance(first, Real if value.dtype is FLOAT32 else Integral):
+        refuse(f"reduce of {value.dtype!r} from {first!r}", "start is a number of that type")
+    lifted(first, value.dtype)
     if neutral is not None and neutral != first:
         refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
     return ir.Fold(body, first)

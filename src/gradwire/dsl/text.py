@@ -106,6 +106,8 @@ def _read(given: str | Path) -> Text:
         return Text(str(given), given.read_text(encoding="utf-8"))
     except OSError as error:
         raise invalid("text", str(given), "a file that can be read", str(error.strerror)) from None
+    except UnicodeDecodeError as error:
+        raise invalid("text", str(given), "a file in UTF-8", str(error.reason)) from None
 
 
 def _body(declared: Declared, name: str) -> Any:

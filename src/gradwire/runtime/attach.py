@@ -21,6 +21,7 @@ from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..kernels._build import backend
+from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
 from . import ddp
 from .engine import Engine
@@ -234,7 +235,14 @@ def _fingerprint(model: nn.Module, params: list[Named], settings: Settings) -> F
         "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
     }
+    if _same_threads(settings.exchange):
+        shared["torch.get_num_threads()"] = torch.get_num_threads()
     return fingerprint(_tensors(model, params, settings), shared)
+
+
+def _same_threads(exchange: Exchange | Plan) -> bool:
+    made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
+    return any(getattr(one, "same_threads", False) for one in made)
 
 
 def _digest(exchange: Exchange | Plan) -> object:

@@ -150,7 +150,8 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
 
     What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
     scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. State
-    that is not per element is taken from the old rank of the same number (modulo).
+    that is not per element is taken from the old rank of the same number (modulo), or starts afresh
+    where it has another length among the new ranks.
     """
     if world_size < 1:
         raise invalid("world_size", world_size, "at least 1", "pass the new number of ranks")

@@ -90,7 +90,7 @@ class Message:
         ]
         dtype = parts[0].param.dtype
         self.spec = TensorSpec(f"message {index}", end, dtype, shapes=tuple(shapes))
-        self.flat_N = torch.zeros(end, dtype=self.spec.dtype)
+        self.flat_N = torch.zeros(end, dtype=self.spec.dtype, device="cpu")
         # Whole gradients are copied in their own shape, as they may have strides of their own.
         self._views = [
             self.flat_N[slot.start : slot.stop].view(shape)
@@ -99,7 +99,12 @@ class Message:
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
-        self.state: State = exchange.init(self.spec, world)
+        self.state: State = self._first_state()
+
+    def _first_state(self) -> State:
+        """In host memory, as the buffer is, whatever torch.set_default_device says."""
+        with torch.device("cpu"):
+            return self.exchange.init(self.spec, self.member.world)
 
     def copy_mean(self, name: str, into: Tensor) -> None:
         """Writes this message's part of a parameter's mean into ``into``, of the whole's shape."""
@@ -196,9 +201,11 @@ class Message:
         ``by_name`` holds fields of whole parameters by path, ``whole`` what ``rest_of_state``
         returned.
         """
-        self.state = self.exchange.init(self.spec, self.member.world)
+        self.state = self._first_state()
         for path, tensor in leaves(self.state):
-            if path in whole and not self._is_by_parameter(path, tensor):
+            # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
+            fits = path in whole and whole[path].shape == tensor.shape
+            if fits and not self._is_by_parameter(path, tensor):
                 tensor.copy_(whole[path])
         for slot in self.slots:
             saved = by_name.get(slot.name, {})

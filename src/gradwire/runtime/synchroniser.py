@@ -19,7 +19,7 @@ from .messages import Grads, Message
 from .sparse_message import SparseMessage
 
 AnyMessage = Message | SparseMessage
-_LET_GO = torch.empty(0)
+_LET_GO = torch.empty(0, device="cpu")
 """Stands for a gradient that has its mean: kept here, it would hold memory that the user freed."""
 
 
@@ -45,7 +45,7 @@ class Synchroniser:
         slots = [slot for m in self.messages if isinstance(m, Message) for slot in m.slots]
         self._cut = {slot.name for slot in slots if not slot.is_whole}
         self._lock = threading.Lock()
-        self._used = torch.zeros(len(self.names), dtype=torch.int32)
+        self._used = torch.zeros(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
         self.grads: Grads = {}
         self._missing: list[int] = []
@@ -148,7 +148,7 @@ class Synchroniser:
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of one parameter, for those that handed in None."""
         param = self._params[name]
-        mean = torch.empty(param.shape, dtype=param.dtype)
+        mean = torch.empty(param.shape, dtype=param.dtype, device="cpu")
         for message in self._messages_of[name]:
             if isinstance(message, SparseMessage):
                 return message.mean.to(param.device)
@@ -161,7 +161,7 @@ class Synchroniser:
         The count travels while the last messages are on their way.
         """
         flags = [int(self.grads[name] is not None) for name in self.names]
-        self._used.copy_(torch.tensor(flags, dtype=torch.int32))
+        self._used.copy_(torch.tensor(flags, dtype=torch.int32, device="cpu"))
         if self.engine.world > 1:
             self._presence = self.engine.launch(
                 len(self.messages), "presence", _sum_flags(self._used), is_news=True

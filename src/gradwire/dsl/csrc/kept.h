@@ -128,7 +128,7 @@ void keep_each_block(int64_t length, Tensor* tensors, int num_tensors, int threa
     Cursor<Tensor> at{runs};
 #pragma omp for schedule(dynamic, at_once)
     for (int64_t number = 0; number < num_runs; ++number) {
-      if (failed) continue;
+      if (failed || segments == nullptr) continue;  // each thread has a `failed` of its own
       const int64_t before = own.count;
       at.for_each_block_of(number, length, [&](Tensor& tensor, int64_t block, int64_t start,
                                                int64_t n) GW_INLINE {
