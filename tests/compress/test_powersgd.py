@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
-from gradwire.dsl import matrix
+from gradwire.dsl.library import matrix
 from gradwire.exchange import clone_state, exchange_for, synchronise, texts
 from tests.laws.tolerance import same_bits
 from tests.strategies import bounded

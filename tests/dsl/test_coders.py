@@ -32,9 +32,9 @@ from gradwire.dsl.language import (
     uint_3,
     where,
 )
+from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
-from gradwire.dsl.zero_run import zero_run
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels._build import reference_only
 from gradwire.kernels.compiler import find_compiler

@@ -12,7 +12,7 @@ import torch
 from examples.own_compressor import ternary
 from gradwire.dsl import language, laws
 from gradwire.dsl.program import Program
-from gradwire.dsl.text import compile_text
+from gradwire.dsl.text.compile import compile_text
 from tests.laws.tolerance import same_bits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compll.md").read_text()

@@ -42,8 +42,8 @@ from gradwire.dsl.language import (
     where,
     whole,
 )
+from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
-from gradwire.dsl.zero_run import zero_run
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
 

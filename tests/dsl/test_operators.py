@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.dsl import operators, render_triton, rewrite
+from gradwire.dsl import operators, rewrite
 from gradwire.dsl.build import Built
-from gradwire.dsl.e4m3 import from_e4m3, to_e4m3
+from gradwire.dsl.gpu import render as gpu_render
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import FLOAT32, Buffer, Extent, Kernel, Op, const, load, node, store
 from gradwire.dsl.language import (
@@ -28,6 +28,7 @@ from gradwire.dsl.language import (
     uint1,
     uint8,
 )
+from gradwire.dsl.library.e4m3 import from_e4m3, to_e4m3
 from gradwire.dsl.operators import Operator, register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
@@ -152,7 +153,7 @@ def test_a_form_that_lacks_is_refused_when_it_is_asked_for():
     assert copysign.template("triton").startswith("tl.where")
     remedy = r"operator blended triton .* triton='...', or run the program on the CPU"
     with pytest.raises(InvalidSetting, match=remedy):
-        render_triton.render(signs().kernels().decode)
+        gpu_render.render(signs().kernels().decode)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from gradwire.dsl.language import (
     uint8,
 )
 from gradwire.dsl.program import Program
-from gradwire.dsl.text import compile_text
+from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
 from gradwire.kernels.compiler import reference_only

@@ -19,15 +19,16 @@ from torch import Tensor
 from gradwire import load
 from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
-from gradwire.dsl import build_triton, interp
+from gradwire.dsl import interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.build_triton import Launcher
+from gradwire.dsl.gpu import build as gpu_build
+from gradwire.dsl.gpu.build import Launcher
+from gradwire.dsl.gpu.render import WHOLE, render
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
-from gradwire.dsl.render_triton import WHOLE, render
 from gradwire.spec import TensorSpec
 from tests.laws.tolerance import same_bits
 from tests.strategies import make_gradient
@@ -228,9 +229,9 @@ from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.threelc import threelc
 from gradwire.compress.uniform import uniform
-from gradwire.dsl.build_triton import Launcher, launch_shape
+from gradwire.dsl.gpu.build import Launcher, launch_shape
 from gradwire.dsl.ir import FLOAT32, INT32
-from gradwire.dsl.render_triton import counting, row
+from gradwire.dsl.gpu.render import counting, row
 
 forms = [codec(block=4096).kernels().encode_with_residual for codec in (int8, onebit, uniform)]
 packed, kept = threelc(block=512).kernels(), dgc().kernels()
@@ -313,14 +314,14 @@ def test_without_triton_the_interpreter_serves_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     operands, made = elsewhere(monkeypatch), uniform().kernels()
-    monkeypatch.setattr(build_triton, "find_spec", lambda name: None)
-    build_triton.available.cache_clear()
+    monkeypatch.setattr(gpu_build, "find_spec", lambda name: None)
+    gpu_build.available.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, "gradwire"):
             made.built.run(made.encode, operands, 100, Draws())
             made.built.run(made.encode, operands, 100, Draws())
     finally:
-        build_triton.available.cache_clear()
+        gpu_build.available.cache_clear()
     assert operands["codes"].any()
     (record,) = [record for record in caplog.records if record.name == "gradwire"]
     assert "install triton" in record.getMessage()

@@ -57,7 +57,7 @@ def test_user_functions_are_told_from_logic() -> None:
 
 
 def test_every_operator_of_table_4_is_in_the_library() -> None:
-    from gradwire.dsl import matrix
+    from gradwire.dsl.library import matrix
 
     for name in lines.COMMON:
         assert callable(getattr(language, name, None) or getattr(matrix, name, None)), name

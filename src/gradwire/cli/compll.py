@@ -154,7 +154,7 @@ def _shipped(name: str) -> Any:
 
 def _from_text(path: Path, more: list[Path], traits: list[str]) -> Any:
     from ..contract import Layout
-    from ..dsl.text import compile_text
+    from ..dsl.text.compile import compile_text
 
     promised: dict[str, Any] = {trait.replace("-", "_"): True for trait in traits}
     if promised.pop("sparse", False):
@@ -198,7 +198,7 @@ def _from_python(path: Path) -> list[Any]:
 def rendered(codec: Any, target: Target) -> str:
     """All kernels of a program in one form."""
     from ..dsl import ir
-    from ..dsl.render_triton import render
+    from ..dsl.gpu.render import render
 
     built = codec.kernels().built
     if target is Target.ir:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..collective._verbs import AllReduce, Compute, Steps
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
-from ..dsl.matrix import matmul, orthogonal
+from ..dsl.library.matrix import matmul, orthogonal
 from ..errors import invalid
 from ..spec import TensorSpec, working_dtype
 from . import _factors

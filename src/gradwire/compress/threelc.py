@@ -26,8 +26,8 @@ from ..dsl.language import (
     uint_3,
     where,
 )
+from ..dsl.library.zero_run import zero_run
 from ..dsl.program import Program
-from ..dsl.zero_run import zero_run
 from ..errors import invalid
 from ..payload import Format
 from ..spec import TensorSpec

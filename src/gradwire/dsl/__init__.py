@@ -13,19 +13,18 @@
     render_cpp one readable C++ function a kernel; csrc/compll.h is its library
     build      compiled through the kernels' cache, loaded, called
        |
-    render_triton  one readable Triton function a kernel; triton_terms: what operations are called
-       |           there; device: its library
-    build_triton   made a module and launched, on operands that lie on a GPU
+    gpu/       the same in Triton: render and its terms, device (what compll.h is there), build
        |
     program    a class with ``encode`` and ``decode`` becomes a compressor; generated: its methods
-    text       the paper's C-like text becomes such a class (compll.lark, text_tree, text_run)
+    text/      the paper's C-like text becomes such a class: compll.lark, tree, run, values, compile
     laws       what every program has to keep, for ``gradwire compll check``
        |
     layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |
-    operators  added from outside, with all their forms; e4m3 registers two
-    coders     a field's packed bytes made fewer and back; zero_run registers one
-    matrix     matmul and decomp: called directly, by algorithms that are exchanges of their own
+    operators  what may be added from outside, with all its forms
+    coders     a field's packed bytes made fewer and back
+    library/   added so: e4m3 and zero_run; and matrix, called directly by algorithms that are
+               exchanges of their own
 
 Source: HiPress (CompLL), section 4, table 4. May import: errors, units, spec, payload, contract,
 trace, load, kernels.

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..kernels.compiler import Source, load
 from ..payload import Payload
-from . import build_triton, interp
+from . import interp
+from .gpu import build as gpu_build
 from .interp import Draws
 from .ir import Kernel
 from .render_cpp import render
@@ -91,9 +92,9 @@ class Built:
         return frozenset(kernel for kernel in self.kernels if kernel.keep is not None)
 
     @cached_property
-    def launcher(self) -> build_triton.Launcher:
+    def launcher(self) -> gpu_build.Launcher:
         """The same kernels for a GPU."""
-        return build_triton.Launcher(*self.kernels)
+        return gpu_build.Launcher(*self.kernels)
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled kernels; None where the interpreter has to serve."""
@@ -111,7 +112,7 @@ class Built:
         on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
-            run = interp.run if on_cpu or not build_triton.available() else self.launcher.run
+            run = interp.run if on_cpu or not gpu_build.available() else self.launcher.run
             return [run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []

@@ -21,8 +21,8 @@ from collections import Counter
 from functools import lru_cache
 from itertools import count
 
-from .interp import LANES
-from .ir import (
+from ..interp import LANES
+from ..ir import (
     FLOAT32,
     INT32,
     UNSIGNED,
@@ -37,9 +37,9 @@ from .ir import (
     store,
     walk,
 )
-from .operators import support
-from .schedule import Pass, passes
-from .triton_terms import (
+from ..operators import support
+from ..schedule import Pass, passes
+from .terms import (
     any_order,
     applied,
     code,
@@ -64,7 +64,7 @@ _HEAD = """\
 import triton
 import triton.language as tl
 
-from gradwire.dsl import device as gw"""
+from gradwire.dsl.gpu import device as gw"""
 
 COUNT = Buffer("count", INT32, Extent.BLOCK)
 """How many elements of each row are kept."""

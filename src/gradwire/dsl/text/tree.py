@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from lark import Token, Tree
 
-from ..errors import InvalidSetting
+from ...errors import InvalidSetting
 
 Parsed: TypeAlias = "Tree[Token]"
 

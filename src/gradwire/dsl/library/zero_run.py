@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .coders import Coder
-from .language import uint_3
-from .operators import register
+from ..coders import Coder
+from ..language import uint_3
+from ..operators import register
 
 _LONGEST = 14
 _BASE = 241  # the code of a run, less its length

@@ -4,7 +4,7 @@ Triton keeps what it compiled in a folder of its own, by the text's hash. Where 
 TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one operation at a time:
 that is how tests compare them with interp.py where there is no GPU.
 
-Legend: R rows, which are blocks or pieces of them (``render_triton.row``).
+Legend: R rows, which are blocks or pieces of them (``render.row``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .interp import Draws
-from .ir import Kernel
-from .render_triton import COUNT, WHOLE, counting, render, row
+from ..interp import Draws
+from ..ir import Kernel
+from .render import COUNT, WHOLE, counting, render, row
 
 _TILE = 4096  # elements of a long block that a program visits at a time
 _SHORT = 2048  # elements that a program has at least, of several blocks if they are short

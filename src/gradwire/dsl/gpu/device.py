@@ -1,7 +1,7 @@
 """What generated Triton kernels are made of: casts, reductions, packing, Philox.
 
 The counterpart of csrc/compll.h; the definitions are interp.py and philox.py. Importing this file
-needs triton; ``build_triton`` does so when the first kernel is built.
+needs triton; ``build`` does so when the first kernel is built.
 
 Legend: B rows a program, which are blocks or pieces of them, T elements of each row a tile, both
 powers of two. A value a block has shape (B, 1), one an element (B, T). ``start`` (B, 1) is where a

@@ -1,6 +1,6 @@
 """Runs a parsed text on symbols: its variables, its statements and its functions.
 
-Every operator of the text is one of ``language``; text_values has what C says of values.
+Every operator of the text is one of ``language``; values.py has what C says of values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 
 from lark import Token
 
-from ..errors import InvalidSetting
-from . import e4m3, language, zero_run  # noqa: F401  # two of them register operators
-from .language import Compressed, Vector
-from .operators import registered
-from .symbols import Refusal, Symbol, refuse
-from .text_tree import Declared, Function, Kind, Parsed, Setting, Text, TextError, at, declarations
-from .text_values import BINARY, OPERATORS, TYPES, UNARY, Value, applied, converted, truth, typed
+from ...errors import InvalidSetting
+from .. import language
+from ..language import Compressed, Vector
+from ..library import e4m3, zero_run  # noqa: F401  # which register operators
+from ..operators import registered
+from ..symbols import Refusal, Symbol, refuse
+from .tree import Declared, Function, Kind, Parsed, Setting, Text, TextError, at, declarations
+from .values import BINARY, OPERATORS, TYPES, UNARY, Value, applied, converted, truth, typed
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import language
-from .ir import BOOL, FLOAT32, UNSIGNED, Op
-from .language import Compressed, Scalar, Type, Vector
-from .symbols import Symbol, refuse
-from .text_tree import Kind
+from .. import language
+from ..ir import BOOL, FLOAT32, UNSIGNED, Op
+from ..language import Compressed, Scalar, Type, Vector
+from ..symbols import Symbol, refuse
+from .tree import Kind
 
 Value: TypeAlias = Any
 """A plain number, a Scalar, a Vector, a Compressed, or a function of elements."""

@@ -21,7 +21,7 @@ r"""CompLL's own C-like text (HiPress, figure 5): a second front end to the same
 (5, tensor([ 3., -3.,  3.]))
 
 A text is parsed (compll.lark) and its two functions are run on symbols by the operators of
-``language`` (text_run): no other representation lies between. What it gives is a ``Program`` like
+``language`` (run.py): no other representation lies between. What it gives is a ``Program`` like
 any other: fields of its ``param`` structures are settings, beside ``block`` (``gradient`` is one
 block of that many elements) and, where numbers are drawn, ``seed``.
 
@@ -43,15 +43,15 @@ from typing import Any, ClassVar, NoReturn
 from lark import Lark, Tree, UnexpectedInput, UnexpectedToken
 from torch import Tensor
 
-from ..contract import State
-from ..errors import InvalidSetting, invalid
-from ..payload import Payload
-from . import ir
-from .language import Compressed
-from .program import Program
-from .symbols import Vector
-from .text_run import Run
-from .text_tree import Declared, Parsed, Text
+from ...contract import State
+from ...errors import InvalidSetting, invalid
+from ...payload import Payload
+from .. import ir
+from ..language import Compressed
+from ..program import Program
+from ..symbols import Vector
+from .run import Run
+from .tree import Declared, Parsed, Text
 
 _GRAMMAR = Path(__file__).with_name("compll.lark")
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from .ir import BOOL, FLOAT32, UNSIGNED, Buffer, DType, Fold, Node, Op, neutral
+from ..ir import BOOL, FLOAT32, UNSIGNED, Buffer, DType, Fold, Node, Op, neutral
 
 _TEXT = {
     Op.SIZE: "n.to(tl.int32)",

@@ -1,0 +1,1 @@
+"""Operators that are added to the language by its own registry, and matrix operators."""
