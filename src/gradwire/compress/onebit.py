@@ -5,6 +5,8 @@ Differences: the two means are taken over blocks of 65536 elements instead of co
     block stays in the cache between the pass that averages and the pass that encodes, so a gradient
     is read from memory once; the header is 8 bytes a block. A NaN counts as negative. A side whose
     sum leaves float32's range (elements beyond 5e33) decodes to infinity.
+    Generated code took the place of a hand-written kernel: as fast with a residual, 0.7 to 0.83 as
+    fast without one, where the sums in double precision are what it waits for.
 Wire: low_B float32 (mean of the negatives), high_B float32 (mean of the others), bits_N (1: not
     negative, bit i of byte j is element 8j+i) -> 8 * ceil(N / block) + ceil(N / 8) bytes.
 State: none. Contributed: the decoded gradient.
