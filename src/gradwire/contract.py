@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class Traits:
     """Trains well only if what was not sent is kept for the next step."""
     reads_latest: bool = False
     """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
+    shared_support: bool = False
+    """All ranks take the same elements, so values at them are summed by an all-reduce."""
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
     same_threads: bool = False
@@ -138,6 +140,20 @@ class Compressor(ABC):
         """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
 
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        """What a sparse payload holds: (indices_K int32, ascending, without duplicates; values_K).
+
+        Values are decoded, in the working dtype. Default: the fields ``indices`` and ``values``.
+        Raises ``InvalidSetting`` where the payload has none.
+        """
+        names = {part.name for part in payload.format}
+        if not {"indices", "values"} <= names:
+            raise invalid(
+                "payload", payload, "a sparse one, of indices and values", "use a sparse codec"
+            )
+        values_K = payload["values"]
+        return payload["indices"], values_K.to(working_dtype(values_K.dtype))
+
     def encode_many(
         self,
         states: Sequence[State],
@@ -164,17 +180,30 @@ class Compressor(ABC):
             self.decode(payload, out_N, scale=scale)
 
 
+class Selection(NamedTuple):
+    """Of one message in one step: how many elements were asked for, taken and averaged."""
+
+    asked: float
+    """The density asked for, times the number of elements."""
+    selected: int
+    """What this rank took."""
+    arrived: int
+    """What the mean has of all ranks: the union of what they took."""
+
+
 class Member:
     """One rank's place in one message: who it is, among how many, and the buffers it may reuse.
 
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "rank", "world")
+    __slots__ = ("_buffers", "rank", "selection", "world")
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
         self.world = world
+        self.selection: Selection | None = None
+        """Of the last step; None where nothing was selected, as of dense gradients."""
         self._buffers: dict[str, Tensor] = {}
 
     def variant_of(self, codec: Compressor) -> Compressor:
