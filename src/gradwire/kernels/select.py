@@ -1,7 +1,7 @@
-"""Exact top-k by magnitude, and adding sparse entries to a dense vector.
+"""Selection by magnitude, exact or by threshold, and adding sparse entries to a dense vector.
 
 Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done exactly.
-Legend: N elements, K selected elements.
+Legend: N elements, K selected elements, L ranges.
 
 With c = grad + residual, elements rank by the bit pattern of |c| (so NaN > inf > finite), ties by
 the lower index; the K first are selected and listed by ascending index. Not in the C++'s scope:
@@ -11,6 +11,7 @@ a list of more than 2^31 - 1 elements, which int32 indices cannot address.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -43,8 +44,7 @@ def topk(
         raise invalid(
             "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
         )
-    if num_elements > INT32_MAX:
-        raise invalid("grad_N", num_elements, f"at most {INT32_MAX} elements", "cut it in chunks")
+    _check_addressable("grad_N", num_elements)
     library = load_library("select") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         _reference_topk(grad_N, indices_K, values_K, residual_N)
@@ -60,6 +60,96 @@ def topk(
     )
     if failed:
         raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
+
+
+def topk_ranges(
+    c_N: torch.Tensor,
+    starts_L: torch.Tensor,
+    stops_L: torch.Tensor,
+    ks_L: torch.Tensor,
+    indices_K: torch.Tensor,
+    values_K: torch.Tensor,
+) -> None:
+    """Top-k of each of L ranges of ``c_N``, one behind the other: DEFT's layer-wise selection.
+
+    ``starts_L``, ``stops_L`` and ``ks_L`` are int64 on the CPU, K the sum of ``ks_L``.
+    ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do not overlap.
+    Short ranges are shared out among threads, so a thousand small layers cost one call.
+    """
+    num_elements, num_ranges = c_N.numel(), starts_L.numel()
+    check_floating("c_N", c_N)
+    _check_addressable("c_N", num_elements)
+    for name, table_L in (("starts_L", starts_L), ("stops_L", stops_L), ("ks_L", ks_L)):
+        check_vector(name, table_L, num_ranges, torch.int64)
+    num_selected = int(ks_L.sum())
+    check_vector("indices_K", indices_K, num_selected, torch.int32)
+    check_vector("values_K", values_K, num_selected, c_N.dtype)
+    lie_in = (starts_L >= 0) & (stops_L <= num_elements) & (ks_L >= 0)
+    if not bool((lie_in & (ks_L <= stops_L - starts_L)).all()):
+        ranges = list(zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True))
+        accepted = f"within [0, {num_elements}], each no shorter than its k"
+        raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
+    library = load_library("select") if serves_cpp(c_N) else None
+    if library is None:
+        _reference_topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K)
+        return
+    tables = (address(starts_L), address(stops_L), address(ks_L), ctypes.c_int64(num_ranges))
+    failed = library.gw_topk_ranges(
+        address(c_N), *tables, address(indices_K), address(values_K), torch.get_num_threads()
+    )
+    if failed:
+        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+
+
+Room = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""Gives the (indices_K int32, values_K) that K selected elements are to be listed in."""
+
+
+def reaching(
+    grad_N: torch.Tensor | None,
+    threshold: float,
+    most: int,
+    room: Room,
+    residual_N: torch.Tensor | None = None,
+) -> None:
+    """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by magnitude.
+
+    ``threshold`` is rounded to the dtype of c; what is not finite always reaches it. Of more than
+    ``most`` elements that do, the ``most`` largest are listed, as ``topk`` ranks them. How many
+    there are is known before they are listed: ``room(K)`` is called once, on this thread.
+
+    ``residual_N`` is as in ``topk``. Without ``grad_N`` it holds c already. One pass over memory:
+    4 bytes an element, 12 with a gradient and a residual; one more where more than ``most`` reach.
+    """
+    if not threshold >= 0:
+        raise invalid("threshold", threshold, "0 or more", "give the least magnitude to keep")
+    whole_N = residual_N if grad_N is None else grad_N
+    assert whole_N is not None, "neither a gradient nor a residual"
+    check_floating("grad_N", whole_N)
+    if residual_N is not None:
+        check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
+    _check_addressable("grad_N", whole_N.numel())
+    most = min(most, whole_N.numel())
+    library = load_library("select") if serves_cpp(grad_N, residual_N) else None
+    if library is None:
+        _reference_reaching(grad_N, threshold, most, room, residual_N)
+        return
+    library.gw_reach.restype = ctypes.c_int64
+    count = library.gw_reach(
+        address(grad_N),
+        address(residual_N),
+        ctypes.c_int64(whole_N.numel()),
+        ctypes.c_float(threshold),
+        ctypes.c_int64(most),
+        torch.get_num_threads(),
+    )
+    if count >= 0:
+        indices_K, values_K = room(count)
+        check_vector("indices_K", indices_K, count, torch.int32)
+        check_vector("values_K", values_K, count, whole_N.dtype)
+        into = (address(indices_K), address(values_K), torch.get_num_threads())
+    if count < 0 or library.gw_list(address(residual_N), *into):
+        raise MemoryError(f"selection from {whole_N.numel()} elements: no memory to list it in")
 
 
 def scatter_add(
@@ -97,17 +187,75 @@ def scatter_add(
         )
 
 
+def _check_addressable(name: str, num_elements: int) -> None:
+    if num_elements > INT32_MAX:
+        raise invalid(name, num_elements, f"at most {INT32_MAX} elements", "cut it in chunks")
+
+
 def _reference_topk(
     grad_N: torch.Tensor,
     indices_K: torch.Tensor,
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None,
 ) -> None:
-    c_N = grad_N if residual_N is None else grad_N + residual_N
+    c_N = _whole(grad_N, residual_N)
+    order_N = _key(c_N).sort(descending=True, stable=True).indices
+    _take(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
+
+
+def _reference_topk_ranges(
+    c_N: torch.Tensor,
+    starts_L: torch.Tensor,
+    stops_L: torch.Tensor,
+    ks_L: torch.Tensor,
+    indices_K: torch.Tensor,
+    values_K: torch.Tensor,
+) -> None:
+    done = 0
+    for start, stop, k in zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True):
+        into = slice(done, done + k)
+        _reference_topk(c_N[start:stop], indices_K[into], values_K[into], None)
+        indices_K[into] += start
+        done += k
+
+
+def _reference_reaching(
+    grad_N: torch.Tensor | None,
+    threshold: float,
+    most: int,
+    room: Room,
+    residual_N: torch.Tensor | None,
+) -> None:
+    c_N = _whole(grad_N, residual_N)
+    bound = torch.tensor(threshold, dtype=c_N.dtype, device=c_N.device)
+    passes_N = (~(c_N.abs() < bound) & (c_N != 0)) | ~c_N.isfinite()
+    chosen_K = passes_N.nonzero().flatten()
+    if chosen_K.numel() > most:
+        order_K = _key(c_N[chosen_K]).sort(descending=True, stable=True).indices
+        chosen_K = chosen_K[order_K[:most]].sort().values
+    _take(c_N, chosen_K, *room(chosen_K.numel()), residual_N)
+
+
+def _whole(grad_N: torch.Tensor | None, residual_N: torch.Tensor | None) -> torch.Tensor:
+    if grad_N is None:
+        assert residual_N is not None
+        return residual_N
+    return grad_N if residual_N is None else grad_N + residual_N
+
+
+def _key(c_N: torch.Tensor) -> torch.Tensor:
+    """What elements are ranked by: their bits without the sign."""
     pattern = _BIT_PATTERNS[c_N.element_size()]
-    key_N = c_N.view(pattern) & torch.iinfo(pattern).max
-    order_N = key_N.sort(descending=True, stable=True).indices
-    chosen_K = order_N[: indices_K.numel()].sort().values
+    return c_N.view(pattern) & torch.iinfo(pattern).max
+
+
+def _take(
+    c_N: torch.Tensor,
+    chosen_K: torch.Tensor,
+    indices_K: torch.Tensor,
+    values_K: torch.Tensor,
+    residual_N: torch.Tensor | None,
+) -> None:
     indices_K.copy_(chosen_K)
     values_K.copy_(c_N[chosen_K])
     if residual_N is not None:

@@ -77,8 +77,8 @@ inline void count_digit(const std::vector<Part>& parts, const Digit& digit, int 
     }
   });
   counts.bins.assign(kNumDigits, 0);
-  for (size_t i = 0; i < counts.copies.size(); ++i) {
-    counts.bins[i % kNumDigits] += counts.copies[i];
+  for (size_t first = 0; first < counts.copies.size(); first += kNumDigits) {
+    for (size_t bin = 0; bin < kNumDigits; ++bin) counts.bins[bin] += counts.copies[first + bin];
   }
 }
 

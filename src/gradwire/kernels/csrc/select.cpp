@@ -1,49 +1,40 @@
-// topk: exact selection of the k largest |c|. Definition: the torch reference in select.py.
+// Selection by |c|: the k largest exactly, or what reaches a threshold. Definition: the torch
+// reference in select.py.
 //
 // The rank of an element is its bit pattern without the sign (its key), which orders NaN above inf
 // above the finite. A sample estimates a threshold that a few more than k elements pass; one pass
 // over memory collects those; the k-th key is found exactly among them by a radix histogram. Where
 // the estimate fails (ties, hostile data) the same histogram runs over the whole vector.
 #include <atomic>
-#include <memory>
 #include <new>
 #include <vector>
 
 #include "blocks.h"
 #include "cut.h"
+#include "filter.h"
 
 namespace {
 
 using namespace gw;
 
-constexpr int64_t kBlock = 16384;  // elements of a block; its candidates fit a local buffer
 constexpr int kSampleShift = 16;   // the sample's histogram has one bin for 2^16 keys
 constexpr int kNumSampleBins = 1 << (31 - kSampleShift);
 constexpr int kMaxAttempts = 2;
+constexpr int64_t kLeastSampled = 16;
 
 // Buffers that live as long as the calling thread, so that a training loop never allocates.
 struct Scratch {
-  std::vector<float> pool_values;
-  std::vector<int32_t> pool_indices;
+  Pool pool;
   std::vector<Part> parts;
   std::vector<int64_t> num_above, num_equal;
   std::vector<uint32_t> sample_bins;
   Counts counts;
+  Cut cut = {};
 };
 
 Scratch& scratch() {
   thread_local Scratch buffers;
   return buffers;
-}
-
-struct LocalBuffer {
-  float values[kBlock + 16];
-  int32_t indices[kBlock + 16];
-};
-
-LocalBuffer& local_buffer() {
-  thread_local std::unique_ptr<LocalBuffer> buffer(new LocalBuffer);
-  return *buffer;
 }
 
 // The elements that are ranked: a, or a + b before the residual was accumulated.
@@ -76,12 +67,15 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
   const int64_t run = attempt == 0 ? 16 : 4;
   const int64_t num_runs = min64(n / 256, attempt == 0 ? 8192 : 65536);
   const int64_t num_samples = run * num_runs;
-  const double expected = static_cast<double>(k) * static_cast<double>(num_samples) /
-                          static_cast<double>(n > 0 ? n : 1);
-  if (expected < 8.0) return {0, 0};
+  if (num_samples == 0) return {0, 0};
+  // So many that enough of them are in the sample: candidates beyond k are few and cost nothing.
+  const int64_t least = ceil_div(kLeastSampled * n, num_samples);
+  const int64_t sought = k > least ? k : least;
+  const double expected = static_cast<double>(sought) * static_cast<double>(num_samples) /
+                          static_cast<double>(n);
   const double margin = 5.0 / __builtin_sqrt(expected);
   const int64_t capacity =
-      static_cast<int64_t>(static_cast<double>(k) * (1.2 + 3.0 * margin)) + 1024;
+      static_cast<int64_t>(static_cast<double>(sought) * (1.2 + 3.0 * margin)) + 1024;
   if (capacity > n / 2) return {0, 0};
 
   std::vector<uint32_t>& bins = scratch().sample_bins;
@@ -94,6 +88,7 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
   };
   constexpr int64_t kAhead = 8;
   int64_t starts[kAhead] = {};
+  uint32_t top = 0;  // the highest bin in use: for a short vector, most of the search is above it
   for (int64_t r = 0; r < num_runs + kAhead; ++r) {  // each run is fetched kAhead runs early
     const int64_t start = starts[r % kAhead];
     if (r < num_runs) {
@@ -101,82 +96,19 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
       source.prefetch(starts[r % kAhead]);
     }
     if (r < kAhead) continue;
-    for (int64_t i = start; i < start + run; ++i) ++bins[key_of(source.at(i)) >> kSampleShift];
+    for (int64_t i = start; i < start + run; ++i) {
+      const uint32_t sampled = key_of(source.at(i)) >> kSampleShift;
+      ++bins[sampled];
+      top = sampled > top ? sampled : top;
+    }
   }
   const double wanted = expected * (1.0 + margin);
-  int bin = kNumSampleBins - 1;
+  int bin = static_cast<int>(top);
   for (double seen = bins[bin]; seen < wanted && bin > 0; seen += bins[bin]) --bin;
   // Zeros never are candidates: where they belong to the result, the lowest indices do. What is
   // not finite always is one: the residual must lose it even where it is not selected.
   const uint32_t threshold = bin ? static_cast<uint32_t>(bin) << kSampleShift : 1u;
   return {threshold < kInfKey ? threshold : kInfKey, capacity};
-}
-
-// Collects a block's elements whose key reaches the threshold; with kAccumulate r = g + r first.
-template <bool kAccumulate>
-int64_t filter_block(const float* g, float* r, int64_t n, int64_t first, uint32_t threshold,
-                     LocalBuffer& out) {
-  int64_t count = 0;
-  int64_t i = 0;
-#ifdef GW_AVX512
-  const __m512i bound = _mm512_set1_epi32(static_cast<int>(threshold));
-  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(first)));
-  for (; i + 16 <= n; i += 16) {
-    __m512 c = _mm512_loadu_ps(g + i);
-    prefetch_ahead(g + i);
-    if (kAccumulate) {
-      prefetch_ahead(r + i);
-      c = _mm512_add_ps(c, _mm512_loadu_ps(r + i));
-      _mm512_storeu_ps(r + i, c);
-    }
-    const __m512i key = _mm512_and_si512(_mm512_castps_si512(c), no_sign);
-    const __mmask16 pass = _mm512_cmpge_epi32_mask(key, bound);
-    _mm512_storeu_ps(out.values + count, _mm512_maskz_compress_ps(pass, c));
-    _mm512_storeu_si512(out.indices + count, _mm512_maskz_compress_epi32(pass, index));
-    count += __builtin_popcount(pass);
-    index = _mm512_add_epi32(index, _mm512_set1_epi32(16));
-  }
-#endif
-  for (; i < n; ++i) {
-    const float c = kAccumulate ? g[i] + r[i] : g[i];
-    if (kAccumulate) r[i] = c;
-    out.values[count] = c;
-    out.indices[count] = static_cast<int32_t>(first + i);
-    count += key_of(c) >= threshold;
-  }
-  return count;
-}
-
-// Filters all blocks into the pool; returns how many passed. Above the capacity the pool is void.
-int64_t filter(const float* g, float* r, bool accumulate, int64_t n, const Plan& plan,
-               int threads) {
-  Scratch& s = scratch();
-  const int64_t num_blocks = ceil_div(n, kBlock);
-  if (static_cast<int64_t>(s.pool_values.size()) < plan.capacity) {
-    s.pool_values.resize(static_cast<size_t>(plan.capacity));
-    s.pool_indices.resize(static_cast<size_t>(plan.capacity));
-  }
-  s.parts.resize(static_cast<size_t>(num_blocks));
-  std::atomic<int64_t> used{0};
-  for_each_block(num_blocks, threads, [&](int64_t b) {
-    LocalBuffer& local = local_buffer();
-    const int64_t first = b * kBlock;
-    const int64_t size = min64(kBlock, n - first);
-    const int64_t count =
-        accumulate ? filter_block<true>(g + first, r + first, size, first, plan.threshold, local)
-                   : filter_block<false>(g + first, nullptr, size, first, plan.threshold, local);
-    // The place in the pool depends on timing, the order of the parts does not.
-    const int64_t place = used.fetch_add(count, std::memory_order_relaxed);
-    if (place + count > plan.capacity) return;
-    float* const values = s.pool_values.data() + place;
-    int32_t* const indices = s.pool_indices.data() + place;
-    std::memcpy(values, local.values, static_cast<size_t>(count) * sizeof(float));
-    std::memcpy(indices, local.indices, static_cast<size_t>(count) * sizeof(int32_t));
-    s.parts[static_cast<size_t>(b)] = {values, indices, count, 0};
-  });
-  return used.load();
 }
 
 // The vector itself as candidates.
@@ -292,8 +224,9 @@ Cut choose(const float* g, float* r, int64_t n, int64_t k, int threads) {
     const Source source = accumulated ? Source{c, nullptr} : Source{g, r};
     const Plan plan = plan_threshold(source, n, k, attempt);
     if (plan.capacity == 0) break;
-    const bool first_touch = !accumulated;
-    const int64_t num_passed = filter(first_touch ? g : c, r, first_touch, n, plan, threads);
+    const Operands operands = {accumulated ? c : g, accumulated ? nullptr : r, n, threads};
+    const int64_t num_passed =
+        filter(operands, plan.threshold, plan.capacity, scratch().pool, parts);
     accumulated = true;
     if (num_passed >= k && num_passed <= plan.capacity) {
       return find_cut(parts, k, plan.threshold, threads, scratch().counts);
@@ -308,14 +241,90 @@ Cut choose(const float* g, float* r, int64_t n, int64_t k, int threads) {
   return find_cut(parts, k, 0, threads, scratch().counts);
 }
 
+// Leaves what reaches the threshold in scratch().parts, and the cut that takes it, or the `most`
+// largest of it; returns how many that takes. The pool grows to what it has to hold.
+int64_t reach(const float* g, float* r, int64_t n, uint32_t threshold, int64_t most, int threads) {
+  Scratch& s = scratch();
+  const float* const c = r ? r : g;
+  int64_t capacity = n / 16 + 1024;
+  int64_t num_passed = filter({g, r, n, threads}, threshold, capacity, s.pool, s.parts);
+  if (capacity < num_passed && num_passed <= most) {
+    capacity = num_passed;
+    filter({c, nullptr, n, threads}, threshold, capacity, s.pool, s.parts);
+  }
+  if (num_passed <= most) {
+    s.cut = {threshold - 1, 0};
+  } else if (num_passed <= capacity) {
+    s.cut = find_cut(s.parts, most, threshold, threads, s.counts);
+  } else {
+    s.cut = choose(c, nullptr, n, most, threads);
+  }
+  return min64(num_passed, most);
+}
+
 }  // namespace
 
 // Returns 0, or 1 when there was no memory for the buffers.
 GW_EXPORT int gw_topk(const float* grad, float* residual, int64_t n, int64_t k, int32_t* indices,
                       float* values, int threads) {
   try {
-    const Cut cut = choose(grad, residual, n, k, threads);
-    emit(cut, residual, indices, values, threads);
+    const int team = useful_threads(threads, n);
+    const Cut cut = choose(grad, residual, n, k, team);
+    emit(cut, residual, indices, values, team);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+// Top-k of each range of c, one behind the other in the output. Ranges too short for several
+// threads are shared out among them, the others are done in turn.
+GW_EXPORT int gw_topk_ranges(const float* c, const int64_t* starts, const int64_t* stops,
+                             const int64_t* ks, int64_t num_ranges, int32_t* indices,
+                             float* values, int threads) {
+  std::atomic<int> failed{0};
+  const auto select_range = [&](int64_t range, int64_t place, int team) {
+    failed |= gw_topk(c + starts[range], nullptr, stops[range] - starts[range], ks[range],
+                      indices + place, values + place, team);
+    for (int64_t i = place; i < place + ks[range]; ++i) {
+      indices[i] += static_cast<int32_t>(starts[range]);
+    }
+  };
+  try {
+    std::vector<int64_t> places(static_cast<size_t>(num_ranges) + 1, 0);
+    for (size_t i = 0; i + 1 < places.size(); ++i) places[i + 1] = places[i] + ks[i];
+    const auto is_long = [&](int64_t i) { return useful_threads(threads, stops[i] - starts[i]) > 1; };
+    for_each_block(num_ranges, threads, [&](int64_t i) {
+      if (ks[i] && !is_long(i)) select_range(i, places[static_cast<size_t>(i)], 1);
+    });
+    for (int64_t i = 0; i < num_ranges; ++i) {
+      if (ks[i] && is_long(i)) select_range(i, places[static_cast<size_t>(i)], threads);
+    }
+    return failed;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+// Finds what reaches the threshold, or the `most` largest of it; returns how many, or -1 when there
+// was no memory. gw_list then lists them, on the same thread. Without grad the residual is c.
+GW_EXPORT int64_t gw_reach(const float* grad, float* residual, int64_t n, float threshold,
+                           int64_t most, int threads) {
+  try {
+    const uint32_t key = key_of(threshold);
+    const uint32_t least = key < 1 ? 1 : key < kInfKey ? key : kInfKey;
+    const int team = useful_threads(threads, n);
+    return grad ? reach(grad, residual, n, least, most, team)
+                : reach(residual, nullptr, n, least, most, team);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+GW_EXPORT int gw_list(float* residual, int32_t* indices, float* values, int threads) {
+  try {
+    const int64_t most_read = static_cast<int64_t>(scratch().parts.size()) * kBlock;
+    emit(scratch().cut, residual, indices, values, useful_threads(threads, most_read));
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

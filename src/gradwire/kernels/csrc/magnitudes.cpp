@@ -1,0 +1,164 @@
+// What is to be known of |c| before elements are selected: how often each magnitude occurs, and the
+// norms of ranges. Definitions: the torch references in magnitudes.py.
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "blocks.h"
+#include "cut.h"
+
+namespace {
+
+using namespace gw;
+
+constexpr int64_t kNumBins = 1 << 16;       // a bin for each value of a float's upper half
+constexpr int64_t kTable = kNumBins + 80;   // equal bins of two tables share no line of a cache
+constexpr int64_t kCountBlock = 4096;       // elements that the first cache holds
+constexpr int64_t kNormBlock = 8192;        // elements that are added before their sum is
+constexpr int kNumLanes = 16;
+
+// Buffers that live as long as the calling thread; the tables are zeros between calls.
+struct Scratch {
+  std::vector<uint32_t> tables;
+  std::vector<int64_t> ends;
+  std::vector<double> sums;
+};
+
+Scratch& scratch() {
+  thread_local Scratch buffers;
+  return buffers;
+}
+
+void accumulate(const float* g, float* r, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) r[i] = g[i] + r[i];
+}
+
+// An element's bin is its upper half, which is read as such. Neighbours count in different tables:
+// adding to one counter twice in a row waits for the first.
+void count_block(const float* c, int64_t n, uint32_t* even, uint32_t* odd) {
+  constexpr int64_t kLine = 16;
+  int64_t i = 0;
+  for (; i + kLine <= n; i += kLine) {
+    prefetch_ahead(c + i);
+    uint16_t halves[2 * kLine];
+    std::memcpy(halves, c + i, sizeof halves);
+    for (int64_t j = 1; j < 2 * kLine; j += 4) {
+      ++even[halves[j]];
+      ++odd[halves[j + 2]];
+    }
+  }
+  for (; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, c + i, sizeof bits);
+    ++even[bits >> 16];
+  }
+}
+
+void count_slice(const float* g, float* r, int64_t start, int64_t stop, uint32_t* even,
+                 uint32_t* odd) {
+  for (int64_t first = start; first < stop; first += kCountBlock) {
+    const int64_t size = min64(kCountBlock, stop - first);
+    if (r) accumulate(g + first, r + first, size);
+    count_block((r ? r : g) + first, size, even, odd);
+  }
+}
+
+int64_t take(uint32_t* tables, int64_t num_tables, int64_t bin) {
+  int64_t count = 0;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    count += tables[t * kTable + bin];
+    tables[t * kTable + bin] = 0;
+  }
+  return count;
+}
+
+// Lists the magnitudes that occur, each with how often either sign does, and empties the tables.
+int64_t list_bins(uint32_t* tables, int64_t num_tables, int32_t* bins, int64_t* counts) {
+  int64_t num_listed = 0;
+  for (int64_t bin = 0; bin < kNumBins / 2; ++bin) {
+    const int64_t positive = take(tables, num_tables, bin);
+    const int64_t negative = take(tables, num_tables, bin + kNumBins / 2);
+    bins[num_listed] = static_cast<int32_t>(bin);
+    counts[2 * num_listed] = positive;
+    counts[2 * num_listed + 1] = negative;
+    num_listed += positive + negative > 0;
+  }
+  return num_listed;
+}
+
+// Lane i % 16 adds the squares of its elements in turn; then the lanes are added in turn. A
+// float's square is exact in a double, so no machine rounds it otherwise.
+double sum_squares(const float* g, float* r, int64_t n) {
+  if (r) accumulate(g, r, n);
+  const float* const c = r ? r : g;
+  double lanes[kNumLanes] = {};
+  int64_t i = 0;
+  for (; i + kNumLanes <= n; i += kNumLanes) {
+    prefetch_ahead(c + i);
+    for (int lane = 0; lane < kNumLanes; ++lane) {
+      const double x = c[i + lane];
+      lanes[lane] += x * x;
+    }
+  }
+  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] += static_cast<double>(c[i]) * c[i];
+  double sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+// Fills bins (room for one more than can hold something) and counts (twice that); returns how many
+// bins do, or -1 when there was no memory.
+GW_EXPORT int64_t gw_histogram(const float* grad, float* residual, int64_t n, int32_t* bins,
+                               int64_t* counts, int threads) {
+  try {
+    std::vector<uint32_t>& tables = scratch().tables;
+    const int64_t num_tasks = useful_threads(threads, n);
+    // To empty a second table is more work than to count a short vector in one.
+    const int64_t tables_each = n / num_tasks < kNumBins ? 1 : 2;
+    const int64_t num_tables = num_tasks * tables_each;
+    if (static_cast<int64_t>(tables.size()) < num_tables * kTable) {
+      tables.resize(static_cast<size_t>(num_tables * kTable));
+    }
+    for_each_block(num_tasks, threads, [&](int64_t task) {
+      uint32_t* const even = tables.data() + task * tables_each * kTable;
+      count_slice(grad, residual, task * n / num_tasks, (task + 1) * n / num_tasks, even,
+                  even + (tables_each - 1) * kTable);
+    });
+    return list_bins(tables.data(), num_tables, bins, counts);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// Squared norms of ranges, the same bits whatever the threads. Returns 1 when there was no memory.
+GW_EXPORT int gw_range_norms(const float* grad, float* residual, const int64_t* starts,
+                             const int64_t* stops, int64_t num_ranges, double* norms,
+                             int threads) {
+  try {
+    Scratch& s = scratch();
+    s.ends.resize(static_cast<size_t>(num_ranges));
+    int64_t num_blocks = 0;
+    for (int64_t i = 0; i < num_ranges; ++i) {
+      num_blocks += ceil_div(stops[i] - starts[i], kNormBlock);
+      s.ends[static_cast<size_t>(i)] = num_blocks;
+    }
+    s.sums.resize(static_cast<size_t>(num_blocks));
+    const int64_t* const ends = s.ends.data();
+    double* const sums = s.sums.data();
+    for_each_block(num_blocks, threads, [&](int64_t block) {
+      const int64_t i = std::upper_bound(ends, ends + num_ranges, block) - ends;
+      const int64_t first = starts[i] + (block - (i ? ends[i - 1] : 0)) * kNormBlock;
+      const int64_t size = min64(kNormBlock, stops[i] - first);
+      sums[block] = sum_squares(grad + first, residual ? residual + first : nullptr, size);
+    });
+    for (int64_t i = 0; i < num_ranges; ++i) {
+      norms[i] = 0.0;
+      for (int64_t block = i ? ends[i - 1] : 0; block < ends[i]; ++block) norms[i] += sums[block];
+    }
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}

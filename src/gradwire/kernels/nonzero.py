@@ -1,0 +1,72 @@
+"""The units of a dense vector that have a bit set, laid out as a payload.
+
+Legend: N elements, K units kept. A unit is ``width`` adjacent elements; the last may be short and
+is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..errors import invalid
+from ._build import load_library
+from ._operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def nonzero(
+    grad_N: Tensor, buffer: Tensor, width: int = 1, residual_N: Tensor | None = None
+) -> int:
+    """Fills the front of ``buffer`` (uint8) with indices_K (int32) and the units' values; gives K.
+
+    Values lie behind the indices, aligned to their size; the buffer has room for all units. With
+    ``residual_N`` (float32 as the gradient) the sum is taken, and the residual is then 0: all of it
+    is in the payload, or not finite. By bits: -0.0 is kept, and so is NaN. One pass over memory.
+    """
+    check_floating("grad_N", grad_N)
+    num_units = -(-grad_N.numel() // width)
+    if num_units > INT32_MAX:
+        raise invalid("grad_N", f"{num_units} units", f"at most {INT32_MAX}", "cut it in chunks")
+    room = values_offset(num_units, grad_N.dtype) + num_units * width * grad_N.element_size()
+    check_vector("buffer", buffer, max(buffer.numel(), room), torch.uint8)
+    if residual_N is not None:
+        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    library = load_library("nonzero") if serves_cpp(grad_N, residual_N) else None
+    if library is None:
+        return _reference(grad_N, buffer, width, residual_N)
+    library.gw_nonzero.restype = ctypes.c_int64
+    kept = library.gw_nonzero(
+        address(grad_N),
+        address(residual_N),
+        ctypes.c_int64(grad_N.numel()),
+        ctypes.c_int64(width),
+        address(buffer),
+        torch.get_num_threads(),
+    )
+    if kept < 0:
+        raise MemoryError(f"non-zero units of {grad_N.numel()} elements: no memory for counts")
+    return int(kept)
+
+
+def values_offset(num_kept: int, dtype: torch.dtype) -> int:
+    """The first byte of the values behind so many indices."""
+    return -(-4 * num_kept // dtype.itemsize) * dtype.itemsize
+
+
+def _reference(grad_N: Tensor, buffer: Tensor, width: int, residual_N: Tensor | None) -> int:
+    c_N = grad_N if residual_N is None else grad_N + residual_N
+    missing = -c_N.numel() % width
+    units = torch.cat([c_N, c_N.new_zeros(missing)]).view(-1, width)
+    kept_K = units.view(_BITS[units.element_size()]).ne(0).any(1).nonzero()[:, 0]
+    found = units[kept_K].flatten()
+    start = values_offset(len(kept_K), grad_N.dtype)
+    buffer[: 4 * len(kept_K)].view(torch.int32).copy_(kept_K)
+    buffer[4 * len(kept_K) : start] = 0
+    buffer[start : start + found.numel() * found.element_size()].view(found.dtype).copy_(found)
+    if residual_N is not None:
+        residual_N.zero_()
+    return len(kept_K)

@@ -1,0 +1,22 @@
+"""Sparse vectors on their way between ranks: what is sent, who gets which part, how it is added up.
+
+``entries``      a sparse vector as indices and values; the non-zero units of a dense one
+``permutation``  a seeded bijection of the index space: the hash that spreads entries over ranks
+``parts``        the range of places that a rank serves, and the way back to indices
+``partition``    entries grouped by the part they belong to
+``merge``        entries of all ranks added up over one part
+``scatter``      entries of a part written to the dense vector
+``formats``      layouts on the wire, one a file
+``choose``       the smallest of them for what all ranks know
+``gpu``          Triton forms of the partition
+
+A *unit* is ``width`` adjacent elements that travel together: 1 for single elements, the number of
+columns for rows of an embedding, 256 for OmniReduce's blocks. A vector of N elements has
+ceil(N / width) units. An *index* says where a unit lies in the vector, a *place* where a
+permutation of the indices puts it; part w of W has the places [w L, (w + 1) L), where
+L = ceil(units / W),
+and a *local place* counts from the part's first.
+
+May import: errors, units, payload, load, kernels, torch. Legend: N elements, K entries, W ranks,
+L places of a part, B bytes.
+"""

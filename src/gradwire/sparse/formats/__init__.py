@@ -1,0 +1,20 @@
+"""Layouts of sparse vectors on the wire, one a file: ``formats.coo`` is what ``coo.py`` defines.
+
+Each states its size as a formula of what all ranks can know (``_types.SparseFormat``).
+May import: errors, payload, load, kernels, and entries, permutation, parts and scatter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...load import make_registry
+
+if TYPE_CHECKING:
+    from .bitmap import bitmap as bitmap
+    from .blocks import blocks as blocks
+    from .coo import coo as coo
+    from .dense import dense as dense
+    from .hash_bitmap import hash_bitmap as hash_bitmap
+
+make_registry(__name__)

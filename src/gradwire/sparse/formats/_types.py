@@ -1,0 +1,112 @@
+"""What a sparse format is: a layout, its size, and the way in and out of it.
+
+Legend: N elements, K entries.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import invalid
+from ...payload import Format, Payload
+from ..entries import Entries
+from ..parts import Part
+from ..scatter import scatter
+
+
+class SparseFormat(ABC):
+    """A layout of the entries of a part (or of a whole vector: a part of one).
+
+    Concrete ones are frozen keyword-only dataclasses. ``count`` below is what the format counts:
+    entries, but blocks for ``blocks``. ``num_units`` is how many units it tells apart: the part's
+    length, but the whole vector's units for ``bitmap`` where the part is permuted.
+    """
+
+    @abstractmethod
+    def layout(
+        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    ) -> Format:
+        """The fields of a payload; what ranks must agree on before it travels is ``count``."""
+
+    def size_bytes(
+        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    ) -> int:
+        """Bytes on the wire, as the file's Wire line says."""
+        return self.layout(count, num_units, width, dtype).size_bytes
+
+    def received(
+        self,
+        size_bytes: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> Format:
+        """The layout of a payload of so many bytes.
+
+        Raises InvalidSetting for a size that no payload for so many units has.
+        """
+        low = self.size_bytes(0, num_units, width, dtype)
+        step = max(1, self.size_bytes(2, num_units, width, dtype) - low)
+        count = 2 * (size_bytes - low) // step
+        for one in (count, count - 1):  # an odd count may have a gap before its values
+            form = self.layout(one, num_units, width, dtype) if one >= 0 else None
+            if form is not None and form.size_bytes == size_bytes:
+                return form
+        raise invalid(
+            f"size of a {type(self).__name__} payload of {num_units} units",
+            size_bytes,
+            f"{low} bytes and whole entries",
+            "give every rank the same vector and format",
+        )
+
+    def count(self, entries: Entries, num_units: int) -> int:
+        """What ``layout`` needs to know of these entries."""
+        return entries.num
+
+    @abstractmethod
+    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
+        """Writes entries (ascending, without duplicates, each below ``num_units``).
+
+        ``buffer`` (uint8, exactly ``size_bytes`` long) is where the payload is to lie; without it
+        a new one is made.
+        """
+
+    @abstractmethod
+    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
+        """The entries, ascending; views of the payload where it holds them as they are.
+
+        Formats that carry more than was given (``blocks``, ``dense``) leave out what is all zeros.
+        """
+
+    def scatter(
+        self,
+        payload: Payload,
+        part: Part,
+        out_N: Tensor,
+        *,
+        scale: float = 1.0,
+        width: int = 1,
+    ) -> None:
+        """``out[index] = scale * value`` for the entries of ``part``; see ``sparse.scatter``."""
+        scatter(self.decode(payload, part.length, width), part, out_N, scale)
+
+    def fill(
+        self,
+        payloads: Sequence[Payload],
+        parts: Sequence[Part],
+        out_N: Tensor,
+        *,
+        scale: float = 1.0,
+        width: int = 1,
+    ) -> None:
+        """All of ``out_N``: ``scale`` times the entries of all parts, and zeros elsewhere.
+
+        ``parts`` are those of one vector, in rank order (``parts.parts_of``).
+        """
+        out_N.zero_()
+        for payload, part in zip(payloads, parts, strict=True):
+            self.scatter(payload, part, out_N, scale=scale, width=width)

@@ -1,0 +1,64 @@
+"""Who serves what: each rank one range of places, and the way from a place back to its index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import invalid
+from .permutation import Permutation
+
+
+def part_length(num_units: int, world: int) -> int:
+    """L = ceil(num_units / world): the places of every part but the last ones, which have fewer."""
+    return -(-num_units // world)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The places that ``rank`` of ``world`` serves: [rank L, min((rank + 1) L, num_units)).
+
+    Without a permutation a place is the index itself, and a part is a range of the vector.
+
+    >>> [Part(10, 4, rank).length for rank in range(4)]
+    [3, 3, 3, 1]
+    """
+
+    num_units: int
+    """Of the whole vector."""
+    world: int = 1
+    rank: int = 0
+    permutation: Permutation | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise invalid("rank", self.rank, f"in [0, {self.world})", "number ranks from 0")
+        if self.permutation is not None and self.permutation.numel != self.num_units:
+            raise invalid(
+                "permutation",
+                f"of {self.permutation.numel}",
+                f"one of {self.num_units} units",
+                "make it for the vector's number of units",
+            )
+
+    @property
+    def first(self) -> int:
+        """The first place."""
+        return min(self.rank * part_length(self.num_units, self.world), self.num_units)
+
+    @property
+    def length(self) -> int:
+        """How many places there are; 0 where there are more ranks than units."""
+        return min(part_length(self.num_units, self.world), self.num_units - self.first)
+
+    def indices(self, local_K: Tensor) -> Tensor:
+        """The indices of local places; both int32."""
+        places_K = (local_K + self.first).to(torch.int32)
+        return places_K if self.permutation is None else self.permutation.indices(places_K)
+
+
+def parts_of(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
+    """The parts of all ranks."""
+    return tuple(Part(num_units, world, rank, permutation) for rank in range(world))
