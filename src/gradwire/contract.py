@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from .collective._verbs import Compute, Steps
 from .errors import InvalidSetting, RanksDiffer, invalid
 from .payload import Format, Payload
 from .spec import TensorSpec, working_dtype
+
+T = TypeVar("T")
 
 State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states."""
@@ -52,6 +54,12 @@ class Traits:
     """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
     shared_support: bool = False
     """All ranks take the same elements, so values at them are summed by an all-reduce."""
+    density_range: tuple[float, float] | None = None
+    """Least and most that is taken, as factors of the ``density`` asked for; None: none is.
+
+    The most holds for every gradient; the least where 64 elements or more are asked for, and as
+    many are not 0, of normal, Laplace, heavy-tailed and sparse gradients.
+    """
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
     same_threads: bool = False
@@ -140,11 +148,17 @@ class Compressor(ABC):
         """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
 
+    @property
+    def width(self) -> int:
+        """Elements of a sparse payload that share one index; 1 but where rows travel whole."""
+        return 1
+
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         """What a sparse payload holds: (indices_K int32, ascending, without duplicates; values_K).
 
         Values are decoded, in the working dtype. Default: the fields ``indices`` and ``values``.
-        Raises ``InvalidSetting`` where the payload has none.
+        Where ``width`` is not 1, indices count units of so many elements, and there are as many
+        values for each. Raises ``InvalidSetting`` where the payload has none.
         """
         names = {part.name for part in payload.format}
         if not {"indices", "values"} <= names:
@@ -184,11 +198,23 @@ class Selection(NamedTuple):
     """Of one message in one step: how many elements were asked for, taken and averaged."""
 
     asked: float
-    """The density asked for, times the number of elements."""
+    """The density asked for, times the number of elements; NaN where a codec has no density."""
     selected: int
     """What this rank took."""
     arrived: int
     """What the mean has of all ranks: the union of what they took."""
+
+
+class Imbalance(NamedTuple):
+    """How much more than its equal share the busiest part had: 1 is balanced, W is all on one rank.
+
+    Source: ZEN (OSDI 2025), definition 8. The same on every rank.
+    """
+
+    push: float
+    """max over ranks i and parts j of W * |what i pushed to j| / |what i pushed|."""
+    pull: float
+    """max over parts j of W * |what j holds of all ranks| / |what all hold|."""
 
 
 class Member:
@@ -197,13 +223,17 @@ class Member:
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "rank", "selection", "world")
+    __slots__ = ("_buffers", "imbalance", "rank", "selection", "way", "world")
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
         self.world = world
         self.selection: Selection | None = None
         """Of the last step; None where nothing was selected, as of dense gradients."""
+        self.imbalance: Imbalance | None = None
+        """Of the last step; None where gradients are not cut into parts."""
+        self.way: str | None = None
+        """Of the last step, where ranks chose one in it; see ``wrap.natural``."""
         self._buffers: dict[str, Tensor] = {}
 
     def variant_of(self, codec: Compressor) -> Compressor:
@@ -226,20 +256,37 @@ class Member:
             self._buffers[name] = found
         return found[:numel] if varies else found
 
-    def sizes(self, told_W: Tensor, limits: Sequence[int]) -> list[int]:
-        """The sizes in bytes that ranks told this one, each checked against its limit.
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        """The sizes that ranks told this one, each checked against its limit.
 
-        Raises ``RanksDiffer`` if one is beyond it.
+        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where nobody tells
+        anything, goes on with; by default the limits. Raises ``RanksDiffer`` if a size is beyond
+        its limit.
         """
         found: list[int] = told_W.tolist()
-        for rank, (size_bytes, limit) in enumerate(zip(found, limits, strict=True)):
-            if not 0 <= size_bytes <= limit:
+        for rank, size, limit in zip(ranks or range(self.world), found, limits, strict=True):
+            if not 0 <= size <= limit:
                 raise RanksDiffer(
-                    f"rank {rank} of {self.world} announces a payload of {size_bytes} bytes, and "
+                    f"rank {rank} of {self.world} announces a payload of {size} {unit}, and "
                     f"rank {self.rank} can take {limit}; give every rank the same model, "
                     "compressor and settings"
                 )
         return found
+
+    def sized(self, name: str, fn: Callable[[], T], numel: int, usual: Callable[[], T]) -> Compute:
+        """A computation on whose result the sizes of later verbs depend.
+
+        A simulation, which has no values, goes on with ``usual()``.
+        """
+        return Compute(name, fn, numel)
 
 
 Result = tuple[Tensor, Tensor, State]

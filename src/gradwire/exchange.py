@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -30,8 +31,7 @@ from .contract import (
     synchronise_alone,
     synchronise_by_run,
 )
-from .errors import IncompatiblePair, invalid
-from .hollow import Hollow
+from .errors import IncompatiblePair, InvalidSetting, invalid
 from .load import load
 from .spec import TensorSpec, working_dtype
 
@@ -76,13 +76,16 @@ class Pair(Exchange):
         state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
         return state
 
+    @property
+    def exact_size(self) -> bool:
+        """Whether what is sent follows from the spec alone."""
+        return self.codec.traits.exact_size and self.collective.exact_size
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.expected_bytes(spec, world) if self.codec.traits.exact_size else None
+        return self.expected_bytes(spec, world) if self.exact_size else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        if world == 1:
-            return [0]
-        return self.collective.wire_bytes(Hollow(self.codec), spec, world)
+        return [0] if world == 1 else self.collective.expected_bytes(self.codec, spec, world)
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
@@ -98,20 +101,41 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
     it sums payloads on the way, and these payloads cannot be summed; use casync_ps()
     """
     if not isinstance(codec, Compressor):
-        raise invalid("codec", codec, "a compressor", "write gw.compress.topk(density=0.01)")
+        raise _no_compressor(codec)
     if not isinstance(collective, Collective):
         raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
-    if codec.traits.whole_tensors:
-        raise IncompatiblePair(
-            f"{codec!r} declares whole_tensors, and payloads are of flat vectors that any "
-            "collective may cut; write it as an exchange of its own, as powersgd is"
-        )
+    for trait, why in _ONLY_FOR_EXCHANGES.items():
+        if getattr(codec.traits, trait):
+            raise IncompatiblePair(f"{codec!r} declares {trait}, and {why}")
     refusal = collective.needs.refusal(codec.traits)
     if refusal is not None:
         raise IncompatiblePair(
             f"{codec!r} cannot go with {collective!r}: {refusal}; use {suited(codec)!r}"
         )
     return Pair(codec, collective)
+
+
+_ONLY_FOR_EXCHANGES = {
+    "whole_tensors": "payloads are of flat vectors that any collective may cut; write it as an "
+    "exchange of its own, as powersgd is",
+    "shared_support": "a compressor encodes what its own rank holds, before anyone can agree on "
+    "the elements to take; write it as an exchange of its own, as cltk is",
+}
+"""Traits that a compressor cannot keep, and why."""
+
+
+def _no_compressor(given: object) -> InvalidSetting:
+    """What ``pair`` says of something else; of an algorithm that needs no collective, why not."""
+    traits = given.traits if isinstance(given, Exchange) else None
+    if traits is None:
+        return invalid("codec", given, "a compressor", "write gw.compress.topk(density=0.01)")
+    why = "it talks in the middle"
+    if traits.shared_support:
+        why = "its ranks agree on the elements to take, and all-reduce the values at them"
+    return IncompatiblePair(
+        f"{given!r} is an exchange of its own, and goes with no collective: {why}; give it to "
+        "gw.attach or gw.exchange_for by itself"
+    )
 
 
 def suited(codec: Compressor) -> Collective:
@@ -171,6 +195,44 @@ def by_name(
     return with_error_feedback(made) if error_feedback else made
 
 
+@dataclass(frozen=True)
+class Wrapper(Exchange):
+    """An exchange around another one: what a wrapper does not change is as the inner one states."""
+
+    inner: Exchange
+
+    @abstractmethod
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        """As ``synchronise``; what a wrapper changes is no loss, so the default does not serve."""
+
+    @abstractmethod
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        """Hands the inner exchange what it is to send, and a residual if it is given one."""
+
+    @property
+    def keeps_whole(self) -> bool:
+        return bool(getattr(self.inner, "keeps_whole", False))
+
+    @property
+    def same_threads(self) -> bool:
+        return bool(getattr(self.inner, "same_threads", False))
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it
+        return None if stated is None else stated(spec, world)
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = getattr(self.inner, "expected_bytes", None)
+        return self.wire_bytes(spec, world) if stated is None else stated(spec, world)
+
+
 class FeedbackState(NamedTuple):
     """What was not sent yet (working dtype), and the inner exchange's state."""
 
@@ -179,15 +241,13 @@ class FeedbackState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Exchange):
+class ErrorFeedback(Wrapper):
     """Adds to each gradient what earlier steps did not deliver; made by ``with_error_feedback``.
 
     Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
     Differences: wraps the exchange, not the compressor, so losses inside a collective are kept too.
     State: residual_N in the working dtype. It is reused: ``synchronise`` updates it in place.
     """
-
-    inner: Exchange
 
     def init(self, spec: TensorSpec, world: int) -> FeedbackState:
         residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
@@ -214,22 +274,6 @@ class ErrorFeedback(Exchange):
         kept_N = state.residual_N if residual_N is None else residual_N
         inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
-
-    @property
-    def keeps_whole(self) -> bool:
-        return bool(getattr(self.inner, "keeps_whole", False))
-
-    @property
-    def same_threads(self) -> bool:
-        return bool(getattr(self.inner, "same_threads", False))
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it
-        return None if stated is None else stated(spec, world)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        stated = getattr(self.inner, "expected_bytes", None)
-        return self.wire_bytes(spec, world) if stated is None else stated(spec, world)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

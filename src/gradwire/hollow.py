@@ -21,6 +21,10 @@ class Hollow(Compressor):
     def traits(self) -> Traits:  # type: ignore[override]
         return self.codec.traits
 
+    @property
+    def width(self) -> int:
+        return self.codec.width
+
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         return Hollow(self.codec.for_world(world, rank))
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.dsl.library import matrix
 from gradwire.exchange import clone_state, exchange_for, synchronise, texts
+from tests.compress.allocations import Allocations
 from tests.laws.tolerance import same_bits
 from tests.strategies import bounded
 
@@ -250,29 +250,6 @@ def test_sixteen_bit_gradients_are_averaged_in_float32(dtype: torch.dtype) -> No
     assert states[0].residual_N.dtype == torch.float32
 
 
-class _Allocations(TorchDispatchMode):
-    """Elements of every new tensor that an operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numels: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-        self.numels += [
-            t.numel() for t in _tensors(result) if t.untyped_storage().data_ptr() not in given
-        ]
-        return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value
-    return [t for p in parts for t in _tensors(p)] if isinstance(value, dict | list | tuple) else []
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_later_steps_allocate_nothing_of_the_gradients_size(dtype: torch.dtype) -> None:
     spec = spec_of(((60, 80), (60, 80), (40,)), dtype)
@@ -281,7 +258,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(dtype: torch.dtype) 
     states: list[Any] = [exchange.init(spec, 2) for _ in members]
     for _ in range(2):
         grads = draw(spec, 2)
-        seen = _Allocations()
+        seen = Allocations()
         steps = [
             synchronise(exchange, me, state, g, g)
             for me, state, g in zip(members, states, grads, strict=True)

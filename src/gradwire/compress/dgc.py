@@ -22,7 +22,14 @@ from ..dsl.program import Program
 from ._sampled import check_share, reaching
 
 
-class dgc(Program, layout=Layout.SPARSE, exact_size=False, contraction=True, error_feedback=True):
+class dgc(
+    Program,
+    layout=Layout.SPARSE,
+    exact_size=False,
+    contraction=True,
+    error_feedback=True,
+    density_range=(0.5, 1.0),
+):
     """Sends at most the ``density`` share of elements, those of largest magnitude.
 
     ``density`` is k/n in (0, 1]. ``sample_share`` of the gradient (or more, of a small one) is

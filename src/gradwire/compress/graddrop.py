@@ -24,7 +24,12 @@ from ._sampled import check_share, reaching
 
 
 class graddrop(
-    Program, layout=Layout.SPARSE, exact_size=False, contraction=True, error_feedback=True
+    Program,
+    layout=Layout.SPARSE,
+    exact_size=False,
+    contraction=True,
+    error_feedback=True,
+    density_range=(0.5, 2.0),
 ):
     """Sends about the ``density`` share of elements, those of largest magnitude.
 

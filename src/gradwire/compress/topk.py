@@ -21,18 +21,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Layout, State, Traits
 from ..errors import invalid
 from ..kernels import select
-from ..payload import Field, Format, Payload
-from ..spec import TensorSpec, working_dtype
+from ..payload import Format, Payload
+from ..spec import TensorSpec
+from ._coo import Coo, check_addressable, check_density, layout, round_to_wire, share_of
 from ._settle import as_working, spec_of
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class topk(Compressor):
+class topk(Coo):
     """Keeps the ``density`` share of elements with the largest magnitude.
 
     ``density`` is k/n in (0, 1]; ``values`` the dtype in which they travel (float32, or a 16-bit
@@ -46,16 +47,12 @@ class topk(Compressor):
 
     density: float = 0.01
     values: torch.dtype = torch.float32
-    traits: ClassVar[Traits] = Traits(layout=Layout.SPARSE, contraction=True, error_feedback=True)
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.SPARSE, contraction=True, error_feedback=True, density_range=(1.0, 1.0)
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.density, float | int) or not 0 < self.density <= 1:
-            raise invalid(
-                "topk density",
-                self.density,
-                "the kept fraction k/n, a number in (0, 1]",
-                "write density=0.01 to keep 1 %",
-            )
+        check_density("topk", self.density)
         if self.values not in _VALUE_DTYPES:
             raise invalid(
                 "topk values",
@@ -66,15 +63,11 @@ class topk(Compressor):
 
     def kept(self, numel: int) -> int:
         """How many of ``numel`` elements are kept: at least one of any non-empty gradient."""
-        return max(1, round(self.density * numel)) if numel else 0
+        return share_of(self.density, numel)
 
     def format(self, spec: TensorSpec) -> Format:
-        if spec.numel >= 2**31:
-            raise invalid(
-                "topk gradient", f"{spec.numel} elements", "below 2**31", "cut it into chunks"
-            )
-        k = self.kept(spec.numel)
-        return Format((Field("indices", torch.int32, k), Field("values", self.values, k)))
+        check_addressable("topk", spec)
+        return layout(self.kept(spec.numel), self.values)
 
     def encode(
         self,
@@ -92,24 +85,8 @@ class topk(Compressor):
             return payload, state
         exact_K = torch.empty(values_K.numel(), dtype=whole_N.dtype, device=grad_N.device)
         select.topk(whole_N, indices_K, exact_K, residual_N)
-        values_K.copy_(exact_K)
-        if residual_N is not None:
-            lost_K = exact_K - values_K.to(exact_K.dtype)
-            torch.nan_to_num_(lost_K, nan=0.0, posinf=0.0, neginf=0.0)
-            residual_N[indices_K.long()] += lost_K
+        round_to_wire(values_K, exact_K, indices_K, residual_N)
         return payload, state
-
-    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
-        out_N.zero_()
-        self.merge(payload, out_N, scale=scale)
-        return out_N
-
-    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        values_K = payload["values"].to(working_dtype(sum_N.dtype))
-        if values_K.dtype != sum_N.dtype:
-            # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
-            values_K, scale = (values_K * scale).to(sum_N.dtype), 1.0
-        select.scatter_add(payload["indices"], values_K, sum_N, scale)
 
 
 EXAMPLES = (topk(), topk(density=0.3), topk(density=1.0), topk(density=0.3, values=torch.bfloat16))

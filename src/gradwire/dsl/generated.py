@@ -23,7 +23,7 @@ from ..spec import TensorSpec
 from .build import Call
 from .coders import coding
 from .interp import Draws
-from .keeping import encode_kept, merge_kept
+from .keeping import encode_kept, entries_kept, merge_kept
 from .layout import layout, most_kept, num_received
 from .steps import Kernels, encode_dense, with_scalars
 
@@ -133,6 +133,12 @@ class Generated(Compressor):
             made.built.run_many(made.merge, _decoding(made, "sum", (payload,), (sum_N,), scale))
         else:
             sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
+
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        made = self.kernels()
+        if made.traced.keep is None or payload.size_bytes == 0:
+            return super().entries(payload)
+        return entries_kept(made, payload)
 
     def _encode(
         self,

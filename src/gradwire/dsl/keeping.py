@@ -113,6 +113,11 @@ def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> 
     select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
 
 
+def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
+    """Indices of the kept elements, and what they decode to (a buffer that is reused)."""
+    return payload[made.traced.indices.name], _values(made, payload)
+
+
 def _values(made: Kernels, payload: Payload) -> Tensor:
     """What the kept elements decode to."""
     decoded = made.decode.stores[0].sources[0]

@@ -1,0 +1,69 @@
+"""Payloads of kept elements, places and values: what all sparsifiers of flat gradients share.
+
+Letters: N elements of the gradient, K of them kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor
+from ..errors import invalid
+from ..kernels import select
+from ..payload import Field, Format, Payload
+from ..spec import TensorSpec, working_dtype
+
+
+def layout(num_kept: int, values: torch.dtype = torch.float32) -> Format:
+    """indices_K int32, then values_K."""
+    return Format((Field("indices", torch.int32, num_kept), Field("values", values, num_kept)))
+
+
+def check_addressable(name: str, spec: TensorSpec) -> None:
+    """Refuses a gradient whose places int32 indices cannot tell."""
+    if spec.numel >= 2**31:
+        given = f"{spec.numel} elements"
+        raise invalid(f"{name} gradient", given, "below 2**31", "cut it into chunks")
+
+
+def check_density(name: str, density: object) -> None:
+    """Refuses what is no share of a gradient."""
+    if not isinstance(density, float | int) or not 0 < density <= 1:
+        accepted = "the kept fraction k/n, a number in (0, 1]"
+        raise invalid(f"{name} density", density, accepted, "write density=0.01 to keep 1 %")
+
+
+def share_of(density: float, numel: int) -> int:
+    """How many of ``numel`` elements a density is: at least one of any non-empty gradient."""
+    return min(numel, max(1, round(density * numel)))
+
+
+def round_to_wire(
+    values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Tensor | None
+) -> None:
+    """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what rounding drops."""
+    values_K.copy_(exact_K)
+    if residual_N is not None:
+        lost_K = exact_K - values_K.to(exact_K.dtype)
+        torch.nan_to_num_(lost_K, nan=0.0, posinf=0.0, neginf=0.0)
+        residual_N[indices_K.long()] += lost_K
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coo(Compressor):
+    """Decodes the fields ``indices`` (int32, ascending) and ``values``."""
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        out_N.zero_()
+        self.merge(payload, out_N, scale=scale)
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        values_K = payload["values"].to(working_dtype(sum_N.dtype))
+        if values_K.dtype != sum_N.dtype:
+            # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
+            values_K, scale = (values_K * scale).to(sum_N.dtype), 1.0
+        select.scatter_add(payload["indices"], values_K, sum_N, scale)

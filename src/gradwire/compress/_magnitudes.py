@@ -1,0 +1,97 @@
+"""A gradient's magnitudes as estimators of thresholds see them: a histogram, from above.
+
+Letters: B bins that hold something, by rising magnitude. Zeros and what is not finite are in none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import magnitudes
+
+_NOT_FINITE = 0x7F80
+
+
+class Moments(NamedTuple):
+    """Of what lies above a threshold, measured from it."""
+
+    mean: float
+    variance: float
+
+
+class Magnitudes:
+    """How many elements have which magnitude, to 8 bits of significand.
+
+    A bin stands for its middle in sums, and thresholds are taken to the nearest edge: either is off
+    by 0.4 % at most. What reaches an edge is counted exactly. Of ``numel`` elements in all,
+    ``num_elements`` are in a bin.
+    """
+
+    def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
+        self.numel = int(counts_B2.sum())
+        inner = (bins_B > 0) & (bins_B < _NOT_FINITE)
+        bits_B, counts_B2 = bins_B[inner] << 16, counts_B2[inner].double()
+        self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
+        self._counts_B2 = counts_B2
+        self._edges: list[float] = bits_B.view(torch.float32).tolist()
+        self._levels: list[float] = self._levels_B.tolist()
+        powers_3B = torch.stack([self._levels_B**power for power in range(3)])
+        from_above_3B = (counts_B2.sum(1) * powers_3B).flip(1).cumsum(1).flip(1)
+        sums: list[list[float]] = from_above_3B.tolist()
+        self._reaching, self._sums, self._squares = sums
+        self.num_elements = int(self._reaching[0]) if self._reaching else 0
+
+    @classmethod
+    def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
+        """Those of gradient plus residual, which the residual holds afterwards."""
+        return cls(*magnitudes.histogram(grad_N, residual_N))
+
+    def edge_of(self, threshold: float) -> float:
+        """The nearest magnitude of which is known how many elements reach it.
+
+        Beyond the largest it is the last: something is always sent.
+        """
+        return self._edges[self._place(threshold)]
+
+    def num_reaching(self, threshold: float) -> int:
+        """How many elements are no smaller than ``edge_of(threshold)``."""
+        return int(self._reaching[self._place(threshold)])
+
+    def between(self, low: float, high: float) -> bool:
+        """Whether some element lies between: whether both let pass another number."""
+        return self._place(high) - self._place(low) > 1
+
+    @property
+    def largest(self) -> float:
+        return self._levels[-1]
+
+    @property
+    def signed(self) -> Moments:
+        """Mean and variance of the elements with their signs."""
+        balance_B = self._counts_B2[:, 0] - self._counts_B2[:, 1]
+        mean = float((balance_B * self._levels_B).sum()) / self.num_elements
+        square = self._squares[0] / self.num_elements
+        return Moments(mean, max(0.0, square - mean * mean))
+
+    @property
+    def mean_log(self) -> float:
+        """The mean of the logarithms of all magnitudes."""
+        counts = self._counts_B2.sum(1).tolist()
+        logs = (count * log(level) for count, level in zip(counts, self._levels, strict=True))
+        return sum(logs) / self.num_elements
+
+    def above(self, threshold: float) -> Moments:
+        """Of the magnitudes that reach ``threshold``, less that."""
+        place = self._place(threshold)
+        num = self._reaching[place]
+        mean, square = self._sums[place] / num, self._squares[place] / num
+        return Moments(mean - threshold, max(0.0, square - mean * mean))
+
+    def _place(self, threshold: float) -> int:
+        """The first bin whose middle is no smaller, or the last."""
+        return min(bisect_left(self._levels, threshold), len(self._levels) - 1)

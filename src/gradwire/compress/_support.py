@@ -1,0 +1,161 @@
+"""SharedSupport: exchanges in which all ranks send the same elements, summed by one all-reduce.
+
+DEFT's algorithm 1, once: add the residual (line 5), agree on the elements (lines 6 and 7), gather
+their values (8), sum them (9), write the mean (10), clear them in the residual (11 and 12). Which
+elements, is what ``randomk``, ``cltk`` and ``deft`` say, each in a ``select`` of its own.
+
+Differences from algorithm 1:
+    - It averages gradients and not eta * G, so that any optimizer may follow. With a learning rate
+      that changes, what waits in the residual is applied with the rate of the step it arrives in.
+    - Values are divided by W before they are summed, so that a sum cannot overflow.
+    - One value more travels: 0, or NaN where this rank's sum of gradient and residual is not
+      finite. Then the mean of all that was sent is NaN on every rank, for whoever scales losses to
+      see. Else an inf at an element that nobody chose would neither be sent nor kept.
+
+Legend: N elements, L layers, K elements of the support, W ranks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import AllReduce, Steps
+from ..contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
+from ..kernels import select
+from ..kernels.gather import take
+from ..kernels.magnitudes import range_norms
+from ..spec import TensorSpec, working_dtype
+from ._partition import Partition, partition_of
+from ._sampled import check_share
+from ._settle import as_working
+
+
+class Pending(NamedTuple):
+    """What a rank has to give: gradient and residual added up, and the norms of its layers."""
+
+    whole_N: Tensor
+    norms_L: Tensor
+    """float64; inf or NaN where the squares are not finite."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Squares that overflow float64 say nothing: then the elements are looked at."""
+        return bool(self.norms_L.isfinite().all()) or bool(self.whole_N.isfinite().all())
+
+
+class Chosen(NamedTuple):
+    """What ``select`` comes to."""
+
+    support_K: Tensor
+    """int32, ascending, without duplicates; the same on every rank."""
+    num_own: int
+    """How many of them this rank chose."""
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSupport(Exchange):
+    """Averages the elements that ``select`` names; the others stay in the residual.
+
+    ``density`` is k/n in (0, 1].
+    """
+
+    density: float = 0.01
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.SPARSE,
+        contraction=True,
+        error_feedback=True,
+        shared_support=True,
+        density_range=(1.0, 1.0),
+    )
+
+    def __post_init__(self) -> None:
+        check_share(f"{type(self).__name__} density", self.density)
+
+    def kept(self, numel: int) -> int:
+        """How many of ``numel`` elements are asked for: at least one of any non-empty gradient."""
+        return max(1, round(self.density * numel)) if numel else 0
+
+    @abstractmethod
+    def select(self, me: Member, state: State, pending: Pending) -> Steps[Chosen]:
+        """Agrees on the elements; there are two ranks or more. May communicate."""
+
+    def layers_of(self, state: State, numel: int) -> Partition:
+        """The ranges whose norms ``select`` is given. Default: the whole gradient."""
+        return partition_of((numel,), 1)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if me.world == 1:
+            me.selection = None
+            yield from synchronise_alone(grad_N, out_N, residual_N)
+            return state
+        numel, whole_N = grad_N.numel(), grad_N if residual_N is None else residual_N
+        layers = self.layers_of(state, numel)
+        pending = yield me.sized(
+            "encode",
+            lambda: _accumulated(grad_N, residual_N, layers),
+            numel,
+            lambda: Pending(whole_N, whole_N.new_empty(len(layers.sizes))),
+        )
+        support_K, num_own, state = yield from self.select(me, state, pending)
+        values = me.scratch(
+            "values", support_K.numel() + 1, whole_N, working_dtype(grad_N.dtype), varies=True
+        )
+        yield me.sized(
+            "encode", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
+        )
+        yield AllReduce(values)
+        yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel, nothing)
+        me.selection = Selection(self.density * numel, num_own, support_K.numel())
+        return state
+
+
+def values_bytes(spec: TensorSpec, world: int, count: int) -> int:
+    """What a rank sends of ``count`` values and the one that tells whether all is finite."""
+    return 2 * (world - 1) * working_dtype(spec.dtype).itemsize * (count + 1) // world
+
+
+def nothing() -> None:
+    """What a simulation does instead of computing."""
+
+
+def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -> Pending:
+    """Adds the gradient to the residual, if there is one, and takes the norms of the layers."""
+    whole_N = as_working(grad_N)
+    squares_L = torch.empty(len(layers.sizes), dtype=torch.float64, device="cpu")
+    range_norms(whole_N, layers.starts_L, layers.stops_L, squares_L, residual_N)
+    return Pending(whole_N if residual_N is None else residual_N, squares_L.sqrt_())
+
+
+def _take(
+    me: Member, pending: Pending, support_K: Tensor, residual_N: Tensor | None, values: Tensor
+) -> None:
+    """This rank's share of the mean: values at the support, which leave the residual, and a mark.
+
+    The mark, the last value, is 0, or NaN where not all that is pending is finite.
+    """
+    is_finite = pending.is_finite
+    values[-1] = 0.0 if is_finite else torch.nan
+    take(pending.whole_N, support_K, values[:-1], scale=1 / me.world, residual_N=residual_N)
+    if residual_N is not None and not is_finite:
+        torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
+    """Writes the mean: values at the support, zeros elsewhere; all NaN if some rank's mark is."""
+    values_K, mark_1 = values[:-1], values[-1:]
+    if not bool(mark_1.isfinite()):
+        values_K.fill_(torch.nan)
+    select.scatter_add(support_K, values_K.to(out_N.dtype), out_N.zero_())

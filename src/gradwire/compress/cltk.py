@@ -1,0 +1,73 @@
+"""cltk: the k largest elements of one rank, each step of another, sent by all.
+
+Source: Chen et al., NeurIPS 2020, "ScaleCom", section 3 (CLT-k: cyclic local top-k); DEFT, section
+    3.1, compares with it.
+Differences from the paper: the leader's top-k is exact (ties to the lowest index), as DEFT has it,
+    where ScaleCom's kernel takes the largest of each chunk; its low-pass filter of the residual,
+    for large batches, is left out (beta = 1).
+Wire: a broadcast of K indices of b bytes by the leader, b the fewest whole bytes that hold N - 1;
+    an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
+    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and (W-1) * b * K more by the leader,
+    K = max(1, round(density * N)).
+State: step, int64, the same on all ranks: rank step mod W leads.
+Contributed: this rank's values at the leader's elements. The density is as asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import Broadcast, Steps
+from ..contract import Member
+from ..kernels import select
+from ..spec import TensorSpec
+from ._narrow import narrow, widen, width_of
+from ._support import Chosen, Pending, SharedSupport, nothing, values_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class cltk(SharedSupport):
+    """Averages the ``density`` share of elements that are largest on the step's leader.
+
+    >>> from gradwire.exchange import run_local
+    >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
+    >>> run_local(cltk(density=0.5), grads)[1][0]
+    tensor([0., 0., 2., 2.])
+    """
+
+    def init(self, spec: TensorSpec, world: int) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64, device="cpu")
+
+    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
+        whole_N = pending.whole_N
+        count, width = self.kept(whole_N.numel()), width_of(whole_N.numel())
+        leader = int(state) % me.world
+        support_K = me.scratch("support", count, whole_N, torch.int32)
+        sent = me.scratch("indices", count * width, whole_N, torch.uint8)
+
+        def lead() -> None:
+            values_K = me.scratch("largest", count, whole_N, whole_N.dtype)
+            select.topk(whole_N, support_K, values_K)
+            narrow(support_K, width, sent)
+
+        def follow() -> None:
+            widen(sent, width, support_K)
+
+        if me.rank == leader:
+            yield me.sized("encode", lead, whole_N.numel(), nothing)
+        yield Broadcast(leader, sent)
+        if me.rank != leader:
+            yield me.sized("merge", follow, count, nothing)
+        return Chosen(support_K, count if me.rank == leader else 0, state + 1)
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Of a rank on average, as it leads once in W steps."""
+        count = self.kept(spec.numel)
+        led = (world - 1) * count * width_of(spec.numel) // world
+        return [values_bytes(spec, world, count) + led] * world
+
+
+EXAMPLES = (cltk(), cltk(density=0.3))

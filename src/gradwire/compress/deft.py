@@ -1,0 +1,185 @@
+"""deft: the largest elements of each layer, as many as its norm asks for, each layer by one rank.
+
+Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model layers for
+    scalable gradient sparsification", algorithms 1 to 5, each in a file: ``_support``,
+    ``_partition``, ``_layer_k``, ``_packing`` (with ``_allocation``), ``_layerwise``.
+Differences from the paper (what one algorithm does otherwise stands in its file):
+    - The layers are those of one message: n_g is its number of elements, and norms are compared
+      within it. Fused into one message, a model is treated as in the paper.
+    - A layer of which all is sent (k is its size, as of one element) is common to all ranks: no
+      rank selects in it and none of its indices travels. As k comes from each rank's own norms,
+      ranks might differ in which these are: the delegate alone says so, with the allocation.
+    - The delegate sends each layer's owner and not lists of layers. An index travels relative to
+      the part of the rank that selected it, in the fewest whole bytes (int64 in published code).
+    - Among one rank nothing is selected.
+Density: within what ranks' norms differ by. A layer's k is that of its owner's norms, the sum of
+    every rank's own k is max(round(density * N), L): the floor is L / N.
+Wire, a rank: a broadcast of L numbers of 1 byte (2 from 255 ranks on) by the delegate; 4 bytes to
+    each other rank, the size of what follows; the indices, (W-1) * b * (the most that a rank
+    selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
+    of the union and one that tells whether all is finite, in the working dtype ->
+    2(W-1)/W * 4 * (K + 1) bytes (8 for float64).
+State: the partition, which follows from the spec; step, int64, the same on all ranks: rank step mod
+    W is the delegate.
+Contributed: this rank's values at the union of what all ranks selected.
+
+Norms are of all layers, as each is weighed against all others: that pass does not get shorter with
+more ranks. But it is the pass that adds gradient and residual up, which is needed anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import AllGather, Broadcast, Steps
+from ..contract import Member, Traits
+from ..errors import invalid
+from ..spec import TensorSpec
+from ._allocation import Allocation, owners
+from ._layer_k import layer_k
+from ._layerwise import select_layers
+from ._narrow import narrow, widen, width_of
+from ._partition import Partition, partition_of
+from ._support import Chosen, Pending, SharedSupport, nothing, values_bytes
+
+_COUNT_BYTES = torch.int32.itemsize
+
+
+class DeftState(NamedTuple):
+    """Where the layers lie, and how many steps were made (int64)."""
+
+    partition: Partition
+    step: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class deft(SharedSupport):
+    """Averages about a ``density`` share of elements: of each layer those that are largest there.
+
+    ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
+    rank selects in layers of its own, about 1/W of the work, so what ranks select never overlaps.
+
+    >>> from gradwire.exchange import run_local
+    >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
+    >>> grads = [torch.tensor([4.0, 2.0, 1.0, -3.0, 0.0, 1.0])] * 2
+    >>> exchange = deft(density=0.5)
+    >>> run_local(exchange, grads, [exchange.init(spec, 2)] * 2)[0][0]
+    tensor([ 4.,  0.,  0., -3.,  0.,  1.])
+    """
+
+    layers: Sequence[int] | None = None
+    traits: ClassVar[Traits] = replace(SharedSupport.traits, whole_tensors=True, exact_size=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is None:
+            return
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in self.layers):
+            accepted = "numbers of elements, one a layer"
+            raise invalid("deft layers", self.layers, accepted, "leave them out")
+
+    def init(self, spec: TensorSpec, world: int) -> DeftState:
+        return DeftState(
+            self.partition(spec, world), torch.zeros(1, dtype=torch.int64, device="cpu")
+        )
+
+    def partition(self, spec: TensorSpec, world: int) -> Partition:
+        """The layers of a message, those cut that are larger than 1/W of it."""
+        sizes = self.layers
+        if sizes is None:
+            sizes = [prod(shape) for shape in spec.shapes] or [spec.numel]
+        if sum(sizes) != spec.numel:
+            accepted = f"sizes of {spec.numel} elements in all, as {spec.name!r} has"
+            raise invalid("deft layers", sizes, accepted, "leave them out")
+        return partition_of(tuple(sizes), world)
+
+    def layers_of(self, state: DeftState, numel: int) -> Partition:
+        return state.partition
+
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[Chosen]:
+        partition, whole_N = state.partition, pending.whole_N
+        delegate, width = int(state.step) % me.world, width_of(me.world + 1)
+        num_layers = len(partition.sizes)
+        told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
+
+        def assign(norms_L: Tensor) -> Tensor:
+            return layer_k(norms_L, partition.sizes_L, self.kept(whole_N.numel()))
+
+        def begin() -> Tensor:
+            k_L = assign(pending.norms_L)
+            if me.rank == delegate:
+                narrow(owners(partition, k_L, me.world, delegate), width, told)
+            return k_L
+
+        def accept() -> Allocation:
+            owners_L = me.scratch("owner", num_layers, whole_N, torch.int32)
+            return Allocation(partition, widen(told, width, owners_L), me.world)
+
+        def usual() -> Allocation:  # every layer at the same density
+            return Allocation(partition, owners(partition, k_L, me.world, delegate), me.world)
+
+        k_L = yield me.sized(
+            "encode", begin, num_layers, lambda: assign(partition.sizes_L.double())
+        )
+        yield Broadcast(delegate, told)
+        allocation = yield me.sized("encode", accept, num_layers, usual)
+        support_K, num_own = yield from _united(me, allocation, k_L, whole_N)
+        return Chosen(support_K, num_own, DeftState(partition, state.step + 1))
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Of parts and selections as large on every rank; of the broadcast, the average rank's."""
+        num_layers = len(self.partition(spec, world).sizes)
+        count = min(max(self.kept(spec.numel), num_layers), spec.numel)
+        index_bytes = -(-count // world) * width_of(-(-spec.numel // world))
+        told = (world - 1) * num_layers * width_of(world + 1) // world
+        gathered = (world - 1) * (_COUNT_BYTES + index_bytes)
+        return [told + gathered + values_bytes(spec, world, count)] * world
+
+
+def _united(
+    me: Member, allocation: Allocation, k_L: Tensor, whole_N: Tensor
+) -> Steps[tuple[Tensor, int]]:
+    """Selects in the own layers and gathers what all selected.
+
+    Returns the support, and how much of it this rank selected, with all that is common.
+    """
+    width = width_of(max(allocation.part_sizes))
+    counts = [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(me.world)]
+    own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(width * counts[me.rank])
+    told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
+    yield AllGather(told_W, own_1)
+    limits, usual = ([width * n for n in ns] for ns in (allocation.part_sizes, counts))
+    sizes = me.sizes(told_W, limits, usual=usual)
+    own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
+    gathered = me.scratch("gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True)
+    places_K = me.scratch("places", sum(sizes) // width, whole_N, torch.int32, varies=True)
+
+    def choose() -> None:
+        layers_P = allocation.layers_of(me.rank)
+        indices_K = select_layers(me, whole_N, allocation.partition, layers_P, k_L[layers_P])
+        allocation.to_part(me.rank, indices_K, k_L[layers_P])
+        narrow(indices_K, width, own[: sizes[me.rank]])
+
+    def unite() -> Tensor:
+        ranges = torch.split(places_K, [size // width for size in sizes])
+        for rank, part_K in enumerate(ranges):
+            start = rank * max(sizes)
+            widen(gathered[start : start + sizes[rank]], width, part_K)
+            part_K += allocation.first_places[rank]
+        return allocation.union(me, places_K)
+
+    yield me.sized("encode", choose, whole_N.numel() // me.world, nothing)
+    yield AllGather(gathered, own)
+    total = places_K.numel() + allocation.num_common
+    support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))
+    return support_K, counts[me.rank] + allocation.num_common
+
+
+EXAMPLES = (deft(), deft(density=0.3))

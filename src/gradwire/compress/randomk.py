@@ -1,0 +1,76 @@
+"""randomk: the same elements on every rank, drawn afresh in each step.
+
+Source: Stich, Cordonnier and Jaggi, NeurIPS 2018, "Sparsified SGD with memory", rand_k.
+Differences from the paper: all ranks draw the same elements, so values are summed by an all-reduce
+    and no index travels. The sampler: element j of the sample is where ``sparse.Permutation``, a
+    seeded bijection of [0, N), sends j; so K different ones in O(K), with no list of N. Its seed
+    is two words of Philox at (seed, message, step).
+Wire: an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
+    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), K = max(1, round(density * N)).
+State: (stream, step) of the random numbers, int64; the same on all ranks.
+Contributed: this rank's values at the elements drawn. The density is as asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import Steps
+from ..contract import Member
+from ..dsl.philox import words
+from ..errors import invalid
+from ..sparse.permutation import Permutation
+from ..spec import TensorSpec
+from ._support import Chosen, Pending, SharedSupport, values_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class randomk(SharedSupport):
+    """Averages a random ``density`` share of elements, others in each step.
+
+    ``seed`` begins the random numbers that draw them, on all ranks the same.
+
+    >>> from gradwire.exchange import run_local
+    >>> grads = [torch.ones(1000), 3 * torch.ones(1000)]
+    >>> mean = run_local(randomk(density=0.02), grads)[0][0]
+    >>> int(mean.count_nonzero()), float(mean.max())
+    (20, 2.0)
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise invalid("randomk seed", self.seed, "a whole number", "leave it out")
+
+    def init(self, spec: TensorSpec, world: int) -> Tensor:
+        return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
+
+    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
+        numel = pending.whole_N.numel()
+        count = self.kept(numel)
+
+        support_K = me.scratch("support", count, pending.whole_N, torch.int32)
+        yield me.sized(
+            "encode", lambda: self.draw(state, numel, support_K), count, lambda: support_K
+        )
+        return Chosen(support_K, count, state + torch.tensor([0, 1], device="cpu"))
+
+    def draw(self, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
+        """Fills ``out_K`` (int32) with so many different elements below ``numel``, ascending."""
+        stream, step = state.tolist()
+        low, high = words(torch.tensor([0, 16]), self.seed, step, stream).tolist()
+        torch.arange(out_K.numel(), out=out_K)
+        Permutation(numel, seed=high << 32 | low).places(out_K, out=out_K)
+        return out_K.copy_(out_K.sort().values)
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        return [values_bytes(spec, world, self.kept(spec.numel))] * world
+
+
+EXAMPLES = (randomk(), randomk(density=0.3, seed=1))

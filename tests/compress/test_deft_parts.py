@@ -1,0 +1,263 @@
+"""DEFT's parts by themselves: algorithms 2, 3 and 4, indices on the wire, and who owns what."""
+
+from __future__ import annotations
+
+import time
+from math import log2
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.compress import _packing
+from gradwire.compress._allocation import Allocation, owners
+from gradwire.compress._layer_k import layer_k, shares
+from gradwire.compress._layerwise import select_layers
+from gradwire.compress._narrow import narrow, widen, width_of
+from gradwire.compress._partition import Partition, two_stage
+from gradwire.contract import Member
+from gradwire.errors import RanksDiffer
+from tests.strategies import bounded
+
+sizes_of_tensors = st.lists(st.integers(0, 200), min_size=0, max_size=12)
+layer_sizes = st.lists(st.integers(1, 300), min_size=1, max_size=20)
+norms_of = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-300, 1.0, float("inf"), float("nan")])
+
+
+def float64(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def partitioned_by_the_paper(tensors: list[int], world: int) -> list[tuple[int, int]]:
+    """Algorithm 2 as printed: (st_layer, end_layer) of each layer."""
+    layers, alloc_pos = [], 0
+    for size in tensors:
+        quotient, remainder = divmod(size, world)
+        fractions = [quotient + (i < remainder) for i in range(world)]
+        for size_layer in fractions if size > sum(tensors) / world else [size]:
+            layers.append((alloc_pos, alloc_pos + size_layer))
+            alloc_pos += size_layer
+    return layers
+
+
+@bounded(60)
+@given(tensors=sizes_of_tensors, world=st.integers(1, 9))
+def test_layers_cover_every_element_and_none_is_above_its_share(
+    tensors: list[int], world: int
+) -> None:
+    """Algorithm 2, but for layers of no element."""
+    layers, numel = Partition(two_stage(tensors, world)), sum(tensors)
+    got = [*zip(layers.starts, layers.stops_L.tolist(), strict=True)]
+    assert got == [(a, b) for a, b in partitioned_by_the_paper(tensors, world) if a < b]
+    assert sum(layers.sizes) == numel
+    assert all(0 < size <= -(-numel // world) for size in layers.sizes)
+
+
+def by_the_paper(norms: list[float], sizes: list[int], budget: float) -> list[float]:
+    """Algorithm 3 as printed, without rounding."""
+    k_remain, norm_remain, found = budget, sum(norms), [0.0] * len(norms)
+    for layer in sorted(range(len(norms)), key=lambda i: -norms[i]):
+        k_temp = k_remain * norms[layer] / norm_remain if norm_remain > 0 else 0.0
+        found[layer] = sizes[layer] if sizes[layer] < k_temp else max(1.0, k_temp)
+        k_remain -= found[layer]
+        norm_remain -= norms[layer]
+    return found
+
+
+@bounded(60)
+@given(data=st.data(), sizes=layer_sizes)
+def test_where_no_bound_applies_shares_are_the_papers(
+    data: st.DataObject, sizes: list[int]
+) -> None:
+    norms = data.draw(st.lists(st.floats(1.0, 2.0), min_size=len(sizes), max_size=len(sizes)))
+    sizes = [size + 50 for size in sizes]
+    budget = 20 * len(sizes)
+    got = shares(float64(norms), torch.tensor(sizes), budget)
+    torch.testing.assert_close(got, float64(by_the_paper(norms, sizes, budget)))
+
+
+@bounded(100)
+@given(data=st.data(), sizes=layer_sizes, density=st.floats(0.001, 1.0))
+def test_the_sum_of_k_is_the_budget(data: st.DataObject, sizes: list[int], density: float) -> None:
+    """Exactly max(budget, L), unless all layers with a norm are sent whole; k in [1, size]."""
+    norms = data.draw(st.lists(norms_of, min_size=len(sizes), max_size=len(sizes)))
+    budget = max(1, round(density * sum(sizes)))
+    norms_L, sizes_L = float64(norms), torch.tensor(sizes)
+    k_L = layer_k(norms_L, sizes_L, budget)
+    assert bool((k_L >= 1).all())
+    assert bool((k_L <= sizes_L).all())
+    wanted, got = max(budget, len(sizes)), int(k_L.sum())
+    assert got <= wanted
+    largest = float(norms_L.where(norms_L.isfinite(), 0.0).max())
+    is_seen_L = (norms_L > 1e-199 * largest) | ~norms_L.isfinite()
+    assert got == wanted or bool((k_L == sizes_L)[is_seen_L].all())
+
+
+def test_the_papers_loop_loses_what_small_layers_cannot_take_and_this_one_does_not() -> None:
+    norms, sizes, budget = [10.0, 9.9, 9.8], [1_000_000, 10, 10], 10_000
+    assert sum(by_the_paper(norms, sizes, budget)) < 0.4 * budget
+    assert layer_k(float64(norms), torch.tensor(sizes), budget).tolist() == [9980, 10, 10]
+
+
+def test_the_papers_loop_overspends_and_this_one_does_not() -> None:
+    norms, sizes = [1e6, *[1e-6] * 9], [1000] * 10
+    assert sum(by_the_paper(norms, sizes, 100)) > 108
+    assert layer_k(float64(norms), torch.tensor(sizes), 100).tolist() == [91, *[1] * 9]
+
+
+@pytest.mark.parametrize("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
+def test_k_of_norms_that_say_little(norms: list[float]) -> None:
+    """Zeros send one element a layer; what is not finite counts as the largest that is."""
+    k = layer_k(float64(norms), torch.tensor([50, 50, 50]), 31).tolist()
+    assert k == ([1, 1, 1] if not any(norms) else [15, 1, 15] if 0.0 in norms else [10, 11, 10])
+
+
+def test_density_has_the_floor_of_one_element_a_layer() -> None:
+    sizes_L = torch.full((200,), 10)
+    assert layer_k(torch.rand(200).double(), sizes_L, budget=20).tolist() == [1] * 200
+
+
+costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
+
+
+@bounded(60)
+@given(costs=costs_of, num_bins=st.integers(1, 9))
+def test_bin_packing_is_the_papers_and_within_grahams_bound(
+    costs: list[float], num_bins: int
+) -> None:
+    got, size_bin = _packing.pack(costs, num_bins), [0.0] * num_bins
+    left = list(costs)
+    for _ in costs:  # algorithm 4, lines 9 to 15
+        item = left.index(max(left))
+        lightest = size_bin.index(min(size_bin))
+        assert got[item] == lightest
+        size_bin[lightest] += costs[item]
+        left[item] = -1.0
+    loads = _packing.loads(costs, got, num_bins)
+    assert loads == size_bin
+    mean, top = sum(costs) / num_bins, max(costs, default=0.0)
+    assert max(loads, default=0.0) <= (mean + (1 - 1 / num_bins) * top) * (1 + 1e-9)
+
+
+@bounded(50)
+@given(data=st.data(), tensors=sizes_of_tensors, world=st.integers(1, 9))
+def test_the_bound_on_the_heaviest_load(
+    data: st.DataObject, tensors: list[int], world: int
+) -> None:
+    """Equation 9 as far as it is so, on the allocation that is made."""
+    layers = Partition(two_stage(tensors, world))
+    norms = data.draw(st.lists(norms_of, min_size=len(layers.sizes), max_size=len(layers.sizes)))
+    numel = sum(tensors)
+    budget = max(1, numel // 10)
+    k_L = layer_k(float64(norms), layers.sizes_L, budget)
+    owner = owners(layers, k_L, world, 0)
+    costs = _packing.costs(layers.sizes_L, k_L)
+    own = [number % world for number in owner.tolist()]  # what is common costs nothing
+    heaviest = max(_packing.loads(costs, own, world))
+    assert heaviest <= _packing.bound(layers.sizes_L, k_L, world) * (1 + 1e-9)
+    if numel:
+        # Without the largest item that is C_trivial(n) of k + L elements, rounding of sizes aside.
+        mean = sum(costs) / world
+        most = max(budget, len(layers.sizes)) + len(layers.sizes)
+        trivial = numel / world * log2(most * max(layers.sizes) / numel)
+        assert mean <= max(trivial, numel / world) * (1 + 1e-9)
+
+
+def test_equation_9_itself_does_not_hold() -> None:
+    """Three equal layers, two ranks: one has two of them, and the speedup is below 2."""
+    size, k = 1 << 20, 1 << 10
+    layers = Partition(two_stage([size] * 3, 2))
+    assert len(layers.sizes) == 3
+    sizes_L, k_L = layers.sizes_L, torch.full((3,), k)
+    costs = _packing.costs(sizes_L, k_L)
+    heaviest = max(_packing.loads(costs, _packing.pack(costs, 2), 2))
+    whole, trivial = 3 * size * log2(3 * k), 1.5 * size * log2(1.5 * k)
+    assert heaviest > trivial
+    assert whole / heaviest < 2
+    assert heaviest <= _packing.bound(sizes_L, k_L, 2)
+
+
+def test_a_thousand_layers_are_packed_within_5_ms() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes_L = torch.randint(1, 100_000, (1000,), generator=generator)
+    k_L = layer_k(torch.rand(1000, generator=generator).double(), sizes_L, int(sizes_L.sum()) // 99)
+    seconds = []
+    for _ in range(5):
+        start_s = time.thread_time()
+        _packing.pack(_packing.costs(sizes_L, k_L), 16)
+        seconds.append(time.thread_time() - start_s)
+    assert min(seconds) < 5e-3
+
+
+@bounded(60)
+@given(
+    data=st.data(),
+    tensors=sizes_of_tensors,
+    world=st.integers(2, 9),
+    delegate=st.integers(0, 8),
+    density=st.sampled_from([0.01, 0.3, 1.0]),
+)
+def test_parts_are_disjoint_and_their_union_comes_back(
+    data: st.DataObject, tensors: list[int], world: int, delegate: int, density: float
+) -> None:
+    """Each rank selects in its part by k of its own; what arrives is all of that, in order."""
+    layers = Partition(two_stage(tensors, world))
+    numel, num_layers = sum(tensors), len(layers.sizes)
+    draw = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    grads = [torch.randn(numel, generator=draw) for _ in range(world)]
+    budget = max(1, round(density * numel))
+    own_k = [
+        layer_k(torch.rand(num_layers, generator=draw).double(), layers.sizes_L, budget)
+        for _ in range(world)
+    ]
+    owners_L = owners(layers, own_k[delegate % world], world, delegate % world)
+    allocation = Allocation(layers, owners_L, world)
+    listed = [layer for rank in range(world) for layer in allocation.layers_of(rank).tolist()]
+    is_common_L = own_k[delegate % world] == layers.sizes_L
+    assert sorted([*listed, *is_common_L.nonzero().flatten().tolist()]) == [*range(num_layers)]
+    assert sum(allocation.part_sizes) + allocation.num_common == numel
+
+    places, expected = [], []
+    for rank in range(world):
+        me, mine = Member(rank, world), allocation.layers_of(rank)
+        indices_K = select_layers(me, grads[rank], layers, mine, own_k[rank][mine])
+        expected += indices_K.tolist()
+        allocation.to_part(rank, indices_K, own_k[rank][mine])
+        assert all(0 <= i < allocation.part_sizes[rank] for i in indices_K.tolist())
+        places.append(indices_K + allocation.first_places[rank])
+    for layer in is_common_L.nonzero().flatten().tolist():
+        start = layers.starts[layer]
+        expected += range(start, start + layers.sizes[layer])
+    places_K = torch.cat(places).int() if places else torch.zeros(0, dtype=torch.int32)
+    support_K = allocation.union(Member(0, world), places_K)
+    assert support_K.tolist() == sorted(expected)
+    assert len(set(expected)) == len(expected)
+
+
+def test_places_of_another_allocation_are_refused() -> None:
+    layers = Partition((4, 4))
+    allocation = Allocation(layers, torch.tensor([0, 1], dtype=torch.int32), 2)
+    with pytest.raises(RanksDiffer, match="outside of their parts"):
+        allocation.union(Member(0, 2), torch.tensor([1, 9], dtype=torch.int32))
+
+
+def test_the_delegate_decides_what_is_common_and_turns_the_bins() -> None:
+    """Saturated and one-element layers belong to nobody; the costliest goes round the ranks."""
+    layers = Partition((1, 100, 5, 60, 60))
+    k_L = torch.tensor([1, 10, 5, 10, 10])
+    for delegate in range(3):
+        got = owners(layers, k_L, 3, delegate).tolist()
+        assert got == [3, -delegate % 3, 3, (1 - delegate) % 3, (2 - delegate) % 3]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_numbers_come_back_from_so_few_bytes(width: int) -> None:
+    bound = min(256**width, 2**31)
+    assert width_of(bound) == width
+    assert width_of(256 ** (width - 1) + 1) == width
+    numbers_K = torch.tensor([0, 1, 255, bound // 2, bound - 1]).clamp(max=bound - 1).int()
+    packed = narrow(numbers_K, width, torch.empty(5 * width, dtype=torch.uint8))
+    assert packed.numel() == 5 * width
+    assert torch.equal(widen(packed, width, torch.full_like(numbers_K, -1)), numbers_K)

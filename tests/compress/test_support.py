@@ -1,0 +1,287 @@
+"""What randomk, cltk and deft share: one support, summed values, the account of what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.compress._support import SharedSupport
+from gradwire.contract import Layout, Member, Selection, Traits
+from gradwire.errors import IncompatiblePair
+from gradwire.exchange import exchange_for, synchronise
+from gradwire.measure.codecs import measure_codecs
+from tests.compress.allocations import Allocations
+from tests.laws.tolerance import same_bits
+from tests.strategies import bounded
+
+Shapes = tuple[tuple[int, ...], ...]
+KINDS = (gw.compress.randomk, gw.compress.cltk, gw.compress.deft)
+MODEL: Shapes = ((16, 3, 3, 3), (16,), (30, 40), (12, 20), (1,), (8, 70))
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
+    return gw.TensorSpec("message", sum(map(prod, shapes)), dtype, shapes)
+
+
+def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
+
+
+class Run:
+    """Ranks that keep their members and states from step to step, and what they sent in all."""
+
+    def __init__(self, exchange: gw.Exchange, spec: gw.TensorSpec, world: int) -> None:
+        self.exchange = exchange
+        self.members = [Member(rank, world) for rank in range(world)]
+        self.states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
+        self.sent_bytes = [0] * world
+
+    def step(self, grads: Sequence[Tensor], seed: int = 0) -> Tensor:
+        """One step in place of copies of ``grads``; all ranks' mean."""
+        outs = [grad_N.clone() for grad_N in grads]
+        texts = [
+            synchronise(self.exchange, me, state, out_N, out_N)
+            for me, state, out_N in zip(self.members, self.states, outs, strict=True)
+        ]
+        outcome = drive(texts, seed=seed)
+        self.states = outcome.results
+        self.sent_bytes = [a + b for a, b in zip(self.sent_bytes, outcome.sent_bytes, strict=True)]
+        assert all(same_bits(out_N, outs[0]) for out_N in outs)
+        return outs[0]
+
+
+@every_kind
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], world: int) -> None:
+    spec = spec_of(MODEL)
+    run = Run(exchange_for(kind(density=0.1)), spec, world)
+    for step in range(3):
+        mean_N = run.step(draw(spec, world, step))
+        selections = [me.selection for me in run.members]
+        arrived = int(mean_N.count_nonzero())
+        assert {s.arrived for s in selections if s} == {arrived}
+        assert all(s and s.asked == pytest.approx(0.1 * spec.numel) for s in selections)
+        for state in run.states:
+            assert not bool(state.residual_N[mean_N != 0].any())
+    own = [s.selected for s in selections if s]
+    if kind is gw.compress.deft:
+        common = own[0] + sum(own[1:]) - arrived  # counted once by each rank
+        assert common % (world - 1) == 0
+        assert 1 <= common // (world - 1) <= 20  # the one-element layer, and small saturated ones
+    else:
+        assert own == (
+            [arrived] * world
+            if kind is gw.compress.randomk
+            else [arrived if rank == 2 % world else 0 for rank in range(world)]
+        )
+
+
+@every_kind
+@pytest.mark.parametrize("world", [2, 4])
+def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
+    """randomk's exactly, cltk's over a round of leaders; deft's are expected, and near."""
+    spec = spec_of(((200, 300), (300, 200), (500,), (100, 100)))
+    exchange = kind(density=0.05)
+    run = Run(exchange, spec, world)
+    for step in range(world):
+        run.step(draw(spec, world, step))
+    expected = exchange.expected_bytes(spec, world)
+    assert expected is not None
+    assert (exchange.wire_bytes(spec, world) is None) == (kind is not gw.compress.randomk)
+    within = 0.1 if kind is gw.compress.deft else 1e-3
+    for sent, stated in zip(run.sent_bytes, expected, strict=True):
+        assert sent == pytest.approx(world * stated, rel=within)
+    assert exchange.expected_bytes(spec, 1) == [0]
+
+
+@every_kind
+@pytest.mark.parametrize("spoil", [float("nan"), float("-inf")])
+def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], spoil: float) -> None:
+    """Also at an element that nobody selects; all that was sent is NaN, and the next step is not.
+
+    Of every element of a rank in turn, so of layers of others, of common ones, of the leader's.
+    """
+    spec, world = spec_of(((4, 4), (6,), (1,))), 3
+    for place in range(spec.numel):
+        run = Run(exchange_for(kind(density=0.2)), spec, world)
+        run.step(draw(spec, world))
+        grads = draw(spec, world, 1)
+        grads[1][place] = spoil
+        mean_N = run.step(grads)
+        assert bool(mean_N.isnan().any())
+        assert bool((mean_N.isnan() | (mean_N == 0)).all())
+        assert all(bool(state.residual_N.isfinite().all()) for state in run.states)
+        assert bool(run.step(draw(spec, world, 2)).isfinite().all())
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_gradients_are_summed_in_float32(
+    kind: type[SharedSupport], dtype: torch.dtype
+) -> None:
+    exchange = exchange_for(kind(density=0.2))
+    coarse, fine = (Run(exchange, spec_of(MODEL, to), 3) for to in (dtype, torch.float32))
+    for step in range(2):
+        grads = draw(spec_of(MODEL, dtype), 3, step)
+        want_N = fine.step([grad_N.float() for grad_N in grads])
+        assert torch.equal(coarse.step(grads), want_N.to(dtype))
+
+
+@every_kind
+def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type[SharedSupport]) -> None:
+    """A quarter of it would be seen; the local driver copies what it sums, a twentieth."""
+    spec = spec_of(((60, 80), (60, 80), (400,)))
+    run = Run(exchange_for(kind(density=0.02)), spec, 2)
+    run.step(draw(spec, 2))
+    outs = draw(spec, 2, 1)
+    seen = Allocations()
+    texts = [
+        synchronise(run.exchange, me, state, out_N, out_N)
+        for me, state, out_N in zip(run.members, run.states, outs, strict=True)
+    ]
+    with seen:
+        drive(texts)
+    assert max(seen.numels) < spec.numel // 4
+
+
+@bounded(25)
+@given(
+    shapes=st.lists(
+        st.lists(st.integers(0, 9), min_size=1, max_size=2).map(tuple), min_size=1, max_size=5
+    ).map(tuple),
+    kind=st.sampled_from(KINDS),
+    density=st.sampled_from([0.01, 0.3, 1.0]),
+    world=st.integers(2, 6),
+    seed=st.integers(0, 99),
+)
+def test_nothing_is_lost_whatever_the_shapes(
+    shapes: Shapes, kind: type[SharedSupport], density: float, world: int, seed: int
+) -> None:
+    """Over steps: empty and one-element layers, zeros, fewer layers or elements than ranks."""
+    spec = spec_of(shapes)
+    run = Run(exchange_for(kind(density=density)), spec, world)
+    pending_N = torch.zeros(spec.numel)
+    for step in range(4):
+        grads = draw(spec, world, seed + step)
+        if step == 1:
+            grads = [torch.zeros_like(grad_N) for grad_N in grads]
+        if step == 2:
+            grads[0].zero_()
+        pending_N += torch.stack(grads).sum(0)
+        pending_N -= world * run.step(grads, seed)
+        left_N = torch.stack([state.residual_N for state in run.states]).sum(0)
+        torch.testing.assert_close(left_N, pending_N, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_what_ranks_must_share_follows_from_the_step_alone(kind: type[SharedSupport]) -> None:
+    """One rank's state may be any other's: a job that goes on with it goes on alike."""
+    spec = spec_of(MODEL)
+    run = Run(kind(density=0.2), spec, 3)
+    for step in range(4):
+        run.step(draw(spec, 3, step))
+    again = Run(kind(density=0.2), spec, 3)
+    again.states = [run.states[2]] * 3
+    assert torch.equal(run.step(draw(spec, 3, 9)), again.step(draw(spec, 3, 9)))
+
+
+@every_kind
+def test_alone_nothing_is_selected(kind: type[SharedSupport]) -> None:
+    spec = spec_of(MODEL)
+    run = Run(exchange_for(kind()), spec, 1)
+    [grad_N] = draw(spec, 1)
+    assert same_bits(run.step([grad_N]), grad_N)
+    assert run.members[0].selection is None
+
+
+@every_kind
+def test_it_goes_with_no_collective_and_pair_says_why(kind: type[SharedSupport]) -> None:
+    with pytest.raises(IncompatiblePair, match=r"agree on the elements.*gw.exchange_for by itself"):
+        gw.pair(kind(), gw.collective.allreduce())  # type: ignore[arg-type]
+    with pytest.raises(IncompatiblePair, match="talks in the middle"):
+        gw.pair(gw.compress.powersgd(), gw.collective.allreduce())  # type: ignore[arg-type]
+
+
+def test_elements_of_ones_own_are_not_summed_by_an_all_reduce() -> None:
+    said = r"each rank takes its own elements.*use allgather_sparse\(\)"
+    for codec in (gw.compress.topk(), gw.compress.dgc(), gw.compress.graddrop()):
+        for collective in (gw.collective.allreduce(), gw.collective.ring()):
+            with pytest.raises(IncompatiblePair, match=said):
+                gw.pair(codec, collective)
+
+
+class Agreeing(gw.compress.topk):
+    traits = Traits(layout=Layout.SPARSE, shared_support=True)
+
+
+def test_a_compressor_cannot_promise_a_shared_support() -> None:
+    with pytest.raises(IncompatiblePair, match="before anyone can agree.*as cltk is"):
+        gw.pair(Agreeing(), gw.collective.allgather_sparse())
+
+
+@every_kind
+@pytest.mark.parametrize("density", [0, 1.5, float("nan")])
+def test_density_must_be_a_fraction(kind: type[SharedSupport], density: float) -> None:
+    with pytest.raises(gw.InvalidSetting, match=rf"{kind.__name__} density must be"):
+        kind(density=density)
+
+
+@every_kind
+def test_what_it_computes_can_be_measured(kind: type[SharedSupport]) -> None:
+    """Nobody else is there; what is gathered is this rank's own."""
+    [fit] = measure_codecs([kind.__name__], sizes=(256, 1024, 4096), budget_s=0.001).values()
+    assert fit.encode.per_unit_s >= 0
+
+
+def test_cltk_sends_what_is_largest_on_each_rank_in_turn() -> None:
+    spec, world = gw.TensorSpec("vector", 1000), 3
+    run = Run(gw.compress.cltk(density=0.02), spec, world)
+    for step in range(4):
+        grads = draw(spec, world, step)
+        mean_N = run.step(grads)
+        largest = grads[step % world].abs().topk(20).indices.sort().values
+        assert torch.equal(mean_N.nonzero().flatten(), largest)
+        assert run.members[step % world].selection == Selection(20.0, 20, 20)
+
+
+def drawn(exchange: Any, spec: gw.TensorSpec, num_steps: int) -> list[list[int]]:
+    state, found = exchange.init(spec, 2), []
+    for _ in range(num_steps):
+        out_K = torch.empty(exchange.kept(spec.numel), dtype=torch.int32)
+        found.append(exchange.draw(state, spec.numel, out_K).tolist())
+        state = state + torch.tensor([0, 1])
+    return found
+
+
+def test_randomk_draws_without_replacement_every_element_as_often() -> None:
+    spec, num_steps = gw.TensorSpec("vector", 200), 2000
+    found = drawn(gw.compress.randomk(density=0.1), spec, num_steps)
+    assert all(len(set(one)) == 20 and one == sorted(one) for one in found)
+    counts_N = torch.tensor(found).flatten().bincount(minlength=200).double()
+    expected, spread = 0.1 * num_steps, (0.1 * 0.9 * num_steps) ** 0.5
+    assert float(((counts_N - expected) / spread).square().mean()) == pytest.approx(1, abs=0.35)
+    # Neighbours come together as often as any two do.
+    beside = sum(b - a == 1 for one in found for a, b in zip(one, one[1:], strict=False))
+    assert beside / num_steps == pytest.approx(199 * 20 * 19 / (200 * 199), abs=0.15)
+
+
+def test_randomk_draws_others_for_another_seed_message_or_step() -> None:
+    spec = gw.TensorSpec("vector", 10_000)
+    one, two = drawn(gw.compress.randomk(), spec, 2)
+    [other] = drawn(gw.compress.randomk(seed=1), spec, 1)
+    [elsewhere] = drawn(gw.compress.randomk(), gw.TensorSpec("another", 10_000), 1)
+    assert drawn(gw.compress.randomk(), spec, 1) == [one]
+    assert all(len(set(one) & set(them)) < 15 for them in (two, other, elsewhere))
+    with pytest.raises(gw.InvalidSetting, match="randomk seed must be a whole number"):
+        gw.compress.randomk(seed=0.5)
