@@ -1,31 +1,65 @@
 """Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without loss.
 
-Source: what DDP does with sparse gradients (all-gather of indices and values).
-Differences: row counts are gathered first and rows padded to the largest count, so every rank may
-    have touched another number of rows, or none.
-Wire: 8 bytes, then (W-1) * max rows * (8 + row bytes) a rank.
+They are never made dense: what comes in and goes out are row numbers and rows. Two ways: everyone
+gets everyone's rows and adds them up, or every row goes to the rank that serves it by its hash, and
+the sums come back (ZEN). A row that some rank has, be it all zeros, is in the mean.
+
+Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN (OSDI 2025),
+    section 4, for embeddings.
+Differences: row counts are told first, and the way follows from them. Gathered rows are padded to
+    the largest count, so every rank may have touched another number of rows, or none.
+Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * max rows * (8 + row bytes) a rank; served,
+    what ``zen`` sends of units that are rows (its pulls never dense).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..contract import Member
+from ..sparse.entries import Entries
+from ..sparse.formats._types import SparseFormat
+from ..sparse.formats.coo import coo
+from ..sparse.formats.hash_bitmap import hash_bitmap
+from ..sparse.parts import parts_of
+from ._push_pull import Cut
 from ._verbs import AllGather, Compute, Steps
+from .zen import zen
+
+Rows = tuple[Tensor, Tensor]
+"""Row numbers int64, ascending and without duplicates, and their values_RC."""
+
+SERVED = "zen"
+"""The way by servers, as ``choose`` of ``average_rows`` names it; any other gathers."""
 
 
-def average_rows(me: Member, rows_R: Tensor, values_RC: Tensor) -> Steps[tuple[Tensor, Tensor]]:
-    """Averages rows over ranks: returns (row numbers ascending, their mean values).
+def average_rows(
+    me: Member, rows: Rows, num_rows: int, choose: Callable[[list[int]], str]
+) -> Steps[Rows]:
+    """The mean over ranks of rows of a table of ``num_rows``.
 
-    ``rows_R`` int64, without duplicates; ``values_RC`` their rows. Ranks may differ in R, not in C.
+    Ranks may differ in how many rows they have, not in their length. ``choose`` is given all ranks'
+    counts and names the way; it decides alike on all of them.
     """
+    rows_R, values_RC = rows
     counts_W = torch.zeros(me.world, dtype=torch.int64)
     yield AllGather(counts_W, torch.tensor([rows_R.numel()]))
-    counts = counts_W.tolist()
+    counts = me.sizes(counts_W, [num_rows] * me.world, unit="rows")
+    me.way = None
+    if max(counts) == 0:
+        return rows
+    me.way = choose(counts)
+    if me.way == SERVED:
+        return (yield from _served(me, rows_R, values_RC, num_rows))
+    return (yield from _gathered(me, counts, rows_R, values_RC))
+
+
+def _gathered(me: Member, counts: list[int], rows_R: Tensor, values_RC: Tensor) -> Steps[Rows]:
     width, most = values_RC.shape[1], max(counts)
-    if most == 0:
-        return rows_R, values_RC
     own_rows = torch.zeros(most, dtype=torch.int64)
     own_values = torch.zeros(most * width, dtype=values_RC.dtype)
     own_rows[: rows_R.numel()] = rows_R
@@ -35,7 +69,7 @@ def average_rows(me: Member, rows_R: Tensor, values_RC: Tensor) -> Steps[tuple[T
     yield AllGather(all_rows, own_rows)
     yield AllGather(all_values, own_values)
 
-    def merge() -> tuple[Tensor, Tensor]:
+    def merge() -> Rows:
         parts = [slice(r * most, r * most + n) for r, n in enumerate(counts)]
         rows = torch.cat([all_rows[part] for part in parts])
         values = torch.cat([all_values.view(-1, width)[part] for part in parts])
@@ -43,5 +77,32 @@ def average_rows(me: Member, rows_R: Tensor, values_RC: Tensor) -> Steps[tuple[T
         mean = torch.zeros(union.numel(), width, dtype=values.dtype)
         return union, mean.index_add_(0, place, values).mul_(1 / me.world)
 
-    merged: tuple[Tensor, Tensor] = yield Compute("merge", merge, me.world * most * width)
+    merged: Rows = yield Compute("merge", merge, me.world * most * width)
     return merged
+
+
+def _served(me: Member, rows_R: Tensor, values_RC: Tensor, num_rows: int) -> Steps[Rows]:
+    servers, width, dtype = _RowServers(), values_RC.shape[1], values_RC.dtype
+    parts = parts_of(num_rows, me.world, servers.permutation(num_rows))
+    cut = Cut(num_rows * width, width, parts, dtype, dtype)
+    units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), width)
+    found = yield from servers.average(me, cut, units, values_RC.new_empty(0))
+
+    def merge() -> Rows:
+        rows = torch.cat([part.indices_K for part in found])
+        values = torch.cat([part.values.view(-1, width) for part in found])
+        order = rows.argsort()
+        return rows[order].long(), values[order]
+
+    merged: Rows = yield Compute("merge", merge, sum(part.values.numel() for part in found))
+    return merged
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowServers(zen):
+    """ZEN with pulls that tell which rows there are, which the dense format does not."""
+
+    def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
+        length = cut.parts[rank].length
+        forms = (coo(), hash_bitmap())
+        return min(forms, key=lambda f: f.size_bytes(count, length, cut.width, cut.pulled_dtype))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State, Traits
+from ..hollow import Hollow
 from ..spec import TensorSpec
 from ._verbs import Steps
 
@@ -23,6 +25,11 @@ class Needs:
 
     def refusal(self, traits: Traits) -> str | None:
         """Why a compressor of these traits cannot be used, or None if it can."""
+        if self.additive and not traits.additive and traits.layout is Layout.SPARSE:
+            return (
+                "it sums payloads entry by entry, and here each rank takes its own elements, so "
+                "entries of different elements would be added up (there is no shared support)"
+            )
         if self.additive and not traits.additive:
             return "it sums payloads on the way, and these payloads cannot be summed"
         if self.exact_size and not traits.exact_size:
@@ -32,10 +39,26 @@ class Needs:
         return None
 
 
+class Dimensions(NamedTuple):
+    """What tells schemes for sparse gradients apart: ZEN (OSDI 2025), section 2.2 and table 3."""
+
+    communication: Literal["ring", "hierarchy", "point-to-point"]
+    aggregation: Literal["one-shot", "incremental"]
+    """After all has arrived, or at every stage on the way."""
+    partition: Literal["centralization", "parallelism"]
+    """Gradients travel whole, or each in parts that are aggregated in different places."""
+    balance: Literal["balanced", "imbalanced"] | None
+    """Of the parts; None where there are none."""
+
+
 class Collective(ABC):
     """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses."""
 
     needs: ClassVar[Needs]
+    dimensions: ClassVar[Dimensions | None] = None
+    """Of schemes for sparse payloads."""
+    exact_size: ClassVar[bool] = True
+    """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> State:
         """State before the first step. Default: the codec's."""
@@ -64,3 +87,17 @@ class Collective(ABC):
 
         Where sizes vary that is a bound.
         """
+
+    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        """As ``wire_bytes``, of payloads of typical size: for predictions."""
+        return self.wire_bytes(Hollow(codec), spec, world)
+
+    def bytes_of(
+        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
+    ) -> list[int] | None:
+        """Bytes that each rank sends if the ranks take the units ``taken`` (int32, ascending).
+
+        For codecs whose payloads are indices and values. None where that is no question, as of
+        collectives that know nothing of entries.
+        """
+        return None

@@ -10,6 +10,7 @@ Contributed: what the codec encoded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,9 +19,12 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
 from ..payload import Payload, slot_bytes
+from ..sparse.formats.coo import coo
 from ..spec import TensorSpec, working_dtype
+from ._entries import value_dtype
+from ._selection import note_union
 from ._sizes import announced_bytes, tell_all
-from ._types import Collective, Needs
+from ._types import Collective, Dimensions, Needs
 from ._verbs import AllGather, Compute, Steps
 
 
@@ -29,6 +33,9 @@ class allgather_sparse(Collective):
     """All-gather of sparse payloads, merged in rank order."""
 
     needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    dimensions: ClassVar[Dimensions] = Dimensions(
+        "ring", "one-shot", "centralization", balance=None
+    )
 
     def run(
         self,
@@ -61,6 +68,14 @@ class allgather_sparse(Collective):
         )
         return state
 
+    def bytes_of(
+        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
+    ) -> list[int] | None:
+        world, dtype = len(taken), value_dtype(codec, spec)
+        counts = (indices_K.numel() for indices_K in taken)
+        slot = max(coo().layout(k, spec.numel, codec.width, dtype).slot_bytes for k in counts)
+        return [announced_bytes(codec, world) + (world - 1) * slot] * world
+
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
         form = codec.for_world(world).format(spec)
         return [announced_bytes(codec, world) + (world - 1) * form.slot_bytes] * world
@@ -71,14 +86,16 @@ def _merge_all(
 ) -> None:
     spec = TensorSpec("", out_N.numel(), out_N.dtype)
     forms = {size_bytes: codec.received(spec, size_bytes) for size_bytes in set(sizes)}
+    slots = gathered.chunk(me.world)
+    payloads = [Payload(forms[size], slot[:size]) for size, slot in zip(sizes, slots, strict=True)]
     dtype = working_dtype(out_N.dtype)
     sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
     sum_N.zero_()
-    for size_bytes, slot in zip(sizes, gathered.chunk(me.world), strict=True):
-        payload = Payload(forms[size_bytes], slot[:size_bytes])
+    for payload in payloads:
         codec.merge(payload, sum_N, scale=1 / me.world)
     if sum_N is not out_N:
         out_N.copy_(sum_N)
+    note_union(me, codec, payloads, out_N)
 
 
 EXAMPLES = (allgather_sparse(),)

@@ -1,0 +1,47 @@
+"""What a sparse collective notes of each step: how much was asked for, taken and averaged.
+
+The mean's density is what the union of all ranks' elements makes of the density that was asked for;
+DEFT (section 3.1) calls the growth gradient build-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..contract import Compressor, Member, Selection
+from ..kernels.distinct import count_distinct
+from ..payload import Payload
+
+
+def asked_of(codec: object, numel: int) -> float:
+    """How many of ``numel`` elements a codec was asked for by its ``density``; NaN without one."""
+    density = getattr(codec, "density", None)
+    return math.nan if density is None else density * numel
+
+
+def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor) -> None:
+    """Sets ``me.selection`` from the payloads of all ranks, of which every one is added up here.
+
+    A codec whose payloads list no places selects nothing, and nothing is noted; nor is it where
+    there is no content to count, as in predictions.
+    """
+    lists = [_indices(payload) for payload in payloads]
+    if out_N.is_meta or any(indices_K is None for indices_K in lists):
+        me.selection = None
+        return
+    known, width = [indices_K for indices_K in lists if indices_K is not None], codec.width
+    num_units = -(-out_N.numel() // width)
+    me.selection = Selection(
+        asked_of(codec, out_N.numel()),
+        width * known[me.rank].numel(),
+        width * count_distinct(known, num_units),
+    )
+
+
+def _indices(payload: Payload) -> Tensor | None:
+    """A sparse payload's field ``indices``, if it has one."""
+    fields = {part.name for part in payload.format}
+    return payload["indices"] if "indices" in fields else None

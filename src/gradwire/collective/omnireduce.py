@@ -1,0 +1,64 @@
+"""OmniReduce: whole blocks that are not all zeros, each to the rank that aggregates its range.
+
+Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 and table 3) has it.
+Differences: in bulk: a worker sends an aggregator all its blocks at once, each with its number,
+    where OmniReduce streams them and sends the number of the next one. Aggregators are the ranks.
+    Blocks hold whole units of the codec (one of rows: ``block`` / width rows, at least 1).
+Wire: see ``_push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block * itemsize) k
+    bytes of k blocks. The last block is filled up with zeros.
+State: the codec's.
+Contributed: what the codec encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Member
+from ..errors import invalid
+from ..sparse.entries import Entries, num_units
+from ..sparse.formats.blocks import blocks
+from ..sparse.merge import Accumulator
+from ._push_pull import PushPull
+from ._types import Dimensions
+
+
+@dataclass(frozen=True, kw_only=True)
+class omnireduce(PushPull):
+    """Push blocks of ``block`` elements in which any is not zero, add them up, pull."""
+
+    block: int = 256
+    dimensions: ClassVar[Dimensions] = Dimensions(
+        "point-to-point", "one-shot", "parallelism", "imbalanced"
+    )
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise invalid("omnireduce block", self.block, "1 or more", "OmniReduce takes 256")
+
+    def width(self, codec: Compressor) -> int:
+        return self._units_a_block(codec.width) * codec.width
+
+    def _units_a_block(self, width: int) -> int:
+        return max(1, self.block // width)
+
+    def units(self, me: Member, entries: Entries, numel: int) -> Entries:
+        form, width = blocks(block=self._units_a_block(entries.width)), entries.width
+        total = num_units(numel, width)
+        layout = form.layout(form.count(entries, total), total, width, entries.values.dtype)
+        room = me.scratch("blocks", layout.size_bytes, entries.values, torch.uint8, varies=True)
+        payload = form.encode(entries, total, room)
+        return Entries(payload["indices"], payload["values"], form.block * width)
+
+    def unit_indices(self, codec: Compressor, indices_K: Tensor) -> Tensor:
+        return (indices_K // self._units_a_block(codec.width)).unique_consecutive()
+
+    def arrived(self, merged: Accumulator, count: int) -> int:
+        return int(torch.count_nonzero(merged.entries().values))
+
+
+EXAMPLES = (omnireduce(),)

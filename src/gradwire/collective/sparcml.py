@@ -1,0 +1,290 @@
+"""SparCML: recursive doubling; partners exchange all they hold, and hold the sum of both.
+
+Source: SparCML (Renggli et al., SC 2019), SSAR_Recursive_double, with its switch to a dense
+    representation; Hierarchical Centralization of ZEN (OSDI 2025, definition 7).
+Differences: any number of ranks. Let P be the largest power of two that is at most W: rank P + i
+    gives what it took to rank i before the stages, and gets the sum from it after them. Each
+    message is dense where that is smaller, by what it holds. Partners add the lower rank's sum
+    first, so both hold the same bits. Partial sums travel in the working dtype.
+Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) bytes rounded up to
+    8, with v = width * itemsize and U units in all. A rank below P sends one in each of log2 P
+    stages, of what 2^stage ranks took together, and one more if it serves a rank above; that sends
+    one. ``sent_bytes`` is that.
+State: the codec's.
+Contributed: what the codec encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Layout, Member, Selection, State
+from ..kernels.distinct import count_distinct
+from ..payload import Payload
+from ..sparse.entries import Entries, num_units
+from ..sparse.formats._types import SparseFormat
+from ..sparse.formats.coo import coo
+from ..sparse.formats.dense import dense
+from ..sparse.parts import Part
+from ..spec import TensorSpec, working_dtype
+from ._entries import accumulator, encode_sums, expected_union, num_entries, scaled
+from ._selection import asked_of
+from ._sizes import SIZE_BYTES
+from ._types import Collective, Dimensions, Needs
+from ._verbs import Compute, Recv, Send, Steps, Verb
+
+
+class Whole(NamedTuple):
+    """What all ranks know of a gradient before any value."""
+
+    num_units: int
+    width: int
+    dtype: torch.dtype
+
+    def form(self, count: int) -> SparseFormat:
+        """The smaller of COO and dense."""
+        sizes = {form: form.layout(count, *self).size_bytes for form in (coo(), dense())}
+        return min(sizes, key=lambda form: sizes[form])
+
+    def payload(self, buffer: Tensor, count: int) -> Payload:
+        """Of so many units at the front of ``buffer``."""
+        layout = self.form(count).layout(count, *self)
+        return Payload(layout, buffer[: layout.size_bytes])
+
+    def slot_bytes(self, count: int) -> int:
+        """The room for so many units."""
+        return self.form(count).layout(count, *self).slot_bytes
+
+    def expected(self, taken: int, num_ranks: int) -> int:
+        """How many units so many ranks take together that take as many each, independently."""
+        return round(expected_union(min(taken, self.num_units), self.num_units, num_ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class sparcml(Collective):
+    """Recursive doubling of sparse sums, dense once that is smaller."""
+
+    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    exact_size: ClassVar[bool] = False
+    dimensions: ClassVar[Dimensions] = Dimensions(
+        "hierarchy", "incremental", "centralization", balance=None
+    )
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        codec = me.variant_of(codec)
+        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        form, whole = codec.format(spec), self.whole(codec, spec)
+        own = me.scratch("own", form.size_bytes, grad_N, torch.uint8)
+        payload, state = yield Compute(
+            "encode",
+            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
+            spec.numel,
+        )
+        held = _Held(me, whole, num_entries(form), out_N)
+        yield me.sized(
+            "merge",
+            lambda: held.take(codec, payload),
+            spec.numel,
+            lambda: held.expect(1),
+        )
+        yield from _talk(me, held)
+        yield me.sized("decode", lambda: held.write(out_N), spec.numel, lambda: None)
+        me.selection = Selection(
+            asked_of(codec, spec.numel),
+            min(num_entries(payload.format) * whole.width, spec.numel),
+            min(held.count * whole.width, spec.numel),
+        )
+        return state
+
+    def whole(self, codec: Compressor, spec: TensorSpec) -> Whole:
+        """What a gradient is under this codec."""
+        return Whole(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
+
+    def sent_bytes(self, whole: Whole, counts: Sequence[Sequence[int]]) -> list[int]:
+        """Bytes that each rank sends, by the units that each of ``groups`` took together."""
+        world, below = len(counts[0]), len(counts[1])
+
+        def message(count: int) -> int:
+            return SIZE_BYTES + whole.slot_bytes(count)
+
+        return [
+            message(counts[0][rank])
+            if rank >= below
+            else sum(message(level[rank]) for level in counts[1:-1])
+            + (message(counts[-1][rank]) if rank < world - below else 0)
+            for rank in range(world)
+        ]
+
+    def bytes_of(
+        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
+    ) -> list[int] | None:
+        whole = self.whole(codec, spec)
+        sizes = [
+            [count_distinct([taken[rank] for rank in group], whole.num_units) for group in level]
+            for level in groups(len(taken))
+        ]
+        return self.sent_bytes(whole, sizes)
+
+    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        codec = codec.for_world(world)
+        whole, most = self.whole(codec, spec), num_entries(codec.format(spec))
+        sizes = [
+            [min(len(group) * most, whole.num_units) for group in level] for level in groups(world)
+        ]
+        return self.sent_bytes(whole, sizes)
+
+    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        codec = codec.for_world(world)
+        whole, taken = self.whole(codec, spec), num_entries(codec.typical(spec))
+        sizes = [[whole.expected(taken, len(g)) for g in level] for level in groups(world)]
+        return self.sent_bytes(whole, sizes)
+
+
+@lru_cache(maxsize=256)
+def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Whose entries each rank's sum holds: at first its own, then stage by stage.
+
+    Entry 0 has a group a rank, the others one for each rank below P. The last has all ranks.
+
+    >>> groups(3)
+    (((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1, 2), (0, 1, 2)))
+    """
+    below = 1 << (world.bit_length() - 1)
+    levels = [tuple((rank,) for rank in range(world))]
+    for stage in range(below.bit_length()):
+        of_block: dict[int, list[int]] = {}
+        for rank in range(world):
+            of_block.setdefault(rank % below >> stage, []).append(rank)
+        levels.append(tuple(tuple(of_block[rank >> stage]) for rank in range(below)))
+    return tuple(levels)
+
+
+class _Held:
+    """What a rank holds of the sum: ``count`` units, as the payload that it sends next."""
+
+    def __init__(self, me: Member, whole: Whole, num_taken: int, like: Tensor) -> None:
+        self.me, self.whole, self.like = me, whole, like
+        self.num_taken = num_taken
+        """By each rank, in a simulation."""
+        self.count = 0
+        self.num_ranks = 1
+
+    def slot(self, name: str, count: int) -> Tensor:
+        """Room for a message of so many units: "held" or "landed"."""
+        size_bytes = self.whole.slot_bytes(count)
+        return self.me.scratch(name, size_bytes, self.like, torch.uint8, varies=True)
+
+    def expect(self, num_ranks: int) -> None:
+        """Holds what so many ranks take together, in a simulation."""
+        self.count = self.whole.expected(self.num_taken, num_ranks)
+        self.num_ranks = num_ranks
+
+    def take(self, codec: Compressor, payload: Payload) -> None:
+        """Holds what this rank's own payload has."""
+        own = Entries(*codec.entries(payload), codec.width)
+        own = scaled(own, 1 / self.me.world, self.whole.dtype)
+        self.count = own.num
+        room = self.whole.payload(self.slot("held", own.num), own.num)
+        self.whole.form(own.num).encode(own, self.whole.num_units, room.buffer)
+
+    def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> None:
+        """Holds the sum of what it held and what landed; the lower rank's is added first."""
+        own = self._entries(self.slot("held", self.count), self.count)
+        theirs = self._entries(landed, count)
+        num_places, width, dtype = self.whole
+        total = accumulator(self.me, num_places, width, dtype, self.like)
+        for entries in (own, theirs) if is_lower else (theirs, own):
+            total.add(entries)
+        self.count = total.count
+        room = self.whole.payload(self.slot("held", self.count), self.count)
+        encode_sums(total, self.whole.form(self.count), dtype, room)
+
+    def write(self, out_N: Tensor) -> None:
+        """Writes the sum into the dense vector."""
+        payload = self.whole.payload(self.slot("held", self.count), self.count)
+        form, part = self.whole.form(self.count), Part(self.whole.num_units)
+        form.scatter(payload, part, out_N.zero_(), width=self.whole.width)
+
+    def _entries(self, buffer: Tensor, count: int) -> Entries:
+        form = self.whole.form(count)
+        payload = self.whole.payload(buffer, count)
+        return form.decode(payload, self.whole.num_units, self.whole.width)
+
+
+def _talk(me: Member, held: _Held) -> Steps[None]:
+    """Folds the ranks from P on into those below, doubles, and unfolds."""
+    levels = groups(me.world)
+    below = len(levels[1])
+    has_guest = me.rank < me.world - below
+    if me.rank >= below:
+        yield from _swap(me, held, me.rank - below, receives=False)
+        yield from _swap(me, held, me.rank - below, sends=False)
+        return
+    if has_guest:
+        yield from _swap(me, held, me.rank + below, sends=False, adds=levels[1][me.rank])
+    for stage, level in enumerate(levels[2:]):
+        yield from _swap(me, held, me.rank ^ 1 << stage, adds=level[me.rank])
+    if has_guest:
+        yield from _swap(me, held, me.rank + below, receives=False)
+
+
+def _swap(
+    me: Member,
+    held: _Held,
+    peer: int,
+    *,
+    sends: bool = True,
+    receives: bool = True,
+    adds: Sequence[int] = (),
+) -> Steps[None]:
+    """Sends what is held, receives what the peer holds, or both: sizes first.
+
+    What came makes a sum with what is held, of the ranks ``adds``; without them it takes its place.
+    """
+    own_1 = me.scratch("own count", 1, held.like, torch.int64).fill_(held.count)
+    told_1 = me.scratch("told count", 1, held.like, torch.int64)
+    yield _verbs(peer, own_1 if sends else None, told_1 if receives else None)
+    count = 0
+    if receives:
+        there = len(adds) - held.num_ranks if adds else me.world
+        [count] = me.sizes(
+            told_1,
+            [held.whole.num_units],
+            unit="units",
+            ranks=[peer],
+            usual=[held.whole.expected(held.num_taken, there)],
+        )
+    landed = held.slot("landed" if adds else "held", count)
+    sent = held.slot("held", held.count) if sends else None
+    yield _verbs(peer, sent, landed if receives else None)
+    if adds:
+        yield me.sized(
+            "merge",
+            lambda: held.merge(landed, count, is_lower=me.rank < peer),
+            held.whole.num_units * held.whole.width,
+            lambda: held.expect(len(adds)),
+        )
+    elif receives:
+        held.count = count
+
+
+def _verbs(peer: int, sent: Tensor | None, landed: Tensor | None) -> tuple[Verb, ...]:
+    verbs: list[Verb] = [] if sent is None else [Send(peer, sent)]
+    return (*verbs, *([] if landed is None else [Recv(peer, landed)]))
+
+
+EXAMPLES = (sparcml(),)
