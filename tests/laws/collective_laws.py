@@ -1,8 +1,11 @@
-"""The laws of collectives: each takes an exchange (a collective with a codec) and a case."""
+"""The laws of collectives: each takes an exchange (a collective with a codec) and a case.
+
+Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exchanges themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -10,27 +13,39 @@ from torch import Tensor
 
 from gradwire.collective._local import Outcome, drive
 from gradwire.collective._verbs import AllToAll, Compute, Steps, Verb
-from gradwire.contract import Member
-from gradwire.errors import Deadlock
+from gradwire.contract import Exchange, Member, State
+from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.exchange import Pair, synchronise, texts
 
 from .cases import Case
 from .tolerance import assert_near, largest, same_bits
 
 
-def _driven(exchange: Pair, grads: list[Tensor], seed: int) -> Outcome[Any]:
-    return drive(texts(exchange, grads), seed=seed)
+def _driven(
+    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+) -> Outcome[Any]:
+    return drive(texts(exchange, grads, states), seed=seed)
 
 
-def _means(exchange: Pair, grads: list[Tensor], seed: int) -> list[Tensor]:
-    return [mean_N for mean_N, _, _ in _driven(exchange, grads, seed).results]
+def _means(
+    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+) -> list[Tensor]:
+    return [mean_N for mean_N, _, _ in _driven(exchange, grads, seed, states).results]
 
 
-def law_never_deadlocks(exchange: Pair, case: Case) -> None:
+def _means_of(exchange: Exchange, case: Case, seed: int, step: int = 0) -> list[Tensor]:
+    return _means(exchange, case.grads(step), seed, case.states(exchange))
+
+
+def _is_exact(exchange: Exchange, case: Case) -> bool:
+    return exchange.wire_bytes(case.spec, case.world) is not None
+
+
+def law_never_deadlocks(exchange: Exchange, case: Case) -> None:
     """Not even where a send waits for its receiver, as in the local driver."""
     for seed in range(3):
         try:
-            _driven(exchange, case.grads(), seed)
+            _driven(exchange, case.grads(), seed, case.states(exchange))
         except Deadlock as error:
             raise AssertionError(str(error)) from error
 
@@ -48,50 +63,53 @@ def law_equals_the_dense_mean(exchange: Pair, case: Case) -> None:
         )
 
 
-def law_same_bits_on_every_rank(exchange: Pair, case: Case) -> None:
-    means = _means(exchange, case.grads(), case.seed)
+def law_same_bits_on_every_rank(exchange: Exchange, case: Case) -> None:
+    means = _means_of(exchange, case, case.seed)
     for rank, mean_N in enumerate(means):
         assert same_bits(mean_N, means[0]), f"rank {rank} has other bits than rank 0"
 
 
-def law_sends_the_stated_bytes(exchange: Pair, case: Case) -> None:
+def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
     """Exactly; where sizes vary none are stated, and the collective's formula is a bound."""
-    sent = _driven(exchange, case.grads(), case.seed).sent_bytes
+    sent = _driven(exchange, case.grads(), case.seed, case.states(exchange)).sent_bytes
     stated = exchange.wire_bytes(case.spec, case.world)
-    if exchange.codec.traits.exact_size:
+    if stated is not None:
         assert sent == stated, f"states {stated} bytes a rank, sends {sent}"
+    if not isinstance(exchange, Pair):
         return
-    assert stated is None, f"states {stated} bytes a rank, and they vary"
-    if case.world > 1:
+    assert (stated is not None) == exchange.exact_size, f"states {stated} bytes a rank"
+    if stated is None and case.world > 1:
         most = exchange.collective.wire_bytes(exchange.codec, case.spec, case.world)
         assert all(a <= b for a, b in zip(sent, most, strict=True)), (
             f"at most {most} bytes a rank, sends {sent}"
         )
 
 
-def law_any_interleaving_same_bits(exchange: Pair, case: Case) -> None:
-    grads = case.grads()
-    first, *others = (_means(exchange, grads, seed) for seed in range(4))
+def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
+    first, *others = (_means_of(exchange, case, seed) for seed in range(4))
     for means in others:
         assert all(same_bits(a, b) for a, b in zip(first, means, strict=True)), (
             "the result depends on which rank runs first"
         )
 
 
-def law_verbs_do_not_depend_on_values(exchange: Pair, case: Case) -> None:
-    """The same verbs in the same order for ordinary gradients, zeros, NaN, zeros on one rank."""
+def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
+    """The same verbs in the same order for ordinary gradients, zeros, NaN, zeros on one rank.
+
+    And whatever sizes depend on, all ranks know.
+    """
     ordinary = case.grads()
     zeros = [torch.zeros_like(g) for g in ordinary]
     nans = [torch.full_like(g, float("nan")) for g in ordinary]
-    want = _verbs(exchange, ordinary, case.seed)
+    want = _verbs(exchange, case, ordinary)
     for other in (zeros, nans, [*zeros[:1], *ordinary[1:]]):
-        got = _verbs(exchange, other, case.seed)
+        got = _verbs(exchange, case, other)
         assert got == want, f"with other values other verbs: {got} is not {want}"
 
 
-def law_mean_may_overwrite_the_gradient(exchange: Pair, case: Case) -> None:
+def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that ``run`` returns."""
-    want = _means(exchange, case.grads(), case.seed)
+    want = _means_of(exchange, case, case.seed)
     grads = case.grads()
     steps = [
         synchronise(exchange, Member(r, case.world), exchange.init(case.spec, case.world), g, g)
@@ -102,10 +120,10 @@ def law_mean_may_overwrite_the_gradient(exchange: Pair, case: Case) -> None:
         assert same_bits(grad_N, want_N), f"in place rank {rank} gets another mean"
 
 
-def law_used_buffers_change_nothing(exchange: Pair, case: Case) -> None:
+def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
     """A second step through the same members has the bits of a first one through new ones."""
     second = case.grads(step=1)
-    want = _means(exchange, second, case.seed)
+    want = _means_of(exchange, case, case.seed, step=1)
     members = [Member(rank, case.world) for rank in range(case.world)]
     for grads in (case.grads(), second):
         steps = [
@@ -118,9 +136,9 @@ def law_used_buffers_change_nothing(exchange: Pair, case: Case) -> None:
     )
 
 
-def law_gradient_untouched(exchange: Pair, case: Case) -> None:
+def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
     grads = case.grads()
-    _means(exchange, grads, case.seed)
+    _means(exchange, grads, case.seed, case.states(exchange))
     for rank, (now_N, before_N) in enumerate(zip(grads, case.grads(), strict=True)):
         assert same_bits(now_N, before_N), f"run wrote the gradient of rank {rank}"
 
@@ -142,14 +160,15 @@ def law_sums_do_not_overflow(exchange: Pair, case: Case) -> None:
             assert bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed"
 
 
-def _verbs(exchange: Pair, grads: list[Tensor], seed: int) -> list[list[Any]]:
+def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any]]:
     """What each rank yields, one list a rank; sizes only where they may not vary."""
-    exact = exchange.codec.traits.exact_size
+    exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
-    steps = [_recorded(t, log, exact) for t, log in zip(texts(exchange, grads), logs, strict=True)]
+    own = texts(exchange, grads, case.states(exchange))
+    steps = [_recorded(text, log, exact) for text, log in zip(own, logs, strict=True)]
     try:
-        drive(steps, seed=seed)
-    except Deadlock as error:
+        drive(steps, seed=case.seed)
+    except (Deadlock, InvalidSetting) as error:
         raise AssertionError(f"ranks with other values called other verbs: {error}") from error
     return logs
 
@@ -176,5 +195,16 @@ def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:
     parts = (verb.out_sizes, verb.in_sizes) if isinstance(verb, AllToAll) and exact else None
     return (kind, peer, verb.buf.dtype, verb.buf.numel() if exact else None, parts)
 
+
+OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
+    law_never_deadlocks,
+    law_same_bits_on_every_rank,
+    law_sends_the_stated_bytes,
+    law_any_interleaving_same_bits,
+    law_verbs_do_not_depend_on_values,
+    law_mean_may_overwrite_the_gradient,
+    law_used_buffers_change_nothing,
+    law_gradient_untouched,
+)
 
 LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

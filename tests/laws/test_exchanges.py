@@ -8,6 +8,7 @@ import pytest
 
 from gradwire.contract import Exchange
 
+from . import collective_laws
 from .cases import name_of, own_exchanges, pairs, rotated
 from .exchange_laws import LAWS
 
@@ -18,4 +19,12 @@ EXCHANGES: tuple[Exchange, ...] = (*pairs(), *own_exchanges())
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[..., None], exchange: Exchange) -> None:
     for case in rotated(EXCHANGES.index(exchange) + LAWS.index(law)):
+        law(exchange, case)
+
+
+@pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)
+@pytest.mark.parametrize("law", collective_laws.OF_ANY, ids=lambda law: law.__name__)
+def test_law_of_collectives(law: Callable[..., None], exchange: Exchange) -> None:
+    """An exchange of its own is its own collective."""
+    for case in rotated(own_exchanges().index(exchange) + collective_laws.OF_ANY.index(law)):
         law(exchange, case)

@@ -23,6 +23,8 @@ from ..exchange import exchange_for
 from ..kernels._build import backend
 from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
+from ..wrap.momentum import momentum_of
+from ..wrap.natural import is_pair, with_natural_sparsity
 from . import ddp
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, refuse
@@ -34,7 +36,7 @@ from .messages import Message, Part
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
-from .settings import Named, Settings, matrices, resolve, sparse_weights, trained
+from .settings import Named, Settings, matrices, resolve, sparse_weights, tables, trained
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group, broadcast_all
@@ -138,6 +140,7 @@ def _begin(
     if engine.world > 1 and not is_ddp:
         broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
     _warn_of_no_overlap(model, settings)
+    _warn_of_two_momenta(settings)
     messages = _messages(model, params, settings, engine)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
@@ -174,6 +177,20 @@ def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
     else:
         return
     _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
+
+
+def _warn_of_two_momenta(settings: Settings) -> None:
+    """What is exchanged has momentum already; an optimizer's own comes on top."""
+    own = momentum_of(settings.exchange)
+    groups = settings.optimizer.param_groups if settings.optimizer is not None else []
+    twice = [group for group in groups if group.get("momentum") or group.get("betas", (0,))[0]]
+    if own and twice:
+        _log.warning(
+            "momentum counts twice: the exchange corrects for a momentum of %s, and %s has its "
+            "own; use torch.optim.SGD(params, lr=...) without momentum",
+            own,
+            type(settings.optimizer).__name__,
+        )
 
 
 def forget(params: Sequence[int]) -> None:
@@ -235,6 +252,9 @@ def _fingerprint(model: nn.Module, params: list[Named], settings: Settings) -> F
         "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
     }
+    if not isinstance(settings.exchange, Plan):
+        widths = tables(model)
+        shared["embeddings' tables"] = [name for name, p in params if id(p) in widths]
     if _same_threads(settings.exchange):
         shared["torch.get_num_threads()"] = torch.get_num_threads()
     return fingerprint(_tensors(model, params, settings), shared)
@@ -265,15 +285,22 @@ def _messages(
 def _fused(
     model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, engine: Engine
 ) -> list[AnyMessage]:
-    """Without a plan. Vectors and row-sparse gradients do not take the exchange."""
-    sparse = sparse_weights(model)
+    """Without a plan. Vectors and row-sparse gradients do not take the exchange, and embeddings'
+    tables take it in steps in which their rows would take longer."""
+    sparse, width_of = sparse_weights(model), tables(model)
     dense = exchange_for(none())
 
-    def exchange_of(name: str, param: Tensor) -> Exchange:
+    def asked_for(name: str, param: Tensor) -> Exchange:
         return exchange if settings.compress_if(name, param) else dense
 
+    def exchange_of(name: str, param: Tensor) -> Exchange:
+        asked, width = asked_for(name, param), width_of.get(id(param))
+        natural = width is not None and is_pair(asked)
+        return with_natural_sparsity(asked, width) if natural and width else asked
+
     def kind(name: str, param: Tensor) -> object:
-        return name if id(param) in sparse else exchange_of(name, param) != dense
+        own = width_of.get(id(param)), asked_for(name, param) != dense
+        return name if id(param) in sparse else own
 
     @cache
     def cap_bytes(this_kind: object) -> int:

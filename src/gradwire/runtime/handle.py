@@ -16,6 +16,7 @@ from ..exchange import residuals as residuals_of
 from ..planner._types import Plan
 from ..trace.span import Span, Trace
 from . import checkpoint
+from .accounting import density_of_step, spread
 from .engine import Engine
 from .lanes import wall_clock
 from .messages import Message
@@ -97,9 +98,15 @@ class Handle:
 
         ``wire_bytes_per_step`` counts what the collectives send; ``wait_s_per_step`` is how long
         backward waited for the network after its own end; ``communication_s_per_step`` adds up all
-        channels, waits for peers included; ``residual_norm`` is over all parameters;
+        channels, waits for peers included; ``residual_norm`` is over all parameters (its mean over
+        ranks, DEFT's equation 2, is ``gw.mean_residual_norm``); ``density_asked`` is what was set,
+        ``density_local`` what this rank selected and ``density_actual`` what of all ranks is in the
+        mean, over all steps and messages that select, each None where nothing does or was asked;
         ``overlapped_steps`` are those that the next forward pass did not wait for, ``fallbacks``
-        counts, by reason, those of an overlapping plan that it did wait for.
+        counts, by reason, those of an overlapping plan that it did wait for; ``ways`` says how the
+        rows of each embedding went in the last step (a scheme, or the inner exchange),
+        ``push_imbalance`` and ``pull_imbalance`` are the largest of its messages (ZEN, definition
+        8), None where none was cut into parts.
         """
         norms = [
             torch.linalg.vector_norm(residual, dtype=torch.float64)
@@ -113,6 +120,7 @@ class Handle:
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
+            **spread(self.synchroniser.messages),
         }
 
     def residuals(self) -> dict[str, Tensor]:
@@ -130,7 +138,7 @@ class Handle:
         return found
 
     def trace(self) -> Trace:
-        """Spans of the last steps on this rank."""
+        """Spans of the last steps on this rank, and their densities where elements are selected."""
         return self._recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,7 +201,15 @@ class Handle:
 
     def end_step(self) -> None:
         """Closes a step whose means are there."""
-        self._recorder.end_step(self._engine.counters, wall_clock())
+        counters, now_s = self._engine.counters, wall_clock()
+        density = density_of_step(
+            self.synchroniser.messages,
+            rank=self.rank,
+            step=self._step,
+            end_s=now_s,
+            sent_bytes=counters.sent_bytes,
+        )
+        self._recorder.end_step(counters, now_s, density)
         self._step += 1
 
     def mark_forward(self, start_s: float, end_s: float) -> None:

@@ -114,6 +114,7 @@ class Message:
 
     def text(self, grads: Grads) -> Steps[None]:
         """Gather and exchange. Gradients that are None count as zero."""
+        self.member.selection = None  # each step's own
         yield Compute("gather", lambda: self._gather(grads), self.spec.numel)
         self.state = yield from synchronise(
             self.exchange, self.member, self.state, self.flat_N, self.flat_N

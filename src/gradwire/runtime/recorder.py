@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
+from ..trace.density import StepDensity
 from ..trace.span import Span, Trace
 from .engine import StepCounters
+
+
+@dataclass
+class DensityTotals:
+    """Sums over all steps in which elements were selected."""
+
+    numel: int = 0
+    asked: float | None = 0.0
+    selected: int = 0
+    arrived: int = 0
+
+    def add(self, density: StepDensity) -> None:
+        """Counts one step more."""
+        unknown = self.asked is None or density.asked is None
+        self.asked = None if unknown else (self.asked or 0.0) + (density.asked or 0.0)
+        self.numel += density.numel
+        self.selected += density.selected
+        self.arrived += density.arrived
+
+    def stats(self) -> dict[str, float | None]:
+        """Densities over all steps; None where nothing was selected, or asked for."""
+        sums = {"asked": self.asked, "local": self.selected, "actual": self.arrived}
+        return {
+            f"density_{name}": None if total is None or not self.numel else total / self.numel
+            for name, total in sums.items()
+        }
 
 
 class Recorder:
@@ -17,6 +45,8 @@ class Recorder:
         self._lock = threading.Lock()
         # One more than asked for: the last is the step that is going on.
         self._steps: deque[list[Span]] = deque([[]], maxlen=num_steps + 1)
+        self._densities: deque[StepDensity] = deque(maxlen=num_steps)
+        self._density = DensityTotals()
         self._step_s: deque[float] = deque(maxlen=1000)
         self._began_s: float | None = None
         self.num_steps = 0
@@ -32,9 +62,14 @@ class Recorder:
                 spans.pop()  # Evaluation between steps must not pile up.
             spans.append(span)
 
-    def end_step(self, counters: StepCounters, now_s: float) -> None:
+    def end_step(
+        self, counters: StepCounters, now_s: float, density: StepDensity | None = None
+    ) -> None:
         """Closes a step: adds its counters and opens a new list of spans."""
         with self._lock:
+            if density is not None:
+                self._densities.append(density)
+                self._density.add(density)
             self.num_steps += 1
             self.sent_bytes += counters.sent_bytes
             self.compute_s += counters.compute_s
@@ -47,9 +82,9 @@ class Recorder:
 
     def trace(self) -> Trace:
         with self._lock:
-            return Trace.of(span for spans in self._steps for span in spans)
+            return Trace.of((span for spans in self._steps for span in spans), self._densities)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float | None]:
         """Averages per step; ``step_s`` is the median time from one step's end to the next."""
         with self._lock:
             steps = max(1, self.num_steps)
@@ -60,4 +95,5 @@ class Recorder:
                 "compute_s_per_step": self.compute_s / steps,
                 "communication_s_per_step": self.communication_s / steps,
                 "wait_s_per_step": self.wait_s / steps,
+                **self._density.stats(),
             }

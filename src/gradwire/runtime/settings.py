@@ -135,6 +135,29 @@ def trained(model: nn.Module) -> list[Named]:
     return params
 
 
+LEAST_TABLE_BYTES = 2**16
+"""Of an embedding's table: below it, telling counts costs more than zeros in it could."""
+
+
+def tables(model: nn.Module) -> dict[int, int]:
+    """Row lengths of embeddings' parameters, by id, whose gradients are dense and may be mostly
+    zero: not those that another kind of module uses too, as a softmax does."""
+    owners: dict[int, list[nn.Module]] = {}
+    weights: dict[int, Tensor] = {}
+    for module in model.modules():
+        for param in module._parameters.values():
+            if param is not None:
+                owners.setdefault(id(param), []).append(module)
+                weights[id(param)] = param
+    return {
+        key: weights[key].shape[1]
+        for key, modules in owners.items()
+        if all(isinstance(one, nn.Embedding | nn.EmbeddingBag) for one in modules)
+        and not any(one.sparse for one in modules)
+        and weights[key].numel() * weights[key].element_size() >= LEAST_TABLE_BYTES
+    }
+
+
 def sparse_weights(model: nn.Module) -> set[int]:
     """Ids of parameters whose module announces row-sparse gradients."""
     return {

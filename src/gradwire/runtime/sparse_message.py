@@ -1,4 +1,8 @@
-"""The message of one parameter whose gradient is row-sparse (``nn.Embedding(sparse=True)``)."""
+"""The message of one parameter whose gradient is row-sparse (``nn.Embedding(sparse=True)``).
+
+Which way its rows take is decided in every step, from the counts of all ranks and from how many
+rows the last mean had: these all ranks know.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,11 @@ from torch import Tensor
 from ..collective._rows import average_rows
 from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member
+from ..cost.counted import counted, fastest
+from ..cost.sparse_schemes import allgather_sparse, zen
 from .messages import Grads
+
+_WAYS = (allgather_sparse, zen)
 
 
 class SparseMessage:
@@ -25,6 +33,8 @@ class SparseMessage:
         self.index, self.name = index, name
         self._shape, self._dtype = param.shape, param.dtype
         self.member = Member(rank, world)
+        self._width = self._shape[1:].numel()
+        self._growth, self._most = 0.0, 0
         self._mean: Tensor | None = None
         self._arrived: tuple[Tensor, Tensor] | None = None
 
@@ -41,12 +51,22 @@ class SparseMessage:
     def text(self, grads: Grads) -> Steps[None]:
         rows, values = yield Compute("gather", lambda: self._rows(grads[self.name]))
         if self.member.world > 1:
-            rows, values = yield from average_rows(self.member, rows, values)
+            rows, values = yield from average_rows(
+                self.member, (rows, values), self._shape[0], self._choose
+            )
+            if self.member.way is not None:
+                self._growth = rows.numel() / self._most
         self._arrived = rows, values
+
+    def _choose(self, counts: list[int]) -> str:
+        """A pure function of what all ranks know."""
+        self._most = max(counts)
+        numel = self._shape.numel()
+        return fastest(counted(counts, numel, self._width, self._dtype, self._growth), _WAYS).scheme
 
     def _rows(self, grad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Row numbers (ascending, no duplicates) and values, on the host."""
-        width = self._shape[1:].numel()
+        width = self._width
         if grad is None:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, width, dtype=self._dtype)
         sparse = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()

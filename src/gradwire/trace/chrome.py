@@ -2,7 +2,8 @@
 
 Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events ("M").
 A process is a rank and a thread is a lane. Viewers draw the events of one thread as a call stack,
-so spans of a lane that overlap get threads of their own.
+so spans of a lane that overlap get threads of their own. What each step selected and sent are
+counters ("C"), which viewers draw as curves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .density import StepDensity
 from .span import Span, Trace
 
 TOUCHING_S = 1e-9
@@ -58,6 +60,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
         events += [
             _event(span, first + slot, zero_s) for span, slot in zip(spans, places, strict=True)
         ]
+    events += [counter for density in trace.densities for counter in _counters(density, zero_s)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -77,6 +80,17 @@ def _event(span: Span, thread: int, zero_s: float) -> dict[str, Any]:
         "dur": span.duration_s * 1e6,
         "args": {"size_bytes": span.size_bytes, "step": span.step, "message": span.message},
     }
+
+
+def _counters(density: StepDensity, zero_s: float) -> list[dict[str, Any]]:
+    place = {"ph": "C", "pid": density.rank, "ts": (density.end_s - zero_s) * 1e6}
+    shares = {"local": density.local, "actual": density.actual}
+    if density.asked_density is not None:
+        shares = {"asked": density.asked_density, **shares}
+    return [
+        {**place, "name": "density", "args": shares},
+        {**place, "name": "sent bytes a step", "args": {"sent": density.sent_bytes}},
+    ]
 
 
 def _names(what: str, rank: int, thread: int, name: str, place: int) -> list[dict[str, Any]]:

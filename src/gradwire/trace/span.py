@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import InvalidSetting
+from .density import StepDensity
 
 SCHEMA = 1
 LANES = ("forward", "backward", "compute", "communication", "wait")
@@ -38,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """Spans of one or more ranks, ordered by start.
+    """Spans of one or more ranks, ordered by start; and densities of steps that selected elements.
 
     >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
     >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])
@@ -47,15 +48,23 @@ class Trace:
     """
 
     spans: tuple[Span, ...] = ()
+    densities: tuple[StepDensity, ...] = ()
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> Trace:
-        return cls(tuple(sorted(spans, key=lambda s: (s.start_s, s.rank, s.end_s))))
+    def of(cls, spans: Iterable[Span], densities: Iterable[StepDensity] = ()) -> Trace:
+        return cls(
+            tuple(sorted(spans, key=lambda s: (s.start_s, s.rank, s.end_s))),
+            tuple(sorted(densities, key=lambda d: (d.step, d.rank))),
+        )
 
     @classmethod
     def merged(cls, traces: Iterable[Trace]) -> Trace:
-        """All spans of several ranks' traces as one."""
-        return cls.of(span for trace in traces for span in trace.spans)
+        """All that several ranks' traces hold, as one."""
+        every = list(traces)
+        return cls.of(
+            (span for trace in every for span in trace.spans),
+            (density for trace in every for density in trace.densities),
+        )
 
     @property
     def iteration_s(self) -> float:
@@ -75,13 +84,14 @@ class Trace:
         return sorted({s.step for s in self.spans if s.step >= 0})
 
     def only(self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None) -> Trace:
-        """The spans of one step, or those for which ``keep`` is true."""
+        """The spans of one step, or those for which ``keep`` is true; densities by step alone."""
         return Trace(
             tuple(
                 s
                 for s in self.spans
                 if (step is None or s.step == step) and (keep is None or keep(s))
-            )
+            ),
+            tuple(d for d in self.densities if step is None or d.step == step),
         )
 
     def busy_s(self, lane: str, rank: int | None = None) -> float:
@@ -95,7 +105,9 @@ class Trace:
         return total
 
     def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, "spans": [asdict(s) for s in self.spans]})
+        parts = {"spans": self.spans, "densities": self.densities}
+        rows = {name: [asdict(row) for row in part] for name, part in parts.items()}
+        return json.dumps({"schema": SCHEMA, **rows})
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
@@ -106,7 +118,8 @@ class Trace:
                 f"{data.get('schema') if isinstance(data, dict) else type(data).__name__}; "
                 "write it again with this version of gradwire"
             )
-        return cls.of(Span(**span) for span in data["spans"])
+        densities = data.get("densities", ())  # files of before there were any
+        return cls.of((Span(**s) for s in data["spans"]), (StepDensity(**d) for d in densities))
 
     def save(self, path: Path | str) -> None:
         Path(path).write_text(self.to_json())

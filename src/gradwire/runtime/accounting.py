@@ -1,0 +1,76 @@
+"""Accounting of density: what a step's messages selected, in all; and what ranks still owe.
+
+Every message says after each step what it selected (``Member.selection``): the sums over messages
+are a step's densities. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..contract import Selection
+from ..errors import InvalidSetting
+from ..trace.density import StepDensity
+from .messages import Message
+
+
+def density_of_step(
+    messages: Iterable[Any], *, rank: int, step: int, end_s: float, sent_bytes: int
+) -> StepDensity | None:
+    """What the last step's messages selected, added up; None where none selected anything.
+
+    Messages of row-sparse gradients, which travel without loss, are not counted.
+    """
+    found: list[tuple[int, Selection]] = [
+        (message.spec.numel, message.member.selection)
+        for message in messages
+        if isinstance(message, Message) and message.member.selection is not None
+    ]
+    numel = sum(numel for numel, _ in found)
+    if not numel:
+        return None
+    asked = sum(selection.asked for _, selection in found)
+    return StepDensity(
+        rank,
+        step,
+        end_s,
+        sent_bytes,
+        numel=numel,
+        asked=None if math.isnan(asked) else asked,
+        selected=sum(selection.selected for _, selection in found),
+        arrived=sum(selection.arrived for _, selection in found),
+    )
+
+
+def spread(messages: Iterable[Any]) -> dict[str, Any]:
+    """What the last step's sparse messages did: which way each embedding's rows took, and by how
+    much the busiest part exceeded an equal one."""
+    members = [(message.names, message.member) for message in messages]
+    parts = [member.imbalance for _, member in members if member.imbalance is not None]
+    return {
+        "ways": {name: member.way for names, member in members if member.way for name in names},
+        "push_imbalance": max((one.push for one in parts), default=None),
+        "pull_imbalance": max((one.pull for one in parts), default=None),
+    }
+
+
+def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
+    """The error of a sparsifier: the mean over ranks of the norms of what each has not sent yet.
+
+    Source: DEFT (ICPP 2023), equation 2. ``stats`` is what ``handle.stats()`` gave on every rank at
+    one step, in any order; how they come together is up to the caller, for instance
+    ``torch.distributed.all_gather_object``, which then all ranks must call.
+
+    >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])
+    1.5
+    """
+    ranks = sorted(int(one["rank"]) for one in stats)
+    world = int(stats[0]["world_size"]) if stats else 1
+    if ranks != list(range(world)):
+        raise InvalidSetting(
+            f"mean_residual_norm needs the stats of all {world} ranks once each, got those of "
+            f"ranks {ranks}; gather handle.stats() of every rank"
+        )
+    return math.fsum(one["residual_norm"] for one in stats) / world

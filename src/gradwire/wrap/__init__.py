@@ -1,0 +1,6 @@
+"""Wrappers of exchanges: what happens to a gradient before it is exchanged, and to what is left.
+
+An exchange inside a wrapper knows nothing of it, so any wrapper goes around any exchange, in the
+order that each one's docstring asks for. Error feedback, the simplest, is in ``exchange``. May
+import: exchange and all that it may.
+"""

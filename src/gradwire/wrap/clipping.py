@@ -1,0 +1,93 @@
+"""Local clipping: every rank clips its own gradient before anything is added to it.
+
+Clipping the mean, as plain training does, comes too late where gradients accumulate for many steps
+before they are sent: one that exploded is in the residual by then.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (local gradient
+    clipping): a rank's threshold is the global one over sqrt(W), as the norm of a sum of W
+    independent gradients of one size is sqrt(W) times theirs.
+Differences: an exchange sees one message, so the norm is that message's and not the whole model's.
+    Gradients in M messages therefore keep a norm of up to sqrt(M) * max_norm / sqrt(W) on a rank;
+    attached with a ``bucket_cap_mb`` above the model's size they are one message of each dtype, and
+    of each kind of exchange, and the norm is the paper's. The whole model's norm would be known
+    only when the last gradient is: no message could leave before backward ends.
+    A gradient with an inf or a NaN has no direction: its finite elements become 0, and what is not
+    finite becomes NaN, which reaches all ranks.
+Wire and State: the inner exchange's.
+Contributed: of the clipped gradient; what was clipped off is gone, as it is meant to be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import Compute, Steps
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..errors import invalid
+from ..exchange import Wrapper, exchange_for, synchronise
+from ..spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Clipping(Wrapper):
+    """Scales a rank's gradient to a norm of at most ``max_norm / sqrt(W)``.
+
+    Made by ``with_clipping``.
+    """
+
+    max_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        given = self.max_norm
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not is_number or not 0 < given < math.inf:
+            raise invalid("max_norm", given, "a positive finite number", "write 1.0")
+
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.inner.init(spec, world)
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        clipped_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        self._clip(grad_N, clipped_N, world)
+        result = yield from self.inner.run(rank, world, state, clipped_N)
+        return result
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        # The mean's buffer serves for the clipped gradient: an exchange may work in place.
+        yield Compute("merge", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
+        state = yield from synchronise(self.inner, me, state, out_N, out_N, residual_N)
+        return state
+
+    def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:
+        norm = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
+        most = torch.full_like(norm, self.max_norm / math.sqrt(world))
+        factor = torch.where(norm.isfinite(), (most / norm).clamp(max=1.0), 0.0)
+        torch.mul(grad_N, factor, out=out_N)
+
+
+def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
+    """Every rank clips its own gradient, message by message, before it is exchanged.
+
+    ``algorithm`` is a compressor (it gets the collective that suits it, and error feedback if it
+    needs that) or an exchange; ``max_norm`` is the bound that plain training would clip the mean
+    to. Momentum correction goes inside: ``with_clipping(with_momentum_correction(...), 0.25)``.
+
+    >>> from gradwire.compress.none import none
+    >>> from gradwire.exchange import run_local
+    >>> grads = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0])]
+    >>> mean = run_local(with_clipping(none(), 2.0**0.5), grads)[0][0]  # each to a norm of 1
+    >>> torch.allclose(mean, torch.tensor([0.3, 0.4]))
+    True
+    """
+    return Clipping(exchange_for(algorithm), max_norm)

@@ -1,0 +1,55 @@
+"""Deep gradient compression in full: its paper's five parts, each of which stands alone as well.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication bandwidth for
+    distributed training", section 3.
+Differences: those that ``compress/dgc`` (sampled threshold, hierarchical selection),
+    ``wrap/momentum`` (momentum correction and factor masking), ``wrap/clipping`` (local clipping)
+    and ``wrap/density_warmup`` state. Five incompatible things are called DGC in public code; most
+    are the selection alone, which here is ``compress.dgc``.
+"""
+
+from __future__ import annotations
+
+from ..compress.dgc import dgc
+from ..contract import Exchange
+from ..errors import invalid
+from .clipping import with_clipping
+from .density_warmup import warming_to, with_density_warmup
+from .momentum import with_momentum_correction
+
+
+def deep_gradient_compression(
+    *,
+    warmup_steps: int,
+    density: float = 0.001,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    clip_norm: float | None = None,
+    sample_share: float = 0.001,
+    seed: int = 0,
+) -> Exchange:
+    """DGC as its paper has it; train with ``torch.optim.SGD`` without momentum.
+
+    ``warmup_steps`` is how long, in steps, the density takes to fall from 25 % to ``density``, in
+    stages of equal length, the last a little longer in all if they do not divide; the paper takes
+    four epochs, 0 is none. ``clip_norm`` is the norm that gradients are clipped to (see
+    ``with_clipping``), as the paper does for recurrent networks. ``sample_share`` of a gradient is
+    looked at to find the threshold, drawn from ``seed``.
+
+    >>> exchange = deep_gradient_compression(warmup_steps=400, clip_norm=0.25)
+    >>> exchange.densities, exchange.steps_per_stage
+    ((0.25, 0.0625, 0.015625, 0.004, 0.001), 100)
+    """
+    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
+        accepted = "a whole number, 0 or more"
+        raise invalid("warmup_steps", warmup_steps, accepted, "write 4 * len(train_loader)")
+    codec = dgc(density=density, sample_share=sample_share, seed=seed)
+    exchange: Exchange = with_momentum_correction(codec, momentum, nesterov)
+    if clip_norm is not None:
+        exchange = with_clipping(exchange, clip_norm)
+    densities = warming_to(density)
+    num_before = len(densities) - 1
+    if not warmup_steps or not num_before:
+        return exchange
+    steps_per_stage = -(-warmup_steps // num_before)
+    return with_density_warmup(exchange, steps_per_stage=steps_per_stage, densities=densities)

@@ -1,0 +1,167 @@
+"""Momentum correction: every rank sends parts of its own velocity instead of its own gradient.
+
+What is not sent for T steps and then arrives at once has missed T steps of an optimizer's momentum,
+which was computed from other elements meanwhile. So momentum is kept before the exchange, by each
+rank for its own gradients, and the optimizer has none.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum correction) and
+    3.3 (momentum factor masking).
+Differences:
+    - An exchange of any kind sends v, not a threshold's selection alone; so what is masked is read
+      off what it left in v: an element has left where v changed, in full or (16-bit values, a
+      quantiser) in part.
+    - Where no element of a message stayed, velocity is not masked: it is no older than what is
+      sent. So with density 1 this is momentum SGD exactly; the paper's mask would clear all of it.
+    - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
+Wire: the inner exchange's.
+State: velocity_N and residual_N, the paper's u and v, in the working dtype, and the inner state.
+Contributed: what left v; sum over ranks of (v + u) = W * mean + sum over ranks of what stays in v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective._verbs import Compute, Steps
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..errors import invalid
+from ..exchange import ErrorFeedback, Wrapper, exchange_for, synchronise
+from ..kernels import momentum as kernel
+from ..spec import TensorSpec, working_dtype
+from .clipping import Clipping
+
+
+class MomentumState(NamedTuple):
+    """u, v, and the inner exchange's state."""
+
+    velocity_N: Tensor
+    residual_N: Tensor
+    inner: State
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """u = m u + g; v = v + u; v is exchanged. Made by ``with_momentum_correction``."""
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        given = self.momentum
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
+            raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
+
+    def init(self, spec: TensorSpec, world: int) -> MomentumState:
+        velocity_N, residual_N = (
+            torch.zeros(spec.numel, dtype=working_dtype(spec.dtype)) for _ in range(2)
+        )
+        return MomentumState(velocity_N, residual_N, self.inner.init(spec, world))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        whole_N = torch.empty_like(state.residual_N)
+        self._accumulate(grad_N, state.velocity_N.clone(), state.residual_N.clone(), whole_N)
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
+        return mean_N, whole_N.sub_(state.residual_N), state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: MomentumState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        velocity_N, pending_N, inner = state
+        if residual_N is not None:
+            # An outer wrapper keeps the account: hand it all that is pending here.
+            residual_N.add_(pending_N)
+            pending_N.zero_()
+            pending_N = residual_N
+        whole_N: Tensor | None = None
+        if self.masking and me.world > 1:  # alone, everything arrives
+            numel, dtype = velocity_N.numel(), velocity_N.dtype
+            whole_N = me.scratch("velocity and residual", numel, velocity_N, dtype)
+
+        def accumulate() -> None:
+            self._accumulate(grad_N, velocity_N, pending_N, whole_N)
+
+        def mask() -> None:
+            if whole_N is not None:
+                kernel.mask(velocity_N, whole_N, pending_N)
+
+        yield Compute("merge", accumulate, grad_N.numel())
+        inner = yield from synchronise(self.inner, me, inner, grad_N, out_N, pending_N)
+        if whole_N is not None:
+            yield Compute("merge", mask, grad_N.numel())
+        return MomentumState(velocity_N, state.residual_N, inner)
+
+    def _accumulate(
+        self, grad_N: Tensor, velocity_N: Tensor, pending_N: Tensor, whole_N: Tensor | None
+    ) -> None:
+        """Leaves in ``whole_N`` what the exchange is to send: the gradient and all that waits."""
+        latest_N = grad_N.to(velocity_N.dtype).contiguous()
+        kernel.accumulate(
+            latest_N,
+            velocity_N,
+            pending_N,
+            whole_N,
+            momentum=float(self.momentum),
+            nesterov=self.nesterov,
+        )
+
+
+def with_momentum_correction(
+    algorithm: Compressor | Exchange,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    masking: bool = True,
+) -> MomentumCorrection:
+    """An exchange of velocities: train with an optimizer that has no momentum of its own.
+
+    ``algorithm`` is a compressor (it gets the collective that suits it) or an exchange. Error
+    feedback anywhere in it is taken out: v is that residual already. ``momentum`` is m in [0, 1),
+    ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of elements
+    that have left, so that stale momentum does not carry them on in an old direction.
+
+    ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Weight
+    decay is then the optimizer's, outside momentum. ``handle.residuals()`` shows v.
+
+    Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
+
+    >>> from gradwire.compress.topk import topk
+    >>> with_momentum_correction(topk(density=0.5)).inner
+    Pair(codec=topk(density=0.5, values=torch.float32), collective=allgather_sparse())
+    """
+    return MomentumCorrection(_bare(exchange_for(algorithm)), momentum, nesterov, masking)
+
+
+def _bare(exchange: Exchange) -> Exchange:
+    """The exchange without error feedback."""
+    if isinstance(exchange, ErrorFeedback):
+        return _bare(exchange.inner)
+    if isinstance(exchange, Clipping):
+        accepted = "an exchange that does not clip, as momentum adds up clipped gradients"
+        remedy = "write with_clipping(with_momentum_correction(...), max_norm)"
+        raise invalid("exchange inside momentum correction", exchange, accepted, remedy)
+    if isinstance(exchange, MomentumCorrection):
+        raise invalid(
+            "exchange inside momentum correction", exchange, "one without it", "wrap it once"
+        )
+    if isinstance(exchange, Wrapper):
+        return replace(exchange, inner=_bare(exchange.inner))
+    return exchange
+
+
+def momentum_of(exchange: object) -> float:
+    """The momentum that an exchange applies to gradients, 0 if it applies none."""
+    while isinstance(exchange, Wrapper):
+        if isinstance(exchange, MomentumCorrection):
+            return exchange.momentum
+        exchange = exchange.inner
+    return 0.0

@@ -1,0 +1,163 @@
+"""Natural sparsity: rows that are zero on a rank are not sent, in steps in which that pays.
+
+A gradient of an embedding has values only in the rows that a batch has looked up. Ranks tell each
+other how many rows they have, and all choose alike: the inner exchange, or rows without loss by the
+scheme that is fastest for such counts.
+
+Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchronization schemes to
+    gradients from the embedding layers".
+Differences: chosen anew in each step, from counts of that step and the growth of the last one, so
+    that a gradient may turn dense (tied weights, a large batch) and back.
+Wire: 8 (W-1) bytes for counts, then what the inner exchange or the scheme sends.
+State: the inner one's, and how many times the rows of a rank the last sparse mean had.
+Contributed: all of the gradient where rows are sent, else what the inner exchange says. With a
+    residual the sum of both is looked at, and nothing of it is left after rows were sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective._sizes import SIZE_BYTES
+from ..collective._verbs import AllGather, Steps
+from ..compress.nonzero import nonzero
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..cost.counted import counted, fastest, other_way_s
+from ..errors import invalid
+from ..exchange import ErrorFeedback, Pair, Wrapper, exchange_for, pair, synchronise
+from ..load import load
+from ..sparse.entries import num_units
+from ..spec import TensorSpec
+
+INNER = "inner"
+"""The way of a step that was not sparse enough."""
+
+
+class NaturalState(NamedTuple):
+    """The growth of the last sparse step (0: none yet), and the inner exchange's state."""
+
+    growth_1: Tensor
+    inner: State
+
+
+@dataclass(frozen=True)
+class Natural(Wrapper):
+    """Sends rows of ``width`` elements where that takes less time than the inner exchange.
+
+    Made by ``with_natural_sparsity``. The name of the way a step took is left in ``Member.way``.
+    """
+
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
+            raise invalid("width", self.width, "1 or more", "give the length of a row")
+
+    def init(self, spec: TensorSpec, world: int) -> NaturalState:
+        return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        result = yield from Exchange.run(self, rank, world, state, grad_N)
+        return result
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        me.way = me.imbalance = None
+        if me.world > 1:
+            counts = yield from self._tell(me, grad_N, residual_N)
+            me.way = self._choose(counts, float(state.growth_1), grad_N)
+        if me.way in (None, INNER):
+            inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, residual_N)
+            return NaturalState(state.growth_1, inner)
+        scheme = pair(nonzero(width=self.width), load("collective", me.way)())
+        yield from scheme.synchronise(me, None, grad_N, out_N, residual_N)
+        arrived = 0 if me.selection is None else me.selection.arrived
+        me.selection = None  # nothing was selected: all that is not zero was sent
+        if arrived:
+            state.growth_1.fill_(arrived / self.width / max(counts))
+        return state
+
+    def _tell(self, me: Member, grad_N: Tensor, residual_N: Tensor | None) -> Steps[list[int]]:
+        """How many units every rank has to send; known to all."""
+        own = yield me.sized(
+            "encode",
+            lambda: count_units(grad_N, residual_N, self.width),
+            grad_N.numel(),
+            lambda: num_units(grad_N.numel(), self.width),
+        )
+        own_1 = me.scratch("own units", 1, grad_N, torch.int64).fill_(own)
+        told_W = me.scratch("told units", me.world, grad_N, torch.int64)
+        yield AllGather(told_W, own_1)
+        most = num_units(grad_N.numel(), self.width)
+        return me.sizes(told_W, [most] * me.world, unit="units", usual=[own] * me.world)
+
+    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+        """A pure function of what all ranks know."""
+        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        sent = super().expected_bytes(spec, len(counts)) if spec.numel else None
+        if sent is None:
+            return INNER
+        at = counted(counts, spec.numel, self.width, spec.dtype, growth)
+        best = fastest(at)
+        return best.scheme if best.seconds < other_way_s(at, max(sent)) else INNER
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = super().expected_bytes(spec, world)
+        return None if stated is None else [one + (world - 1) * SIZE_BYTES for one in stated]
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return [0] if world == 1 else None
+
+
+def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
+    """How many units of the gradient, or of a residual that goes with it, are not zero."""
+    units = torch.zeros(num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device)
+    for part_N in (grad_N, residual_N):
+        if part_N is None:
+            continue
+        whole = part_N.numel() // width
+        units[:whole] |= part_N[: whole * width].view(whole, width).ne(0).any(1)
+        units[whole:] |= part_N[whole * width :].ne(0).any()
+    return int(units.sum())
+
+
+def is_pair(exchange: Exchange) -> bool:
+    """Whether this is a compressor and a collective, maybe with error feedback.
+
+    Any other exchange may average something else than gradients (velocities, factors of matrices),
+    in whose place rows cannot be sent.
+    """
+    return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
+
+
+def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:
+    """An exchange that sends the non-zero rows of ``width`` elements, without loss, where it pays.
+
+    ``algorithm`` is a compressor, or a pair with or without error feedback, which stays outermost:
+    it then knows that nothing was lost. Raises ``InvalidSetting`` for any other exchange.
+
+    >>> from gradwire.compress.none import none
+    >>> from gradwire.exchange import run_local
+    >>> table = torch.zeros(2, 1000, 8)
+    >>> table[0, 3], table[1, 7] = 2.0, 4.0
+    >>> mean = run_local(with_natural_sparsity(none(), 8), list(table.flatten(1)))[1][0]
+    >>> mean.view(1000, 8)[[3, 7, 8], 0]
+    tensor([1., 2., 0.])
+    """
+    made = exchange_for(algorithm)
+    if not is_pair(made):
+        accepted = "a compressor, or a pair with or without error feedback"
+        raise invalid("algorithm", algorithm, accepted, "wrap the pair, and then what is around it")
+    if isinstance(made, ErrorFeedback):
+        return ErrorFeedback(Natural(made.inner, width))
+    return Natural(made, width)

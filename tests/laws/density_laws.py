@@ -1,0 +1,89 @@
+"""The law of densities: what a sparsifier takes misses what was asked by no more than it states.
+
+``Traits.density_range`` is the statement. It is held to by codecs, by what they send, and by
+exchanges with a shared support, by what arrives in the mean: there all ranks take the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.collective._local import drive
+from gradwire.contract import Compressor, Member
+from gradwire.spec import TensorSpec
+
+KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
+LEAST_ASKED = 64
+"""Of fewer elements the least of the range says nothing."""
+
+
+def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
+    """A gradient as training gives them; heavy-tailed is Student's t with 3 degrees of freedom."""
+    draw = torch.Generator().manual_seed(seed)
+    normal_N = torch.randn(numel, generator=draw)
+    if kind == "laplace":
+        return normal_N.sign() * -torch.rand(numel, generator=draw).clamp_min(1e-30).log()
+    if kind == "heavy-tailed":
+        return normal_N / torch.randn(3, numel, generator=draw).square().mean(0).sqrt()
+    if kind == "sparse":
+        return normal_N.masked_fill(torch.rand(numel, generator=draw) < 0.9, 0.0)
+    return normal_N
+
+
+def has_density(algorithm: Any) -> bool:
+    """Whether the user asks for a density."""
+    return any(field.name == "density" for field in fields(algorithm))
+
+
+def law_density_range_is_stated(algorithm: Any) -> None:
+    """By whatever has a setting ``density``, and by nothing else."""
+    stated = algorithm.traits.density_range
+    assert (stated is not None) == has_density(algorithm), (
+        f"density_range is {stated} with{'' if has_density(algorithm) else 'out'} a density"
+    )
+    if stated is not None:
+        assert 0 <= stated[0] <= 1 <= stated[1], f"{stated} does not hold the density asked for"
+
+
+def law_no_more_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> None:
+    """Of any gradient at all, so that memory is bounded; a whole element at least."""
+    if algorithm.traits.density_range is None:
+        return
+    _, most = algorithm.traits.density_range
+    asked = density * grad_N.numel()
+    taken = _taken(algorithm, density, grad_N)
+    assert taken <= max(1.0, most * asked + 0.5), (
+        f"took {taken} of {asked:.1f} asked for: more than {most} times as many"
+    )
+
+
+def law_no_less_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> None:
+    """Of a gradient that ``drawn`` gives, as many as are not 0 where these are fewer."""
+    asked = density * grad_N.numel()
+    if algorithm.traits.density_range is None or asked < LEAST_ASKED:
+        return
+    least, _ = algorithm.traits.density_range
+    possible = min(asked, int((grad_N != 0).sum()))
+    taken = _taken(algorithm, density, grad_N)
+    assert taken >= least * possible - 0.5, (
+        f"took {taken} of {possible:.1f} that it could: fewer than {least} times as many"
+    )
+
+
+def _taken(algorithm: Any, density: float, grad_N: Tensor) -> int:
+    algorithm = replace(algorithm, density=density)
+    spec = TensorSpec("gradient", grad_N.numel(), grad_N.dtype)
+    if isinstance(algorithm, Compressor):
+        payload, _ = algorithm.encode(algorithm.init(spec), grad_N)
+        return int(algorithm.entries(payload)[0].numel())
+    members = [Member(rank, 2) for rank in range(2)]
+    texts = [
+        algorithm.synchronise(me, algorithm.init(spec, 2), grad_N, torch.empty_like(grad_N))
+        for me in members
+    ]
+    drive(texts, seed=0)
+    return members[0].selection.arrived

@@ -1,0 +1,131 @@
+"""Wrapped exchanges keep the laws of exchanges, in the form that each wrapper gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.exchange import run_local
+from gradwire.wrap.momentum import MomentumCorrection
+
+from . import broken_momentum, exchange_laws, momentum_laws
+from .cases import ALWAYS, FEW, Case, rotated
+from .test_laws_bite import rejected
+from .tolerance import same_bits
+
+codecs, together, pair = gw.compress, gw.collective, gw.pair
+
+
+def _short(exchange: Exchange) -> str:
+    text = repr(exchange).replace("MomentumCorrection(inner=", "").replace("Pair(codec=", "")
+    return text.replace("collective=", "").replace("torch.", "")
+
+
+MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
+    gw.with_momentum_correction(*given)
+    for given in (
+        (codecs.none(),),
+        (codecs.topk(density=0.1),),
+        (codecs.topk(density=0.3), 0.5, True),
+        (codecs.topk(density=0.3), 0.9, False, False),
+        (codecs.topk(density=0.3, values=torch.bfloat16),),
+        (codecs.topk(density=1.0), 0.9, True),
+        (codecs.dgc(density=0.3),),
+        (codecs.adacomp(block=64),),
+        (codecs.onebit(block=64),),
+        (codecs.powersgd(rank=1),),
+        (codecs.randomk(density=0.2),),
+        (codecs.cltk(density=0.2),),
+        (codecs.deft(density=0.2),),
+        (pair(codecs.topk(density=0.3), together.casync_ps()),),
+    )
+)
+MOMENTUM_LAWS = momentum_laws.OWN + momentum_laws.SHARED
+
+
+@pytest.mark.parametrize("exchange", MOMENTUM, ids=_short)
+@pytest.mark.parametrize("law", MOMENTUM_LAWS, ids=lambda law: law.__name__)
+def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> None:
+    for case in rotated(MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)):
+        law(exchange, case)
+
+
+SMALL = [case for case in FEW if case.world <= 5]
+BITES = broken_momentum.BITES
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"), BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES]
+)
+def test_momentum_law_bites(law: Callable[..., None], wrong: Any) -> None:
+    with rejected(by=law):
+        for case in SMALL:
+            law(wrong, case)
+
+
+def test_every_momentum_law_has_a_specimen_and_accepts_the_sound() -> None:
+    assert {law for law, _ in BITES} == set(momentum_laws.OWN)
+    for law in momentum_laws.OWN:
+        for exchange in broken_momentum.SOUND:
+            law(exchange, ALWAYS)
+
+
+WARMING = tuple(
+    gw.with_density_warmup(inner, steps_per_stage=2, densities=(0.5, 0.2, 0.05))
+    for inner in (
+        pair(codecs.topk(), together.allgather_sparse()),
+        pair(codecs.dgc(), together.allgather_sparse()),
+        codecs.randomk(),
+    )
+)
+"""The law's few steps go through all stages; each law wraps them in error feedback itself."""
+
+
+@pytest.mark.parametrize("exchange", WARMING, ids=repr)
+@pytest.mark.parametrize("law", exchange_laws.LAWS, ids=lambda law: law.__name__)
+def test_density_warmup(law: Callable[..., None], exchange: Exchange) -> None:
+    inner = exchange.inner.inner if isinstance(exchange.inner, gw.exchange.ErrorFeedback) else None
+    bare = exchange if inner is None else replace(exchange, inner=inner)
+    for case in rotated(exchange_laws.LAWS.index(law)):
+        law(bare, case)
+
+
+def _norm(grad_N: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(grad_N, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("share", [0.1, 0.9, 10.0])
+def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float) -> None:
+    """Bit for bit, momentum, residuals and all; above the norms it changes nothing."""
+    inner = gw.with_momentum_correction(codecs.topk(density=0.3))
+    grads = [case.grads(step) for step in range(3)]
+    norms = [[_norm(g) for g in step] for step in grads]
+    bound = share * max(0.001, *map(max, norms))
+    max_norm = bound * case.world**0.5
+    clipped, states, others = gw.with_clipping(inner, max_norm), case.states(inner), None
+    assert (share < 1) == any(norm > bound for step in norms for norm in step) or not case.numel
+    for step, given in enumerate(grads):
+        bound = max_norm / case.world**0.5
+        factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms[step]]
+        small = [g * f for g, f in zip(given, factors, strict=True)]
+        got = run_local(clipped, given, others, seed=step)
+        want = run_local(inner, small, states, seed=step)
+        others, states = ([state for _, _, state in results] for results in (got, want))
+        for a, b in zip(got, want, strict=True):
+            assert same_bits(a[0], b[0])
+            assert same_bits(a[1], b[1])
+            assert same_bits(a[2].residual_N, b[2].residual_N)
+
+
+@pytest.mark.parametrize("law", momentum_laws.SHARED, ids=lambda law: law.__name__)
+def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) -> None:
+    clipped = gw.with_clipping(pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5)
+    for case in rotated(momentum_laws.SHARED.index(law)):
+        law(clipped, case)

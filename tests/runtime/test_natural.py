@@ -1,0 +1,220 @@
+"""Embeddings under ``attach``: rows go without loss, and the training loop sees what it saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.runtime.settings import tables
+from gradwire.wrap.natural import INNER
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, TOPK, ddp, digest, gradients
+
+pytestmark = pytest.mark.multi
+
+NUM_ROWS = 3000
+NUM_STEPS = 6
+EVERY_ROW, NO_WORD = 3, 4
+"""The step whose batch looks every row up, and that in which rank 1 looks up none."""
+
+
+class Words(nn.Module):
+    """Embeddings of each kind; ``words`` are those of the coming batch."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.table = nn.Embedding(NUM_ROWS, 16, padding_idx=0)
+        self.bag = nn.EmbeddingBag(NUM_ROWS, 8, mode="sum")
+        self.rows = nn.Embedding(NUM_ROWS, 8, sparse=True)
+        self.tied = nn.Embedding(1200, 24)
+        self.unused = nn.Embedding(2000, 12)
+        self.last = nn.Linear(16, 5)
+        self.words = torch.zeros(0, dtype=torch.int64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words
+        found, own = self.table(words).sum(0), self.tied(words % 1200).sum(0)
+        rows = self.rows(words).sum(0) + self.bag(words, torch.tensor([0]))[0]
+        shown = F.linear(own, self.tied.weight)  # a softmax that shares the table
+        return self.last(found).sum() + rows.square().sum() + shown.square().mean() + x.sum() * 0
+
+
+def batch(rank: int, step: int) -> Tensor:
+    if step == EVERY_ROW:
+        return torch.arange(NUM_ROWS)
+    if step == NO_WORD and rank == 1:
+        return torch.zeros(0, dtype=torch.int64)
+    draw = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randint(0, 50 + 900 * (step % 2), (40,), generator=draw)
+
+
+def train(
+    model: nn.Module, rank: int, steps: range, no_sync: Any
+) -> tuple[list[Tensor | None], list[dict[str, str]]]:
+    """Gradients of every step, and the ways of embeddings where there is a handle."""
+    inner = getattr(model, "module", model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept: list[Tensor | None] = []
+    ways = []
+    for step in steps:
+        optimizer.zero_grad()
+        for part in range(2 if step == 2 else 1):  # step 2 accumulates a batch of its own first
+            inner.words = batch(rank, step + 50 * part)
+            loss = model(torch.ones(1))
+            if step == 2 and not part:
+                with no_sync():
+                    model(torch.ones(1)).backward()
+                continue
+            loss.backward()
+        kept += [None if g is None else g.clone() for g in gradients(model)]
+        optimizer.step()
+        handle = getattr(inner, "handle", None)
+        ways.append({} if handle is None else handle.stats()["ways"])
+    return kept, ways
+
+
+def attached(net: Words, exchange: Exchange, wrapped: bool) -> nn.Module:
+    model = ddp(net, find_unused_parameters=True) if wrapped else net
+    object.__setattr__(net, "handle", gw.attach(model, exchange))
+    return model
+
+
+def parity(rank: int, world: int, wrapped: bool) -> tuple[str, list[dict[str, str]]]:
+    ours = attached(Words(), DENSE, wrapped)
+    theirs = ddp(Words(), find_unused_parameters=True)
+    no_sync = ours.no_sync if wrapped else ours.handle.no_sync  # type: ignore[union-attr]
+    found, ways = train(ours, rank, range(NUM_STEPS), no_sync)
+    expected, _ = train(theirs, rank, range(NUM_STEPS), theirs.no_sync)
+    for mine, their in zip(found, expected, strict=True):
+        if mine is None or their is None:
+            assert mine is None or not bool(mine.to_dense().any())
+            assert their is None or not bool(their.to_dense().any())
+            continue
+        assert mine.is_sparse == their.is_sparse
+        torch.testing.assert_close(mine.to_dense(), their.to_dense(), rtol=1e-4, atol=1e-5)
+        if mine.is_sparse:
+            assert mine.is_coalesced()
+            assert torch.equal(mine.indices(), their.coalesce().indices())
+    states = digest(ours.parameters())
+    getattr(ours, "module", ours).handle.detach()
+    return states, ways
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_what_ddp_gives(wrapped: bool, two: Ranks) -> None:
+    (one, ways), (other, other_ways) = two.run(parity, wrapped)
+    assert one == other
+    assert ways == other_ways
+    for step, of in enumerate(ways):
+        assert (of["table.weight"] == INNER) == (step == EVERY_ROW)
+        assert of["tied.weight"] == INNER  # a softmax's gradient has no zeros
+        assert of["rows.weight"] in ("allgather_sparse", "zen")
+        assert "last.weight" not in of
+
+
+def overlapping(rank: int, world: int) -> tuple[str, list[str], float]:
+    """All ranks look the same rows up, so each would send them to all others for nothing."""
+    torch.manual_seed(rank)
+    net = nn.ModuleDict(
+        {"dense": nn.Embedding(20_000, 64), "sparse": nn.Embedding(20_000, 64, sparse=True)}
+    )
+    handle = gw.attach(net, DENSE)
+    ways = []
+    for step in range(3):
+        net.zero_grad()
+        words = torch.arange(0, 20_000, 5) + step
+        (net["dense"](words) * (rank + 1.0) + net["sparse"](words)).sum().backward()
+        expected = torch.zeros(20_000, 64)
+        expected[words] = 2.5
+        torch.testing.assert_close(net["dense"].weight.grad, expected)
+        torch.testing.assert_close(net["sparse"].weight.grad.to_dense(), expected.clamp(max=1.0))
+        ways += [*handle.stats()["ways"].values()]
+    stats = handle.stats()
+    assert 1.0 <= stats["pull_imbalance"] < 1.2
+    handle.detach()
+    return digest(net.parameters()), ways, stats["push_imbalance"]
+
+
+def test_four_ranks_that_overlap_learn_to_take_zen(four: Ranks) -> None:
+    outcomes = four.run(overlapping)
+    assert len(set(map(str, outcomes))) == 1
+    _, ways, push = outcomes[0]
+    assert ways[-2:] == ["zen", "zen"]
+    assert 1.0 <= push < 1.2
+
+
+def beside_topk(rank: int, world: int) -> tuple[str, str, float, float]:
+    net = attached(Words(), TOPK, False)
+    train(net, rank, range(1, 2), net.handle.no_sync)  # type: ignore[union-attr]
+    owed = {name: float(r.norm()) for name, r in net.handle.residuals().items()}  # type: ignore[union-attr]
+    way = net.handle.stats()["ways"]["table.weight"]  # type: ignore[union-attr]
+    net.handle.detach()  # type: ignore[union-attr]
+    return digest(net.parameters()), way, owed["table.weight"], owed["tied.weight"]
+
+
+def test_rows_beat_a_lossy_exchange_that_sends_more(two: Ranks) -> None:
+    (one, way, table, tied), (other, *_) = two.run(beside_topk)
+    assert one == other
+    assert way != INNER
+    assert table == 0.0
+    assert tied > 0.0
+
+
+def resumed(rank: int, world: int) -> tuple[str, str]:
+    whole = attached(Words(), TOPK, False)
+    train(whole, rank, range(NUM_STEPS), whole.handle.no_sync)  # type: ignore[union-attr]
+    first = attached(Words(), TOPK, False)
+    train(first, rank, range(3), first.handle.no_sync)  # type: ignore[union-attr]
+    saved, weights = first.handle.state_dict(), first.state_dict()  # type: ignore[union-attr]
+    second = Words(seed=1)
+    second.load_state_dict(weights)
+    attached(second, TOPK, False)
+    second.handle.load_state_dict(saved)  # type: ignore[union-attr]
+    train(second, rank, range(3, NUM_STEPS), second.handle.no_sync)  # type: ignore[union-attr]
+    for net in (whole, first, second):
+        net.handle.detach()  # type: ignore[union-attr]
+    return digest(whole.parameters()), digest(second.parameters())
+
+
+def test_a_resumed_run_is_the_same_run(two: Ranks) -> None:
+    assert len({text for both in two.run(resumed) for text in both}) == 1
+
+
+def alone(rank: int, world: int) -> tuple[str, str, list[dict[str, str]]]:
+    plain, ours = Words(), attached(Words(), DENSE, False)
+    _, ways = train(ours, rank, range(NUM_STEPS), ours.handle.no_sync)  # type: ignore[union-attr]
+    train(plain, rank, range(NUM_STEPS), torch.enable_grad)
+    both = plain.state_dict(), ours.state_dict()
+    rows = [state.pop("rows.weight") for state in both]  # coalesced, so added in another order
+    torch.testing.assert_close(*rows)
+    return digest(both[0].values()), digest(both[1].values()), ways
+
+
+def test_one_rank_trains_plainly(one: Ranks) -> None:
+    ((plain, ours, ways),) = one.run(alone)
+    assert plain == ours
+    assert not any(ways)
+
+
+def test_which_parameters_are_tables() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(NUM_ROWS, 16)
+            self.same = nn.Embedding(NUM_ROWS, 16)
+            self.same.weight = self.table.weight
+            self.softmax_table = nn.Embedding(NUM_ROWS, 16)
+            self.softmax = nn.Linear(16, NUM_ROWS, bias=False)
+            self.softmax.weight = self.softmax_table.weight
+            self.sparse = nn.Embedding(NUM_ROWS, 16, sparse=True)
+            self.small = nn.Embedding(9, 16)
+
+    model = Model()
+    assert tables(model) == {id(model.table.weight): 16}

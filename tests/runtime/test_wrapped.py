@@ -1,0 +1,140 @@
+"""Wrapped exchanges under ``attach``: momentum, clipping and warm-up, saved, resumed and shared."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.contract import Exchange
+from gradwire.runtime.messages import Message, Part
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_checkpoint import SAVED_AT, resumed
+from tests.runtime.test_own_draws_and_sizes import check
+from tests.runtime.training import SMALL_MB, Net, digest, momentum, named, train
+
+pytestmark = pytest.mark.multi
+
+DGC = gw.deep_gradient_compression(
+    warmup_steps=10, density=0.05, nesterov=True, clip_norm=1.0, sample_share=1.0
+)
+"""Of three stages: the second from step 5 to 9, so that a run is saved and resumed inside it."""
+WRAPPED = [DGC, gw.with_momentum_correction(gw.compress.deft(density=0.1))]
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.05)
+
+
+def everything(name: str, param: torch.Tensor) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("exchange", WRAPPED, ids=named)
+def test_attach_is_run_local(exchange: Exchange, four: Ranks) -> None:
+    check(four, exchange)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(wrapped: bool, two: Ranks) -> None:
+    for whole, again, _ in two.run(resumed, DGC, wrapped):
+        assert again == whole
+
+
+def dense_and_whole(rank: int, world: int) -> list[torch.Tensor]:
+    """Parameters after momentum SGD under DDP, and after DGC at density 1 and plain SGD."""
+    found = []
+    for dense in (True, False):
+        net = Net()
+        exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0)
+        gw.attach(net, gw.compress.none() if dense else exchange, compress_if=everything)
+        train(net, momentum(net.parameters()) if dense else sgd(net), rank, range(10))
+        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    return found
+
+
+def test_density_1_trains_as_momentum_sgd(four: Ranks) -> None:
+    for dense_N, whole_N in four.run(dense_and_whole):
+        torch.testing.assert_close(whole_N, dense_N, rtol=1e-4, atol=1e-5)
+
+
+def saved(rank: int, world: int) -> dict[str, Any]:
+    net = Net()
+    handle = gw.attach(net, DGC, bucket_cap_mb=SMALL_MB)
+    train(net, sgd(net), rank, range(SAVED_AT))
+    return handle.state_dict()
+
+
+def continued(rank: int, world: int, states: list[dict[str, Any]]) -> tuple[str, set[int]]:
+    """Goes on with all parameters in one message; bits, and the steps that messages have done."""
+    net = Net()
+    handle = gw.attach(net, DGC, bucket_cap_mb=64)
+    handle.load_state_dict(states[rank])
+    done = {int(step) for message in handle._messages() for step in _steps(message)}
+    train(net, sgd(net), rank, range(SAVED_AT, SAVED_AT + 3))
+    return digest(net), done
+
+
+def _steps(message: Message) -> tuple[torch.Tensor, ...]:
+    return getattr(message.state, "step_T", ())
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+def test_other_ranks_and_messages_go_on_with_the_same_mean_momentum(
+    old: int, new: int, two: Ranks, four: Ranks
+) -> None:
+    pools = {2: two, 4: four}
+    states = pools[old].run(saved)
+    shared = gw.redistribute(states, new)
+    for name, fields in states[0]["params"].items():
+        for path in fields:
+            if path.endswith(("velocity_N", "residual_N")):
+                before, after = (
+                    torch.stack([s["params"][name][path] for s in ranks]).mean(0)
+                    for ranks in (states, shared)
+                )
+                assert bool(before.any())
+                torch.testing.assert_close(after, before)
+    found = pools[new].run(continued, shared)
+    assert len({bits for bits, _ in found}) == 1
+    assert all(done == {SAVED_AT} for _, done in found)
+
+
+def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> None:
+    weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    parts = [Part.whole(name, p) for name, p in zip("ab", weights, strict=True)]
+    message = Message(0, parts, DGC, 0, 1)
+    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    before = [message.own_state(slot) for slot in message.slots]
+    drive([message.text({"a": torch.ones(4, 4), "b": None})])
+    message.take_back("b")
+    used, unused = (message.own_state(slot) for slot in message.slots)
+    assert not torch.equal(used["inner.velocity_N"], before[0]["inner.velocity_N"])
+    assert [int(fields["step_T"]) for fields in (used, unused)] == [2, 1]
+    assert all(torch.equal(unused[path], tensor) for path, tensor in before[1].items())
+    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    assert [int(step) for step in _steps(message)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "exchange", "warns"),
+    [
+        (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), DGC, True),
+        (lambda params: torch.optim.AdamW(params), DGC, True),
+        (lambda params: torch.optim.SGD(params, lr=0.1), DGC, False),
+        (lambda params: torch.optim.AdamW(params), gw.compress.dgc(), False),
+    ],
+    ids=["sgd with momentum", "adamw", "sgd", "no correction"],
+)
+def test_momentum_that_counts_twice_is_warned_of(
+    optimizer: Any, exchange: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = nn.Linear(4, 4)
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        gw.attach(net, exchange, optimizer=optimizer(net.parameters())).detach()
+    assert [r.message.startswith("momentum counts twice") for r in caplog.records] == [True] * warns

@@ -1,0 +1,179 @@
+"""Momentum correction against its paper's algorithm written out, and how it is put together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract import Member
+from gradwire.errors import InvalidSetting
+from gradwire.exchange import ErrorFeedback, run_local
+from gradwire.wrap.momentum import momentum_of
+
+WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
+topk = gw.compress.topk(density=KEPT / NUMEL)
+
+
+def gradients(step: int, world: int = WORLD) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randn(NUMEL, generator=draw) for _ in range(world)]
+
+
+class OfThePaper:
+    """One rank's algorithm, line by line, with an exact top-k for its threshold."""
+
+    def __init__(self, nesterov: bool, masking: bool) -> None:
+        self.nesterov, self.masking = nesterov, masking
+        self.u_N, self.v_N = torch.zeros(NUMEL), torch.zeros(NUMEL)
+
+    def step(self, grad_N: Tensor) -> Tensor:
+        """What this rank sends, zeros where it sends nothing."""
+        if self.nesterov:
+            self.u_N = MOMENTUM * (self.u_N + grad_N)
+            self.v_N = self.v_N + self.u_N + grad_N
+        else:
+            self.u_N = MOMENTUM * self.u_N + grad_N
+            self.v_N = self.v_N + self.u_N
+        mask_N = torch.zeros(NUMEL)
+        mask_N[self.v_N.abs().topk(KEPT).indices] = 1
+        sent_N = self.v_N * mask_N
+        self.v_N = self.v_N * (1 - mask_N)
+        if self.masking:
+            self.u_N = self.u_N * (1 - mask_N)
+        return sent_N
+
+
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
+    exchange = gw.with_momentum_correction(topk, MOMENTUM, nesterov, masking)
+    ranks, states = [OfThePaper(nesterov, masking) for _ in range(WORLD)], None
+    for step in range(30):
+        grads = gradients(step)
+        results = run_local(exchange, grads, states, seed=step)
+        states = [state for _, _, state in results]
+        sent = [rank.step(grad_N) for rank, grad_N in zip(ranks, grads, strict=True)]
+        torch.testing.assert_close(results[0][0], torch.stack(sent).mean(0))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("world", [1, 4])
+def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
+    exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0, nesterov=nesterov)
+    weights = [torch.nn.Parameter(torch.zeros(NUMEL)) for _ in range(2)]
+    dense = torch.optim.SGD(weights[:1], lr=0.1, momentum=MOMENTUM, nesterov=nesterov)
+    plain = torch.optim.SGD(weights[1:], lr=0.1)
+    states = None
+    for step in range(30):
+        grads = gradients(step, world)
+        weights[0].grad = torch.stack(grads).mean(0)
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        weights[1].grad = results[0][0]
+        dense.step()
+        plain.step()
+        if world == 1 and not nesterov:
+            assert torch.equal(*weights)
+        torch.testing.assert_close(*weights)
+
+
+def test_masking_is_what_clears_stale_momentum() -> None:
+    """An element that is sent in its last step is not carried on by the momentum of before."""
+    turned = [torch.tensor([10.0, 0.0, 0.0, 0.1]), *[torch.tensor([0.0, 0.0, 0.0, 0.1])] * 3]
+    exchange = gw.compress.topk(density=0.25)
+
+    def means(masking: bool) -> list[float]:
+        states, found = None, []
+        for grad_N in turned:
+            wrapped = gw.with_momentum_correction(exchange, masking=masking)
+            results = run_local(wrapped, [grad_N, grad_N], states)
+            states = [state for _, _, state in results]
+            found.append(results[0][0][0].item())
+        return found
+
+    assert means(masking=True) == [10.0, 0.0, 0.0, 0.0]
+    assert means(masking=False)[:2] == [10.0, 9.0]
+
+
+def test_error_feedback_is_taken_out_wherever_it_is() -> None:
+    pair = gw.pair(topk, gw.collective.allgather_sparse())
+    twice = gw.with_error_feedback(gw.with_error_feedback(pair))
+    for given in (topk, pair, twice):
+        assert gw.with_momentum_correction(given).inner == pair
+    warming = gw.with_density_warmup(topk, steps_per_stage=3)
+    assert isinstance(warming.inner, ErrorFeedback)
+    assert gw.with_momentum_correction(warming).inner == gw.with_density_warmup(
+        pair, steps_per_stage=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (gw.with_clipping(topk, 1.0), "with_clipping(with_momentum_correction(...), max_norm)"),
+        (
+            gw.with_density_warmup(gw.with_clipping(topk, 1.0), steps_per_stage=1),
+            "with_clipping(with_momentum_correction(...), max_norm)",
+        ),
+        (gw.with_momentum_correction(topk), "wrap it once"),
+    ],
+    ids=["clipping", "clipping inside", "twice"],
+)
+def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        gw.with_momentum_correction(inner)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 2, True, "0.9", float("nan")])
+def test_momentum_is_a_number_below_1(momentum: float) -> None:
+    with pytest.raises(InvalidSetting, match=r"momentum must be a number in \[0, 1\)"):
+        gw.with_momentum_correction(topk, momentum)
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("inf"), float("nan"), "1", True])
+def test_a_bound_of_norms_is_positive_and_finite(max_norm: float) -> None:
+    with pytest.raises(InvalidSetting, match="max_norm must be a positive finite number"):
+        gw.with_clipping(topk, max_norm)
+
+
+def test_the_momentum_of_an_exchange_is_found_in_it() -> None:
+    inner = gw.with_momentum_correction(topk, 0.7)
+    assert (
+        momentum_of(gw.with_density_warmup(gw.with_clipping(inner, 1.0), steps_per_stage=1)) == 0.7
+    )
+    assert momentum_of(gw.exchange_for(topk)) == 0.0
+
+
+def test_what_an_exchange_states_shows_through_its_wrappers() -> None:
+    spec = gw.TensorSpec("weight", 400, shapes=((20, 20),))
+    for algorithm in (topk, gw.compress.powersgd(rank=2)):
+        inner = gw.exchange_for(algorithm)
+        for wrapped in (gw.with_clipping(algorithm, 1.0), gw.with_momentum_correction(algorithm)):
+            assert wrapped.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4) is not None
+            assert wrapped.expected_bytes(spec, 4) == inner.expected_bytes(spec, 4)
+            assert wrapped.keeps_whole == inner.keeps_whole
+            assert wrapped.same_threads == inner.same_threads
+
+
+def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> None:
+    exchange = gw.with_clipping(gw.compress.none(), 1.0)
+    for spoil in (float("inf"), float("nan")):
+        mean_N = run_local(exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)])[0][0]
+        assert bool(mean_N[0].isnan())
+        assert mean_N[1:].tolist() == [0.0, 0.0]
+
+
+def test_buffers_are_kept_from_step_to_step() -> None:
+    """The second step and all later ones take none from the system but what the first took."""
+    exchange, me = gw.with_momentum_correction(gw.compress.none()), Member(0, 1)
+    state = exchange.init(gw.TensorSpec("weight", NUMEL), 1)
+    before = [state.velocity_N.data_ptr(), state.residual_N.data_ptr()]
+    for step in range(3):
+        grad_N = gradients(step)[0]
+        for verb in exchange.synchronise(me, state, grad_N, grad_N):
+            verb.fn()  # type: ignore[union-attr]
+    assert [state.velocity_N.data_ptr(), state.residual_N.data_ptr()] == before
+    assert bool(state.velocity_N.any())
