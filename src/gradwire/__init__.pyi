@@ -25,6 +25,7 @@ from .payload import Format as Format
 from .payload import Payload as Payload
 from .planner._plan import plan as plan
 from .planner._types import Plan as Plan
+from .runtime.accounting import mean_residual_norm as mean_residual_norm
 from .runtime.attach import attach as attach
 from .runtime.checkpoint import redistribute as redistribute
 from .runtime.handle import Handle as Handle
@@ -32,3 +33,7 @@ from .sim.timeline import simulate as simulate
 from .spec import TensorSpec as TensorSpec
 from .trace.span import Span as Span
 from .trace.span import Trace as Trace
+from .wrap.clipping import with_clipping as with_clipping
+from .wrap.deep_gradient_compression import deep_gradient_compression as deep_gradient_compression
+from .wrap.density_warmup import with_density_warmup as with_density_warmup
+from .wrap.momentum import with_momentum_correction as with_momentum_correction

@@ -19,8 +19,9 @@ KINDS = {
     "collective": "collective",
     "planner": "planner",
     "reproduce": "reproduction",
+    "sparse.formats": "sparse format",
 }
-"""Folders that are registries, and what one of their files is called."""
+"""Packages that are registries, and what one of their files is called."""
 
 
 @cache
@@ -32,7 +33,7 @@ def names(kind: str) -> tuple[str, ...]:
     """
     if kind not in KINDS:
         raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
-    folder = Path(__file__).parent / kind
+    folder = Path(__file__).parent.joinpath(*kind.split("."))
     return tuple(sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")))
 
 
@@ -60,7 +61,7 @@ class Registry(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = load(self.__name__.rpartition(".")[2], name)
+        found = load(self.__name__.partition(".")[2], name)
         setattr(self, name, found)
         return found
 
@@ -70,7 +71,7 @@ class Registry(ModuleType):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return list(names(self.__name__.rpartition(".")[2]))
+        return list(names(self.__name__.partition(".")[2]))
 
 
 def make_registry(package: str) -> None:

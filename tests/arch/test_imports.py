@@ -20,7 +20,7 @@ ROWS = (
     ("planner",),
     ("measure", "runtime", "testbed", "adapt"),
     ("report",),
-    ("bench", "workloads"),
+    ("workloads", "bench"),
     ("reproduce",),
     ("cli",),
 )

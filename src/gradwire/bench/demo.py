@@ -82,6 +82,8 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
         "step_s is the median of rank 0's steps without the first three; the spread is from the "
         "20th to the 80th percentile. Bytes are the interface's own "
         "count (one header for each large segment).",
+        "density actual is the share of elements in the mean, of messages that select some: the "
+        "union over ranks, which is more than one rank selects.",
         "loss is on a held-out batch after the last step.",
     ]
     if not shaped:
@@ -108,6 +110,7 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -
         "step_p80_s": own["step_p80_s"],
         "speedup_vs_ddp": ddp["step_s"] / own["step_s"],
         "wire_bytes_per_step": sent,
+        "density_actual": own["density_actual"],
         "loss": own["loss"],
     }
 

@@ -24,8 +24,9 @@ from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
 from ..testbed.counters import own_counters
 from ..trace.span import Span, Trace
+from ..workloads.task import Task
 from .ranks import Report
-from .tasks import Task, make_task
+from .tasks import make_task
 
 COMPRESSORS = ("none", "cast16", "onebit", "topk")
 """What the demo compares with DDP unless it is told."""
@@ -77,7 +78,7 @@ def _start(method: str, compressor: str | None, task: Task) -> Run:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=True)
+    optimizer = task.make_optimizer(model.parameters())
     return Run(method, model, optimizer, handle)
 
 
@@ -104,8 +105,6 @@ def _train_step(run: Run, task: Task, model: nn.Module) -> float:
 
 
 def _result(run: Run, task: Task) -> dict[str, Any]:
-    with torch.no_grad():
-        held_out_loss = task.loss(run.model, *task.held_out).item()
     low, middle, high = quantiles(run.step_s[_WARM_UP_STEPS:], n=10)[1::3]
     trace = _gradwire_trace(run.handle) if run.handle else _ddp_trace(run, task)
     return {
@@ -113,7 +112,8 @@ def _result(run: Run, task: Task) -> dict[str, Any]:
         "step_p20_s": low,
         "step_p80_s": high,
         "sent_bytes": run.sent_bytes / run.counted_steps,
-        "loss": held_out_loss,
+        "density_actual": None if run.handle is None else run.handle.stats()["density_actual"],
+        "loss": task.score(run.model),
         "losses": _mean_over_ranks(run.losses),
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "trace": trace.to_json(),

@@ -13,6 +13,8 @@ from ..bench import exchange as exchange_bench
 from ..bench import idle as idle_bench
 from ..bench import kernel as kernel_bench
 from ..bench import schedule as schedule_bench
+from ..bench import sparse as sparse_bench
+from ..bench._draws import Draws
 from ..errors import invalid
 from ..units import parse_rate
 from ._output import Fractions, emit, progress
@@ -54,6 +56,41 @@ def exchange(
     title = f"{hosts} hosts at {rate}, {numel} float32"
     hidden = exchange_bench.CONSTANT
     emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+
+
+@app.command()
+def sparse(
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
+    density: Annotated[float, typer.Option(help="Share of them that each rank takes.")] = 0.01,
+    overlap: Annotated[float, typer.Option(help="Share of these that two ranks share.")] = 0.3,
+    skew: Annotated[
+        float, typer.Option(help="Density of the densest 1/hosts of the vector over the mean.")
+    ] = 5.0,
+    run: Annotated[int, typer.Option(help="Adjacent elements that are taken together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    only: Annotated[list[str] | None, typer.Option(help="A scheme; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
+
+    bound is the time that the scheme's own bytes take on the link.
+    """
+    draws = Draws(
+        numel=numel, world=hosts, density=density, overlap=overlap, skew=min(skew, hosts), run=run
+    )
+    settings = sparse_bench.SparseBench(
+        draws=draws,
+        rate_bytes_per_s=parse_rate(rate),
+        repeats=repeats,
+        schemes=tuple(only or sparse_bench.SCHEMES),
+    )
+    with progress("bench sparse", total=1) as advance:
+        rows = sparse_bench.run(settings, Fractions(advance))
+    title = f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap {overlap:g}"
+    hidden = sparse_bench.CONSTANT
+    emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from ..cost.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ..load import names
 from ..units import parse_rate
+from . import _sparsity
 from ._output import Fractions, emit, progress
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ def profile(
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
     codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
+    sparsity: Annotated[
+        bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")
+    ] = False,
+    batches: Annotated[
+        int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
+    ] = None,
+    sparsifier: Annotated[
+        str | None, typer.Option(help="Measure what this compressor takes, as dgc.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -60,10 +73,15 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
+    zeros = _sparsity.SparsityAsked.of(sparsity, batches, sparsifier, settings)
     own = _from_file(model) if ":" in model else None
+    if own is None and sparsity:
+        raise invalid("--sparsity", model, "given with FILE.py:function", "write your model's file")
     if own is None:
         catalogue.load(model)  # or an error that lists the names
     measured = None if own is None else _profiled(own, iterations)
+    if own is not None and measured is not None and sparsity:
+        measured = measured.with_sparsity(zeros.measure(*own))
     asked = own is None or hosts is not None or rate is not None
     cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
@@ -77,6 +95,11 @@ def profile(
         from ..report import fits
 
         fits.draw(() if measured is None else measured.layers, cluster, picture, title=model)
+    if picture is not None and measured is not None and measured.sparsity is not None:
+        from ..report import sparsity as zeros_picture
+
+        beside = picture.with_stem(f"{picture.stem}-sparsity")
+        zeros_picture.draw(measured.sparsity, beside, title=model)
     if not as_json:
         typer.echo(f"written to {out}")
 
@@ -178,6 +201,8 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     if measured is not None:
         sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
         sections["a step"] = _step_rows(measured)
+    if measured is not None and measured.sparsity is not None:
+        sections[f"sparsity: {measured.sparsity.source}"] = _sparsity.rows(measured.sparsity)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:

@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import InvalidSetting
-from ..load import load
+from ..load import load, names
 from ..report import table
 from ..reproduce._frame import Reproduction, Row
 from ..reproduce._store import Done, chosen, document, run
@@ -21,7 +21,7 @@ app = typer.Typer()
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Whose results: usbyte.")],
+    paper: Annotated[str, typer.Argument(help=f"Whose results: {', '.join(names('reproduce'))}.")],
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure or table; may be given again.")
     ] = None,

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidSetting
 from ._stored import Frozen, Stored
+from .sparsity import SparsityProfile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +94,8 @@ class Profile(Stored):
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     measurement: Measurement | None = None
     """None where the times are a throughput model's."""
+    sparsity: SparsityProfile | None = None
+    """None where it was not measured."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -106,6 +109,25 @@ class Profile(Stored):
                     raise ValueError(f"{what} {name!r} is listed twice")
                 seen.add(name)
         return self
+
+    @model_validator(mode="after")
+    def _sparsity_is_of_these_tensors(self) -> Self:
+        numels = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors}
+        for one in () if self.sparsity is None else self.sparsity.tensors:
+            numel = numels.get(one.name)
+            if numel is None:
+                raise ValueError(f"sparsity of {one.name!r}, which is no tensor of the model")
+            for units in (one.units, one.blocks):
+                if units.num_units != -(-numel // units.width):
+                    raise ValueError(
+                        f"sparsity of {one.name!r} is of {units.num_units} units of {units.width} "
+                        f"elements, and it has {numel} elements"
+                    )
+        return self
+
+    def with_sparsity(self, sparsity: SparsityProfile) -> Self:
+        """The same with another sparsity; raises ``ValueError`` if it is of other tensors."""
+        return type(self).model_validate({**dict(self), "sparsity": sparsity})
 
     @property
     def size_bytes(self) -> int:

@@ -63,7 +63,7 @@ def profile(
     if a parameter gets no gradient.
     """
     start_s = time.perf_counter()
-    model = _looked_into(model)
+    model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
         raise invalid("model", type(model).__name__, "one with trainable parameters", "train one")
@@ -73,7 +73,7 @@ def profile(
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        times = _measure(seen, step, iterations, _synchroniser(devices), advance or _no_progress)
+        times = _measure(seen, step, iterations, _synchroniser(devices), advance or no_progress)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
@@ -107,11 +107,12 @@ def _synchroniser(devices: set[torch.device]) -> Callable[[], None]:
     return synchronise
 
 
-def _no_progress(amount: float = 1, note: str = "") -> None:
-    pass
+def no_progress(amount: float = 1, note: str = "") -> None:
+    """What is told of progress where nobody asks."""
 
 
-def _looked_into(model: nn.Module) -> nn.Module:
+def looked_into(model: nn.Module) -> nn.Module:
+    """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
         raise invalid(
             "model", "a compiled one", "one before torch.compile", "its layers have been fused away"

@@ -42,6 +42,7 @@ from ..cost.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
 from ..spec import TensorSpec
+from ._agree import agree, rank_0s, verb_text
 
 if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
     from ..runtime.engine import Engine
@@ -105,7 +106,7 @@ def measure_cluster(
         for verb in verbs
     }
     share = host_share(engine, budget_s=budget_s)
-    return _rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
+    return rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
 
 
 def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDGET_S) -> float:
@@ -165,7 +166,7 @@ def _message_s(
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
     num_channels = len(engine.channels) - 1
-    _do(engine, _verb_text(AllReduce(torch.zeros(1))))
+    agree(engine, AllReduce(torch.zeros(1)))
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -175,21 +176,13 @@ def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     return time.perf_counter() - start_s
 
 
-def _do(engine: Engine, text: Steps[None]) -> None:
-    engine.wait([engine.launch(0, "agree", text)])
-
-
 def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     """Each run's seconds on the rank that took longest; known to all ranks."""
     own_R = torch.tensor(runs_s, dtype=torch.float64)
     all_WR = torch.zeros(engine.world * len(runs_s), dtype=torch.float64)
-    _do(engine, _verb_text(AllGather(all_WR, own_R)))
+    agree(engine, AllGather(all_WR, own_R))
     slowest: list[float] = all_WR.view(engine.world, -1).amax(dim=0).tolist()
     return slowest
-
-
-def _verb_text(*verbs: Verb) -> Steps[None]:
-    yield verbs
 
 
 def _maker(verb: Collective, numel: int, engine: Engine) -> Make:
@@ -201,7 +194,7 @@ def _maker(verb: Collective, numel: int, engine: Engine) -> Make:
         state = exchange.init(TensorSpec("measured", numel), world)
         return lambda: exchange.synchronise(member, state, grad_N, grad_N)
     verbs = _verbs(verb, torch.zeros(numel), rank, world)
-    return lambda: _verb_text(*verbs)
+    return lambda: verb_text(*verbs)
 
 
 def _verbs(verb: Collective, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
@@ -252,13 +245,3 @@ def _cluster(
             f"each), {today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
         ),
     )
-
-
-def _rank_0s(engine: Engine, cluster: Cluster) -> Cluster:
-    """Rank 0's cluster on every rank: fits differ in the last bit between machines."""
-    text = torch.tensor(list(cluster.to_json().encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    _do(engine, _verb_text(Broadcast(0, size)))
-    text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-    _do(engine, _verb_text(Broadcast(0, text)))
-    return Cluster.parse(bytes(text.tolist()).decode(), "rank 0's cluster")

@@ -17,5 +17,6 @@ if TYPE_CHECKING:
     from .mgwfbp import mgwfbp as mgwfbp
     from .usbyte import usbyte as usbyte
     from .wfbp import wfbp as wfbp
+    from .zen import zen as zen
 
 make_registry(__name__)

@@ -15,6 +15,7 @@ from ..load import load, names
 from ..units import format_bytes, format_rate, format_seconds
 from ._exposed import Account
 from ._price import iteration_s
+from ._sparse import sentences
 from ._types import DENSE, Plan
 
 WORTH = 0.02
@@ -35,6 +36,7 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
         *_waits(account),
         *_faults(account),
         *_scaling(account, profile, cluster),
+        *sentences(profile, cluster),
         *_helps(plan, profile, cluster),
     ]
 

@@ -11,6 +11,7 @@ from ..errors import InvalidSetting
 from ..trace.chrome import slots
 from ..trace.span import Span, Trace
 from ..units import format_seconds
+from . import density
 from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     unit, factor = ("s", 1.0) if longest_s >= 2 else ("ms", 1e3)
     for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
         _panel(axes, trace, colours, factor)
-        length = format_seconds(trace.iteration_s)
-        axes.set_title(f"{name}: {length}", loc="left", fontsize=10, color=INK)
+        facts = filter(None, (format_seconds(trace.iteration_s), density.summary(trace.densities)))
+        axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=10, color=INK)
     panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
     panels[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
     _legend(figure, colours)

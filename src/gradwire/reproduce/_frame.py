@@ -51,6 +51,8 @@ class Ask:
     quick: bool
     report: Report
     earlier: Mapping[str, Findings]
+    folder: Path | None = None
+    """Where figures may keep what others of the paper use as well; None: nowhere."""
 
     def each(self, items: Sequence[T]) -> Sequence[tuple[float, T]]:
         """(fraction done before it, item), for reports."""

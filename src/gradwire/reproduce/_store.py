@@ -69,7 +69,7 @@ def run(
             yield Done(figure, _findings(entry), kept=True)
             continue
         earlier = {other: _findings(one) for other, one in stored.items() if _counts(one, quick)}
-        findings = figure.measure(Ask(quick, part, earlier))
+        findings = figure.measure(Ask(quick, part, earlier, path.with_suffix("")))
         stored[figure.name] = _entry(findings, quick)
         _write(path, name, paper, stored)
         part(1.0, "done")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from ..errors import InvalidSetting
 from ..exchange import synchronise
 from ..hollow import Hollow
 from ..spec import TensorSpec
+
+T = TypeVar("T")
 
 NOT_MEASURED = "not measured"
 """Stands in the name of a computation that counts as nothing because nobody measured it."""
@@ -273,8 +275,19 @@ class _Noticing(Member):
     def variant_of(self, codec: Compressor) -> Compressor:
         return codec.for_world(self.world)  # sizes are the same on every rank
 
-    def sizes(self, told_W: Tensor, limits: Sequence[int]) -> list[int]:
-        return list(limits)
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        return list(limits if usual is None else usual)
+
+    def sized(self, name: str, fn: Callable[[], T], numel: int, usual: Callable[[], T]) -> Compute:
+        return Compute(name, usual, numel)
 
 
 def _without_data(part: Any) -> Any:

@@ -1,0 +1,105 @@
+"""What every rank of ``bench sparse`` does: one sparse gradient through every scheme, in turn."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collective._types import Collective
+from ..compress.nonzero import nonzero
+from ..contract import Exchange, Member
+from ..exchange import exchange_for, pair
+from ..load import examples, load
+from ..runtime.engine import Engine
+from ..runtime.membership import join
+from ..spec import TensorSpec
+from ..testbed.counters import InterfaceCounters, own_counters
+from ._draws import Draws
+from .ranks import Report
+
+DENSE = "dense"
+SCHEMES: dict[str, Collective] = {
+    type(scheme).__name__: scheme
+    for scheme in examples("collective")
+    if scheme.dimensions is not None
+}
+"""Every collective that has a place among the paper's schemes (table 3), by name."""
+
+
+def exchange_of(name: str) -> Exchange:
+    """The lossless exchange of a scheme, or the dense all-reduce."""
+    if name == DENSE:
+        return exchange_for(load("compress", "none")())
+    return pair(nonzero(), SCHEMES[name])
+
+
+class Side:
+    """One scheme with its own state and buffers; a call averages ``work_N`` in place."""
+
+    def __init__(self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine) -> None:
+        self.exchange, self.engine, self.work_N = exchange, engine, work_N
+        self.me = Member(engine.rank, engine.world)
+        self.state = self.exchange.init(TensorSpec("grad", work_N.numel()), engine.world)
+        self.name = name
+
+    def __call__(self) -> None:
+        text = self.exchange.synchronise(self.me, self.state, self.work_N, self.work_N)
+        end = self.engine.launch(0, self.name, text)
+        self.engine.wait([end])
+        self.state = end.result
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds and bytes of every repeat, and each scheme's imbalance; all means are compared."""
+    torch.set_num_threads(settings["threads"])
+    draws = Draws(**settings["draws"])
+    engine = Engine(
+        join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
+    source_N = torch.zeros(draws.numel)
+    indices_K = draws.taken(engine.rank, draws.pool()).long()
+    source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
+    work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
+    schemes = (DENSE, *settings["schemes"])
+    sides = [Side(name, exchange_of(name), work_N, engine) for name in schemes]
+    found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
+    turns = settings["repeats"] + 1
+    for turn in range(turns):
+        for place, side in enumerate(sides):
+            report((turn + place / len(sides)) / turns, side.name)
+            work_N.copy_(source_N)
+            seconds, moved = timed(side)
+            if turn:
+                found[side.name]["seconds"].append(seconds)
+                found[side.name]["sent_bytes"].append(moved.tx_bytes)
+            else:  # the first turn warms up
+                compare(side.name, work_N, dense_N)
+    for side in sides:
+        found[side.name]["imbalance"] = side.me.imbalance
+    engine.close()
+    return found
+
+
+def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:
+    """Holds every scheme to what the dense all-reduce, the first side, gave."""
+    if name == DENSE:
+        dense_N.copy_(mean_N)
+    elif not torch.allclose(mean_N, dense_N, rtol=1e-5, atol=0.0):
+        worst = float((mean_N - dense_N).abs().max())
+        raise AssertionError(f"{name} is off the dense mean by {worst:.3g}")
+
+
+def timed(side: Side) -> tuple[float, InterfaceCounters]:
+    """Seconds of one call, and what this rank's interface counted meanwhile."""
+    dist.barrier()
+    before = own_counters()
+    start_s = time.perf_counter()
+    side()
+    seconds = time.perf_counter() - start_s
+    dist.barrier()
+    return seconds, own_counters().since(before)

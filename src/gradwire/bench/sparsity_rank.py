@@ -1,0 +1,51 @@
+"""What every rank of ``gradwire profile --sparsity`` does under torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ..cost.sparsity import SparsityProfile
+from ..measure.layers import Step
+from ..measure.sparsity import measure_sparsity
+from ..runtime.engine import Engine
+from ..runtime.membership import join
+
+
+def measure_launched(
+    model: nn.Module,
+    step: Step,
+    *,
+    num_gradients: int | None,
+    compressor: str | None,
+    settings: Mapping[str, Any],
+    advance: Callable[..., None],
+) -> SparsityProfile:
+    """Joins the group that torchrun's variables describe, measures in it and leaves it again."""
+    dist.init_process_group("gloo")
+    try:
+        return measure_group(
+            model,
+            step,
+            num_gradients=num_gradients,
+            compressor=compressor,
+            settings=settings,
+            advance=advance,
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_group(model: nn.Module, step: Step, **asked: Any) -> SparsityProfile:
+    """Among the ranks of torch's default group, which all call this alike."""
+    engine = Engine(
+        join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
+    try:
+        return measure_sparsity(model, step, engine=engine, **asked)
+    finally:
+        engine.close()

@@ -1,0 +1,82 @@
+"""``gradwire profile --sparsity``: what is asked, who measures it, and its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..cost.sparsity import SparsityProfile
+from ..errors import invalid
+from ._inputs import read_settings
+from ._output import progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Row = dict[str, object]
+SHOWN_RANKS = (2, 8, 32, 128)
+
+
+@dataclass(frozen=True)
+class SparsityAsked:
+    """The options of ``gradwire profile`` that are about sparsity."""
+
+    wanted: bool
+    batches: int | None = None
+    sparsifier: str | None = None
+    settings: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, wanted: bool, batches: int | None, sparsifier: str | None, given: list[str] | None
+    ) -> SparsityAsked:
+        """Raises ``InvalidSetting`` for an option that is of no use without another one."""
+        for option, value in (("--batches", batches), ("--sparsifier", sparsifier)):
+            if value is not None and not wanted:
+                raise invalid(option, value, "given with --sparsity", "write --sparsity")
+        if given and sparsifier is None:
+            accepted = "a setting of the sparsifier"
+            raise invalid("--set", given[0], accepted, "write --sparsifier dgc")
+        return cls(wanted, batches, sparsifier, read_settings(given or ()))
+
+    def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
+        """Among the ranks that torchrun started, or in this process with batches as ranks."""
+        from ..measure.sparsity import NUM_GRADIENTS, measure_sparsity
+
+        total = NUM_GRADIENTS if self.batches is None else self.batches
+        launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if launched:
+            from ..bench.sparsity_rank import measure_launched as measure
+        else:
+            measure = measure_sparsity
+        with progress("looking for zeros", total=total) as advance:
+            return measure(
+                model,
+                step,
+                num_gradients=self.batches,
+                compressor=self.sparsifier,
+                settings=self.settings,
+                advance=advance,
+            )
+
+
+def rows(sparsity: SparsityProfile) -> list[Row]:
+    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
+    found: list[Row] = []
+    for tensor in sparsity.tensors:
+        units = tensor.units
+        row: Row = {
+            "name": tensor.name,
+            "unit": "elements" if units.width == 1 else f"rows of {units.width}",
+            "fraction_dense": units.density,
+            "fraction_overlap": units.overlap_mean,
+            "fraction_overlap_spread": units.overlap_spread,
+        }
+        for ranks in SHOWN_RANKS:
+            row[f"denser_among_{ranks}"] = units.gamma(ranks)
+        row["skew_8"], row["skew_128"] = units.skew(8), units.skew(128)
+        row["measured_ranks"] = sparsity.num_gradients
+        found.append(row)
+    return found

@@ -1,0 +1,258 @@
+"""What every scheme of sparse synchronisation takes, by formula, and which is the fastest.
+
+Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism) and equation 2 (SparCML),
+    appendix B.1 for the parameter server; OmniReduce and AGsparse by their rows of table 3.
+Differences from the paper: its times are bytes over a rate. Here every verb costs what the cluster
+    says, latency of each round and of announcing sizes included; host work (looking for non-zero
+    elements, moving entries) is added; formats are those that are sent, a hash bitmap where it is
+    smaller. Hashing leaves a small imbalance (theorem 2), which counts, as does, for schemes that
+    cut by ranges, the skewness ratio. Any number of ranks: SparCML folds those beyond a power
+    of two, which is a round before and one after.
+
+All is a pure function of a profile and a cluster, which all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import log, sqrt
+from typing import NamedTuple
+
+import torch
+
+from ..collective._push_pull import Cut, PushPull
+from ..collective._sizes import SIZE_BYTES
+from ..compress.nonzero import nonzero
+from ..load import load
+from ..sparse.formats.coo import coo
+from ..spec import TensorSpec
+from ..units import format_seconds
+from .cluster import Cluster
+from .sparsity import Handling, TensorSparsity, UnitSparsity
+
+TOLD_BYTES = 32
+"""What a server tells all others of its part, beside the part."""
+
+TIE = 0.005
+"""Predictions that lie closer together than this share of them are one prediction."""
+
+
+class Prediction(NamedTuple):
+    """Seconds of one scheme: waiting for rounds, moving bytes, and the host's own work."""
+
+    scheme: str
+    latency_s: float
+    transfer_s: float
+    host_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.latency_s + self.transfer_s + self.host_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One gradient on one cluster."""
+
+    numel: int
+    units: UnitSparsity
+    blocks: UnitSparsity
+    cluster: Cluster
+    dtype: torch.dtype = torch.float32
+    handling: Handling = field(default_factory=Handling)
+
+    @property
+    def world(self) -> int:
+        return self.cluster.num_ranks
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec("", self.numel, self.dtype)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.spec.size_bytes
+
+    def coo_bytes(self, count: float, units: UnitSparsity) -> int:
+        """So many units in coordinates."""
+        return coo().size_bytes(round(count), units.num_units, units.width, self.dtype)
+
+    def own(self, units: UnitSparsity) -> float:
+        """Non-zero units of one rank."""
+        return units.density * units.num_units
+
+    def merged(self, units: UnitSparsity, num_ranks: float) -> float:
+        """Non-zero units of the sum of so many ranks' gradients."""
+        return self.own(units) * units.gamma(max(1, round(num_ranks)))
+
+    def host_s(self, moved: float, units: UnitSparsity) -> float:
+        """Scanning the gradient once, and moving so many units."""
+        handling = self.handling
+        return handling.scan_s * self.numel + handling.entry_s * moved * units.width
+
+    def parts_s(self, *verbs: tuple[str, float]) -> tuple[float, float]:
+        """Seconds of latency and of moving bytes of (verb, size in bytes) one behind the other."""
+        parts = [self.cluster.parts_s(verb, size_bytes) for verb, size_bytes in verbs]
+        return sum(latency_s for latency_s, _ in parts), sum(work_s for _, work_s in parts)
+
+
+def dense(at: Setting) -> Prediction:
+    """An all-reduce of all elements."""
+    return Prediction("dense", *at.parts_s(("all_reduce", at.dense_bytes)), 0.0)
+
+
+def allgather_sparse(at: Setting) -> Prediction:
+    """AGsparse: everybody gets everybody's coordinates and adds them up."""
+    units, own = at.units, at.own(at.units)
+    verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
+    host_s = at.host_s((1 + at.world) * own, units)
+    return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s)
+
+
+def sparcml(at: Setting) -> Prediction:
+    """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where smaller."""
+    units = at.units
+    rounds = at.world.bit_length() - 1
+    power = 2**rounds
+    group = [at.merged(units, 2**i * at.world / power) for i in range(rounds)]
+    if power < at.world:
+        group = [at.own(units), *group, at.merged(units, at.world)]
+    sizes = [min(at.coo_bytes(count, units), at.dense_bytes) for count in group]
+    verbs = [verb for size in sizes for verb in (("send", SIZE_BYTES), ("send", size))]
+    host_s = at.host_s(at.own(units) + 2 * sum(group), units)
+    return Prediction("sparcml", *at.parts_s(*verbs), host_s)
+
+
+def omnireduce(at: Setting) -> Prediction:
+    """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
+    return _push_pull("omnireduce", at, at.blocks, at.blocks.skew(at.world))
+
+
+def sparse_ps(at: Setting) -> Prediction:
+    """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
+    return _push_pull("sparse_ps", at, at.units, at.units.skew(at.world))
+
+
+def zen(at: Setting) -> Prediction:
+    """Equation 1, Balanced Parallelism: hashed parts, coordinates there, the smallest form back."""
+    uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
+    return _push_pull("zen", at, at.units, uneven)
+
+
+def _push_pull(scheme: str, at: Setting, units: UnitSparsity, uneven: float) -> Prediction:
+    """The rank that serves the part with ``uneven`` times the mean's units, which decides."""
+    if at.world == 1:
+        return Prediction(scheme, 0.0, 0.0, 0.0)
+    collective: PushPull = load("collective", scheme)()
+    cut = collective.cut(nonzero(width=at.units.width), at.spec, at.world)
+    own, merged = at.own(units), at.merged(units, at.world)
+    push = _part(cut, uneven * own / at.world)
+    pull = _part(cut, uneven * merged / at.world)
+    form = collective.pull_format(cut, 0, pull)
+    rounds = at.world - 1
+    latency_s, transfer_s = at.parts_s(
+        ("all_to_all", SIZE_BYTES * at.world),
+        *[("send", cut.pushed(push).slot_bytes)] * rounds,
+        ("all_gather", TOLD_BYTES),
+        *[("send", cut.pulled(form, 0, pull).slot_bytes)] * rounds,
+    )
+    return Prediction(scheme, latency_s, transfer_s, at.host_s((2 + uneven) * own + merged, units))
+
+
+def _part(cut: Cut, count: float) -> int:
+    """Whole units of the first part, which is the longest."""
+    return min(round(count), cut.parts[0].length)
+
+
+def expected_imbalance(count: float, world: int) -> float:
+    """The largest of ``world`` hashed parts over an equal one, for so many units in all.
+
+    About 1 + sqrt(2 n ln n / count): the largest of n nearly normal loads. Theorem 2 bounds it by
+    the same form.
+
+    >>> round(expected_imbalance(5e6, 128), 3)
+    1.016
+    """
+    if count <= 0 or world == 1:
+        return 1.0
+    return min(1 + sqrt(2 * world * log(world) / count), float(world))
+
+
+Scheme = Callable[[Setting], Prediction]
+SCHEMES: tuple[Scheme, ...] = (dense, allgather_sparse, zen, sparcml, omnireduce, sparse_ps)
+"""Of schemes that tie the earlier one is taken: it has fewer rounds, or less that may vary."""
+
+
+class Chosen(NamedTuple):
+    """The scheme for one gradient, and all predictions, the fastest first."""
+
+    scheme: str
+    predictions: tuple[Prediction, ...]
+
+
+def choose(at: Setting) -> Chosen:
+    """The fastest scheme; of those that tie with it, the first of ``SCHEMES``."""
+    found = [scheme(at) for scheme in SCHEMES]
+    least_s = min(one.seconds for one in found)
+    best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
+    others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)
+    return Chosen(best.scheme, (best, *others))
+
+
+def setting_of(
+    tensor: TensorSparsity,
+    numel: int,
+    cluster: Cluster,
+    *,
+    dtype: torch.dtype = torch.float32,
+    handling: Handling | None = None,
+) -> Setting:
+    """A profiled tensor on a cluster; the sparsity is that among the cluster's ranks."""
+    return Setting(
+        numel=numel,
+        units=tensor.units,
+        blocks=tensor.blocks,
+        cluster=cluster,
+        dtype=dtype,
+        handling=handling or Handling(),
+    )
+
+
+def explain(name: str, choice: Chosen, at: Setting) -> Iterator[str]:
+    """Which scheme a tensor takes, what it is predicted to take, the runner-up, and why."""
+    best, runner_up, *_ = choice.predictions
+    units = at.units
+    what = "elements" if units.width == 1 else f"rows of {units.width}"
+    gamma = units.gamma(at.world)
+    measured = " (extrapolated)" if units.is_extrapolated(at.world) else ""
+    yield (
+        f"{name}: {100 * units.density:.3g} % of its {what} are non-zero on a rank, "
+        f"{100 * units.density * gamma:.3g} % in the sum of {at.world}{measured}. "
+        f"It takes {best.scheme}, {format_seconds(best.seconds)}; the runner-up is "
+        f"{runner_up.scheme} with {format_seconds(runner_up.seconds)}, {_why(best, runner_up)}."
+    )
+
+
+def _why(best: Prediction, other: Prediction) -> str:
+    """What the runner-up loses most by, or that both are one prediction."""
+    lost_s = other.seconds - best.seconds
+    if lost_s <= TIE * best.seconds:
+        return "which is the same within what is known; of equals the simpler one is taken"
+    causes = {
+        f"whose bytes {_REASONS.get(other.scheme, '')}take": other.transfer_s - best.transfer_s,
+        "whose rounds take": other.latency_s - best.latency_s,
+        "whose work on the host takes": other.host_s - best.host_s,
+    }
+    cause, seconds = max(causes.items(), key=lambda one: one[1])
+    return f"{cause} {format_seconds(seconds)} longer"
+
+
+_REASONS = {
+    "dense": "(zeros are most of them) ",
+    "allgather_sparse": "(what ranks share comes once from each) ",
+    "sparcml": "(what ranks share comes in every round) ",
+    "omnireduce": "(blocks carry zeros, and ranges have unlike many) ",
+    "sparse_ps": "(ranges have unlike many, and every entry an index) ",
+    "zen": "(push and pull) ",
+}

@@ -1,0 +1,35 @@
+"""What ranks that measure tell each other: a verb now and then, and rank 0's figures at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from ..collective._verbs import Broadcast, Steps, Verb
+from ..cost._stored import Stored
+
+if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
+    from ..runtime.engine import Engine
+
+Figures = TypeVar("Figures", bound=Stored)
+
+
+def verb_text(*verbs: Verb) -> Steps[None]:
+    """A text that asks for these verbs at once."""
+    yield verbs
+
+
+def agree(engine: Engine, verb: Verb) -> None:
+    """Carries one verb out; all ranks call this alike."""
+    engine.wait([engine.launch(0, "agree", verb_text(verb))])
+
+
+def rank_0s(engine: Engine, own: Figures) -> Figures:
+    """Rank 0's figures on every rank: floats differ in the last bit between machines."""
+    text = torch.tensor(list(own.to_json().encode()), dtype=torch.uint8)
+    size = torch.tensor([text.numel()])
+    agree(engine, Broadcast(0, size))
+    text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+    agree(engine, Broadcast(0, text))
+    return type(own).parse(bytes(text.tolist()).decode(), "rank 0's figures")

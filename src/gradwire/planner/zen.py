@@ -1,0 +1,71 @@
+"""zen: sparse gradients take the scheme that measured sparsity makes fastest, each by itself.
+
+Source: ZEN (OSDI 2025), section 3: the sparsity of the first iterations decides between equations
+    1 and 2.
+Differences from the paper: latency, host work and formats count as well, and all schemes are
+    compared, the dense all-reduce among them (``cost/sparse_schemes.py``). Gradients that are
+    dense, or that dense is fastest for, are merged as MG-WFBP does.
+Settings: none; the profile's ``sparsity`` says what is sparse, and by which sparsifier if by one.
+    Without it the plan is MG-WFBP's.
+Order: backward; a sparse tensor is a message of its own. Nothing is cut; the next forward starts
+    when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from ..contract import Compressor
+from ..cost.cluster import Cluster
+from ..cost.profile import Profile
+from ..cost.sparsity import SparsityProfile, UnitSparsity
+from ..load import load
+from ._sparse import schemes_of
+from ._types import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
+from .mgwfbp import mgwfbp
+
+
+def zen(profile: Profile, cluster: Cluster) -> Plan:
+    """The plan of the fastest scheme for each tensor, by the profile's sparsity."""
+    chosen = {
+        name: (at, found.scheme)
+        for name, (at, found) in schemes_of(profile, cluster).items()
+        if found.scheme != DENSE
+    }
+    layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
+    exchanges, own = {}, []
+    for name, (at, scheme) in chosen.items():
+        assert profile.sparsity is not None
+        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, at.units, scheme)
+        chunk = Chunk(tensor=name, start=0, stop=at.numel)
+        own.append(Message(chunks=(chunk,), exchange=f"{scheme}: {name}"))
+    rest = mgwfbp(_without(profile, set(chosen)), cluster).messages
+    # A message is ready with the layer that ends its backward last, the lowest of its own.
+    ordered = sorted((*own, *rest), key=lambda m: -min(layer_of[c.tensor] for c in m.chunks))
+    return Plan(planner="zen", model=profile.model, messages=tuple(ordered), exchanges=exchanges)
+
+
+def _exchange(sparsity: SparsityProfile, units: UnitSparsity, scheme: str) -> ExchangeSetting:
+    if sparsity.compressor is None:
+        settings: dict[str, Setting] = {
+            "width": units.width,
+            "expected_density": float(f"{units.density:.3g}"),
+        }
+        return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
+    codec: Compressor = load("compress", sparsity.compressor)(**sparsity.settings)
+    return ExchangeSetting(
+        compressor=sparsity.compressor,
+        settings=sparsity.settings,
+        collective=scheme,
+        error_feedback=codec.traits.error_feedback,
+    )
+
+
+def _without(profile: Profile, names: set[str]) -> Profile:
+    """The profile of the other tensors alone; layers keep their times."""
+    layers = tuple(
+        layer.model_copy(update={"tensors": tuple(t for t in layer.tensors if t.name not in names)})
+        for layer in profile.layers
+    )
+    return profile.model_copy(update={"layers": layers, "sparsity": None})
+
+
+EXAMPLES = (zen,)

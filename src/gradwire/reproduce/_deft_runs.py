@@ -1,0 +1,100 @@
+"""Trainings that DEFT's figures are made of: each is run once, kept, and used by all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .._version import __version__
+from ..workloads.train import History, train
+from ._deft_setting import DENSE, by_name, method_of, ranks
+from ._frame import Ask, Report
+
+WARM_UP = 0.05
+"""Of the steps: the learning rate goes up before it comes down, in all trainings alike."""
+SCORES = 10
+FOLDER = "trainings"
+"""Below the reproduction's own folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training: all that its history follows from."""
+
+    application: str
+    method: str
+    density: float
+    num_ranks: int
+    num_steps: int
+    quick: bool
+    seed: int = 0
+    batch: int | None = None
+    """Examples a rank; None for the application's."""
+    num_scores: int = SCORES
+
+    @property
+    def key(self) -> str:
+        """The name of its file, without the ending."""
+        parts = [str(value) for value in asdict(self).values() if value is not None]
+        return "-".join([*parts, __version__]).replace(", ", "_").replace(" ", "_")
+
+
+def run_of(ask: Ask, application: str, method: str, density: float | None = None) -> Run:
+    """The training that figures 3 to 6 share: the application's density, ranks and steps."""
+    found = by_name(application)
+    density = found.density if density is None else density
+    return Run(
+        application=application,
+        method=method,
+        density=1.0 if method == DENSE else density,
+        num_ranks=ranks(ask.quick),
+        num_steps=found.steps(ask.quick),
+        quick=ask.quick,
+    )
+
+
+def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> History:
+    """What came of a training: what an earlier one left in ``ask.folder``, else trained now.
+
+    ``done`` is which fraction of the figure was done before it, ``share`` what it is of it.
+    """
+    path = None if ask.folder is None else ask.folder / FOLDER / f"{run.key}.json"
+    if path is not None and path.exists():
+        return History.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    def report(fraction: float, what: str) -> None:
+        ask.report(done + share * fraction, f"{run.method} on {run.num_ranks} ranks: {what}")
+
+    found = _train(run, report)
+    if path is not None:
+        _write(path, found)
+    return found
+
+
+def histories(ask: Ask, runs: Sequence[Run]) -> list[History]:
+    """``history`` of each."""
+    return [history(ask, run, done, 1 / len(runs)) for done, run in ask.each(runs)]
+
+
+def _train(run: Run, report: Report) -> History:
+    task = by_name(run.application).task(run.quick, run.seed, run.batch)
+    task, exchange = method_of(run.method, run.density, run.num_steps, task)
+    return train(
+        task,
+        exchange,
+        world=run.num_ranks,
+        num_steps=run.num_steps,
+        num_warm_up=round(WARM_UP * run.num_steps),
+        num_scores=run.num_scores,
+        report=report,
+    )
+
+
+def _write(path: Path, found: History) -> None:
+    """In one step: a run that is cut short leaves no half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(found.to_json()), encoding="utf-8")
+    fresh.replace(path)

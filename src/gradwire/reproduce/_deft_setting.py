@@ -1,0 +1,149 @@
+"""DEFT's setting: its three applications in a size for two cores, its methods, what it prints.
+
+Source: Yoon and Oh, DEFT, section 5.1 and table 2; densities of section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..contract import Exchange
+from ..exchange import exchange_for
+from ..load import load
+from ..workloads import _fashion_mnist, _movielens
+from ..workloads.applications import fashion_convnet, fashion_resnet, movielens_ncf, text_lstm
+from ..workloads.task import Task
+from ..workloads.train import layer_sizes, without_momentum
+from ..wrap.deep_gradient_compression import deep_gradient_compression
+
+DENSE = "dense"
+FULL_DGC = "dgc in full"
+"""With momentum correction, factor masking and density warm-up; ``dgc`` is its selection alone."""
+DENSITY_WARM_UP = 0.1
+"""Share of the steps in which full DGC's density comes down."""
+METHODS = (DENSE, "topk", "cltk", "deft")
+"""What section 5 compares."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """A row of table 2, as it is trained here."""
+
+    name: str
+    title: str
+    density: float
+    """What section 5 sets."""
+    metric: str
+    make: Callable[..., Task]
+    """With ``batch``, ``seed`` and a form's sizes."""
+    full: dict[str, Any]
+    quick: dict[str, Any]
+    num_steps: int
+    num_quick_steps: int
+    missing: Callable[[], str | None] = lambda: None
+    """Why its data are not here and how to get them."""
+    less_is_better: bool = False
+
+    def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> Task:
+        """The task in its quick or full size; ``batch`` replaces that of a rank."""
+        sizes = self.quick if quick else self.full
+        return self.make(**(sizes if batch is None else sizes | {"batch": batch}), seed=seed)
+
+    def steps(self, quick: bool) -> int:
+        return self.num_quick_steps if quick else self.num_steps
+
+
+RESNET = Application(
+    "resnet18",
+    "computer vision",
+    0.01,
+    "accuracy",
+    fashion_resnet,
+    full={"width": 8, "stem_stride": 2, "batch": 8, "num_held_out": 2000},
+    quick={"width": 4, "stem_stride": 2, "batch": 2, "num_held_out": 300},
+    num_steps=800,
+    num_quick_steps=40,
+    missing=_fashion_mnist.missing,
+)
+LSTM = Application(
+    "lstm",
+    "language modelling",
+    0.001,
+    "perplexity",
+    text_lstm,
+    full={"vocabulary": 5000, "embedding": 64, "hidden": 128, "batch": 4, "num_held_out": 200},
+    quick={"vocabulary": 1000, "embedding": 64, "hidden": 128, "batch": 1, "num_held_out": 50},
+    num_steps=800,
+    num_quick_steps=40,
+    less_is_better=True,
+)
+NCF = Application(
+    "ncf",
+    "recommendation",
+    0.1,
+    "hit rate at 10",
+    movielens_ncf,
+    full={"factors": 32, "batch": 128},
+    quick={"factors": 16, "batch": 32},
+    num_steps=800,
+    num_quick_steps=40,
+    missing=_movielens.missing,
+)
+APPLICATIONS = (RESNET, LSTM, NCF)
+TRAINED = (
+    replace(
+        LSTM,
+        name="lstm, 4 ranks",
+        full={"vocabulary": 2000, "embedding": 64, "hidden": 128, "batch": 4},
+    ),
+    replace(
+        RESNET,
+        name="convnet, 4 ranks",
+        make=fashion_convnet,
+        full={"batch": 16},
+        quick={"width": 4, "batch": 4, "num_held_out": 1000},
+        num_steps=1500,
+    ),
+    replace(
+        RESNET,
+        name="resnet18, 4 ranks",
+        full={"width": 8, "stem_stride": 2, "batch": 8},
+        num_steps=2000,
+    ),
+)
+"""What is trained to the end by more methods than the paper has, on fewer ranks."""
+RANKS, QUICK_RANKS = 16, 8
+"""The paper's and those of a quick run."""
+
+
+def ranks(quick: bool) -> int:
+    """How many ranks a comparison has."""
+    return QUICK_RANKS if quick else RANKS
+
+
+def by_name(name: str) -> Application:
+    """The application of that name."""
+    return next(one for one in (*APPLICATIONS, *TRAINED) if one.name == name)
+
+
+def present() -> tuple[Application, ...]:
+    """The applications whose data this machine has."""
+    return tuple(one for one in APPLICATIONS if one.missing() is None)
+
+
+def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[Task, Exchange]:
+    """The exchange of a method at a density, and the task with the optimizer that goes with it.
+
+    Sparsifiers have error feedback: algorithm 1 of the paper.
+    """
+    if method == DENSE:
+        return task, exchange_for(load("compress", "none")())
+    if method == FULL_DGC:
+        warmup_steps = round(DENSITY_WARM_UP * num_steps)
+        exchange = deep_gradient_compression(density=density, warmup_steps=warmup_steps)
+        return without_momentum(task), exchange
+    kind = partial(load("compress", method), density=density)
+    return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())

@@ -1,0 +1,113 @@
+"""zen: figures of ZEN, from real gradients of small models and on shaped links, beside ours.
+
+Source: Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
+    Synchronization" (OSDI 2025), sections 2, 3 and 5, appendices A and B.
+Left out: figures 11 to 14 (training throughput on 16 machines of 8 V100s each) and 18 (that
+    accuracy is the same: the laws hold the sums bit for bit), figures that illustrate.
+"""
+
+from __future__ import annotations
+
+from . import _zen_balance as balance
+from . import _zen_formats as formats
+from . import _zen_hashing as hashing
+from . import _zen_schemes as schemes
+from . import _zen_sparsity as sparsity
+from . import _zen_speed as speed
+from ._frame import Figure, Reproduction
+
+ASSUMPTIONS = (
+    "An LSTM language model (20,000 words of Python's library and documentation, by falling "
+    "frequency, as One Billion Word's vocabulary is), a DeepFM on MovieLens-100K and a "
+    "transformer with DGC of 5 % stand for ZEN's six models: 1 to 3 million elements each, where "
+    "the paper's have 112 million to 3 billion.",
+    "Of the LSTM and the DeepFM the embedding's gradient is looked at, as in the paper; the "
+    "softmax's has no zeros. DGC selects from the whole gradient of the transformer, which is "
+    "smaller than one of the paper's buckets, without a residual of earlier steps.",
+    "A rank is a batch: gradients of up to 128 batches are taken of one set of parameters after 5 "
+    "steps. They are kept in the folder of the figures, and all figures speak of the same ones; "
+    "drawing them again gives the same, so --fresh leaves them.",
+    "Where the paper's machines add up 8 GPUs' gradients first and send the sum, one rank is one "
+    "host here: 16 hosts are 16 gradients, not 128.",
+    "Elements travel one by one with an index each, as the paper counts them, but for columns and "
+    "rows that say rows: an embedding's row needs one index.",
+    "Communication (figures 15, 17b) is measured on hosts that share this machine, with links "
+    "shaped to a rate; the all-reduce is the library's (gloo). X is n times as fast as Y: Y takes "
+    "n times X's seconds.",
+)
+
+zen = Reproduction(
+    paper="Wang et al., ZEN (OSDI 2025)",
+    assumptions=ASSUMPTIONS,
+    figures=(
+        Figure(
+            "figure2a",
+            "overlap ratios of two ranks' gradients",
+            sparsity.figure2a,
+            sparsity.draw2a,
+            sparsity.UNPRINTED,
+        ),
+        Figure(
+            "figure2b",
+            "densification ratio over ranks",
+            sparsity.figure2b,
+            sparsity.draw2b,
+            sparsity.UNPRINTED,
+        ),
+        Figure(
+            "figure3a",
+            "where the non-zero elements are",
+            sparsity.figure3a,
+            sparsity.draw3a,
+            sparsity.UNPRINTED,
+        ),
+        Figure(
+            "figure3b",
+            "skewness ratio over partitions",
+            sparsity.figure3b,
+            sparsity.draw3b,
+            sparsity.UNPRINTED,
+        ),
+        Figure(
+            "figure8",
+            "communication time over that of an all-reduce",
+            schemes.figure8,
+            schemes.draw8,
+            schemes.UNPRINTED,
+        ),
+        Figure(
+            "theorem2",
+            "imbalance of hashed parts",
+            balance.theorem2,
+            balance.draw,
+            balance.UNPRINTED,
+        ),
+        Figure(
+            "figure16",
+            "memory and hash functions of algorithm 1",
+            hashing.figure16,
+            hashing.draw16,
+            hashing.UNPRINTED,
+        ),
+        Figure(
+            "figure17a",
+            "sizes of formats over density",
+            formats.figure17a,
+            formats.draw17a,
+            formats.UNPRINTED,
+        ),
+        Figure(
+            "figure15",
+            "communication on shaped links",
+            speed.figure15,
+            speed.draw15,
+            speed.UNPRINTED,
+        ),
+        Figure(
+            "figure17b",
+            "what hashing gives, and what the hash bitmap adds",
+            speed.figure17b,
+            speed.draw17b,
+        ),
+    ),
+)
