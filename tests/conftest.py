@@ -1,7 +1,7 @@
 """Settings for all tests: every run draws the same examples, and no test depends on who runs it.
 
 Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
-triton's language, by itself and by ``dsl/gpu/device.py``, is interpreted only if it was imported
+triton's language, by itself and by each ``gpu/device.py``, is interpreted only if it was imported
 so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
 variable is not left behind, for what tests start.
 """
@@ -17,7 +17,8 @@ from hypothesis import settings
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import gradwire.dsl.gpu.device  # noqa: F401
+        import gradwire.dsl.gpu.device
+        import gradwire.sparse.gpu.device  # noqa: F401
 
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")

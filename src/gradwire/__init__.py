@@ -15,12 +15,14 @@ _PATHS = """
     contract.Traits cost.cluster.Cluster cost.profile.Profile
     errors.InvalidSetting errors.RankFailed errors.RanksDiffer
     exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
-    exchange.with_error_feedback measure.layers.profile payload.Field payload.Format payload.Payload
+    exchange.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
+    cost.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
     planner._plan.plan planner._types.Plan runtime.attach.attach runtime.checkpoint.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
     spec.TensorSpec trace.span.Span trace.span.Trace
     wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression
     wrap.density_warmup.with_density_warmup wrap.momentum.with_momentum_correction
+    wrap.natural.with_natural_sparsity
 """
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 __all__ = ["__version__", "collective", "compress", "errors", *_HOME_OF]

@@ -11,6 +11,7 @@ from .contract import Layout as Layout
 from .contract import Traits as Traits
 from .cost.cluster import Cluster as Cluster
 from .cost.profile import Profile as Profile
+from .cost.sparsity import SparsityProfile as SparsityProfile
 from .errors import InvalidSetting as InvalidSetting
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
@@ -20,6 +21,7 @@ from .exchange import residuals as residuals
 from .exchange import run_local as run_local
 from .exchange import with_error_feedback as with_error_feedback
 from .measure.layers import profile as profile
+from .measure.sparsity import measure_sparsity as measure_sparsity
 from .payload import Field as Field
 from .payload import Format as Format
 from .payload import Payload as Payload
@@ -37,3 +39,4 @@ from .wrap.clipping import with_clipping as with_clipping
 from .wrap.deep_gradient_compression import deep_gradient_compression as deep_gradient_compression
 from .wrap.density_warmup import with_density_warmup as with_density_warmup
 from .wrap.momentum import with_momentum_correction as with_momentum_correction
+from .wrap.natural import with_natural_sparsity as with_natural_sparsity

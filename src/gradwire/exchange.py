@@ -150,7 +150,7 @@ def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
     it.
 
     An algorithm that talks in the middle is an exchange already; one that declares nothing, such as
-    a pair, is what the user made it.
+    a pair, is what the user made it. Raises ``InvalidSetting`` for what is neither.
 
     >>> from gradwire.compress.topk import topk
     >>> exchange_for(topk()).inner.collective
@@ -159,9 +159,17 @@ def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
     if isinstance(algorithm, Compressor):
         made: Exchange = pair(algorithm, suited(algorithm))
         return with_error_feedback(made) if algorithm.traits.error_feedback else made
+    _check_exchange(algorithm)
     declared = getattr(algorithm, "traits", None)
     needs_feedback = declared is not None and declared.error_feedback
     return with_error_feedback(algorithm) if needs_feedback else algorithm
+
+
+def _check_exchange(given: Any) -> None:
+    """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
+    is_one = callable(getattr(given, "run", None)) and not isinstance(given, type | Compressor)
+    if not is_one:
+        raise invalid("exchange", given, "an exchange", "make one by gw.pair(codec, collective)")
 
 
 def by_name(
@@ -282,8 +290,7 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     The law: sum over ranks of (gradient + old residual) = W * mean + sum over ranks of new
     residuals.
     """
-    if not callable(getattr(exchange, "run", None)) or isinstance(exchange, Compressor):
-        raise invalid("exchange", exchange, "an exchange", "make one by gw.pair(codec, collective)")
+    _check_exchange(exchange)
     return ErrorFeedback(exchange)
 
 

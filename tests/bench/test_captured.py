@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from gradwire.bench import captured, sparse_rank
+from gradwire.bench._draws import Found
+from gradwire.bench._likeness import LIKENESSES, draws_like
 from gradwire.bench.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
 from gradwire.errors import InvalidSetting, UnknownName
 
@@ -62,3 +64,20 @@ def test_every_scheme_averages_alike_among_hosts(tmp_path: Path) -> None:
     assert [row["scheme"] for row in rows] == ["dense", *SCHEMES]
     assert {row["fraction_density"] for row in rows} == {3 / NUM_UNITS}
     assert all(row["step_s"] > 0 for row in rows)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("model", LIKENESSES)
+def test_drawn_sets_are_like_a_model(model: str) -> None:
+    """In density, overlap and skew: what the draws take. In sums real gradients are denser."""
+    draws, measured = draws_like(model, 500_000, 8), LIKENESSES[model]
+    pool = draws.pool()
+    sets = [draws.taken(rank, pool) for rank in range(8)]
+    found = Found.of(sets, draws.numel)
+    assert len(sets[0]) / draws.numel == pytest.approx(measured.density, rel=0.05)
+    assert found.overlap == pytest.approx(measured.overlap_mean, abs=0.08)
+    assert found.skewness == pytest.approx(measured.skew(8), rel=0.15)
+
+
+def test_unknown_models_are_told_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'lstm'"):
+        draws_like("lstn", 1000, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], worl
 @pytest.mark.parametrize("world", [2, 4])
 def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
     """randomk's exactly, cltk's over a round of leaders; deft's are expected, and near."""
-    spec = spec_of(((200, 300), (300, 200), (500,), (100, 100)))
+    spec = spec_of(((50, 60),) * 24)
     exchange = kind(density=0.05)
     run = Run(exchange, spec, world)
     for step in range(world):
@@ -110,10 +111,10 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
 def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], spoil: float) -> None:
     """Also at an element that nobody selects; all that was sent is NaN, and the next step is not.
 
-    Of every element of a rank in turn, so of layers of others, of common ones, of the leader's.
+    In each layer, so in those of others, in common ones, on the leader and elsewhere.
     """
     spec, world = spec_of(((4, 4), (6,), (1,))), 3
-    for place in range(spec.numel):
+    for place in (0, 15, 18, 22):
         run = Run(exchange_for(kind(density=0.2)), spec, world)
         run.step(draw(spec, world))
         grads = draw(spec, world, 1)
@@ -155,7 +156,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type[SharedSup
     assert max(seen.numels) < spec.numel // 4
 
 
-@bounded(25)
+@bounded(15)
 @given(
     shapes=st.lists(
         st.lists(st.integers(0, 9), min_size=1, max_size=2).map(tuple), min_size=1, max_size=5
@@ -226,7 +227,7 @@ class Agreeing(gw.compress.topk):
 
 
 def test_a_compressor_cannot_promise_a_shared_support() -> None:
-    with pytest.raises(IncompatiblePair, match="before anyone can agree.*as cltk is"):
+    with pytest.raises(IncompatiblePair, match=r"before anyone can agree.*as cltk is"):
         gw.pair(Agreeing(), gw.collective.allgather_sparse())
 
 
@@ -265,15 +266,15 @@ def drawn(exchange: Any, spec: gw.TensorSpec, num_steps: int) -> list[list[int]]
 
 
 def test_randomk_draws_without_replacement_every_element_as_often() -> None:
-    spec, num_steps = gw.TensorSpec("vector", 200), 2000
+    spec, num_steps = gw.TensorSpec("vector", 200), 500
     found = drawn(gw.compress.randomk(density=0.1), spec, num_steps)
     assert all(len(set(one)) == 20 and one == sorted(one) for one in found)
     counts_N = torch.tensor(found).flatten().bincount(minlength=200).double()
     expected, spread = 0.1 * num_steps, (0.1 * 0.9 * num_steps) ** 0.5
     assert float(((counts_N - expected) / spread).square().mean()) == pytest.approx(1, abs=0.35)
     # Neighbours come together as often as any two do.
-    beside = sum(b - a == 1 for one in found for a, b in zip(one, one[1:], strict=False))
-    assert beside / num_steps == pytest.approx(199 * 20 * 19 / (200 * 199), abs=0.15)
+    beside = sum(b - a == 1 for one in found for a, b in pairwise(one))
+    assert beside / num_steps == pytest.approx(20 * 19 / 200, abs=0.25)
 
 
 def test_randomk_draws_others_for_another_seed_message_or_step() -> None:

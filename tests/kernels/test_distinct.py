@@ -24,7 +24,7 @@ def drawn(num_places: int, density: float, seed: int) -> Tensor:
 
 
 @pytest.mark.usefixtures("compiled")
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     num_places=st.sampled_from(PLACES),
     densities=st.lists(st.sampled_from([0.0, 0.0001, 0.01, 0.5, 1.0]), max_size=3),

@@ -36,9 +36,7 @@ class allocates_alone(deft):
             value = yield asked
             if isinstance(asked, Broadcast):
                 layers = state.partition
-                k_L = layer_k(
-                    pending.norms_L, layers.sizes_L, self.kept(pending.whole_N.numel())
-                )
+                k_L = layer_k(pending.norms_L, layers.sizes_L, self.kept(pending.whole_N.numel()))
                 own_L = owners(layers, k_L, me.world, asked.src)
                 narrow(own_L, width_of(me.world + 1), asked.buf)
 

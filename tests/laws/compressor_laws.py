@@ -241,7 +241,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> None:
     is sent in few steps may be sent in none of n, and shows no spread then. (The empirical
     Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of 3e-8.)
     """
-    if not codec.traits.unbiased or not tame(grad_N) or not grad_N.numel():
+    says_more = codec.traits.lossless  # bit equality does, in one step
+    if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
         return
     num_steps, state = 256, codec.init(_spec(grad_N))
     decoded_SN = torch.empty(num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype))

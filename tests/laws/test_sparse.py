@@ -29,7 +29,7 @@ SCHEMES = (
 
 @pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
 def test_laws(exchange: Pair) -> None:
-    @bounded(12)
+    @bounded(8)
     @given(held=holdings)
     def hold(held: Held) -> None:
         for law in LAWS:

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradwire.errors import InvalidSetting
-from gradwire.report import _figure, bars, curves, timeline
+from gradwire.report import _figure, bars, curves, heat, timeline
 from gradwire.trace.span import Span, Trace
 
 DENSE = Trace.of(
@@ -133,3 +133,17 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidSetting, match=r'pip install "gradwire\[report\]"'):
         _figure.new_figure(1, 1)
+
+
+def test_a_heat_map_has_a_row_a_name_and_a_number_a_cell(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    shares = {"lstm": [0.8, 0.15, 0.05], "deepfm": [0.5, 0.5]}
+    path = heat.draw(shares, tmp_path / "h.png", title="places", x_label="part")
+    assert _is_png(path)
+    (axes,) = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["lstm", "deepfm"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3"]
+    assert [text.get_text() for text in axes.texts] == ["80 %", "15 %", "5 %", "50 %", "50 %"]
+    with pytest.raises(InvalidSetting, match="at least one cell"):
+        heat.draw({"lstm": []}, tmp_path / "h.png", title="", x_label="")

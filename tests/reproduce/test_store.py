@@ -156,3 +156,21 @@ def test_foreign_files_are_refused_before_anything_is_measured(
         paper.run(path)
     assert paper.measured == []
     assert path.read_text() == text
+
+
+def test_what_figures_keep_for_each_other_goes_with_fresh(path: Path) -> None:
+    seen: list[bool] = []
+
+    def measure(ask: Ask) -> Findings:
+        assert ask.folder is not None
+        seen.append((ask.folder / "part").exists())
+        ask.folder.mkdir(parents=True, exist_ok=True)
+        (ask.folder / "part").touch()
+        return Findings(({"name": "a"},))
+
+    figures = tuple(Figure(name, name, measure) for name in ("first", "second"))
+    paper = Reproduction(paper="A paper", assumptions=(), figures=figures)
+    for fresh in (False, True):
+        found = run("paper", paper, (), path, quick=True, fresh=fresh, report=lambda *_: None)
+        assert len(list(found)) == 2
+    assert seen == [False, True, False, True]

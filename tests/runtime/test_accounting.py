@@ -9,9 +9,16 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
+from gradwire.exchange import synchronise
 from gradwire.report import density as report
+from gradwire.runtime.engine import StepCounters
+from gradwire.runtime.recorder import Recorder
 from gradwire.trace.chrome import to_chrome
+from gradwire.trace.density import StepDensity
+from gradwire.trace.span import Span
 from tests.laws.variable import above
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, named, train
@@ -111,6 +118,29 @@ def test_a_trace_and_a_report_show_what_stats_add_up(two: Ranks) -> None:
     assert rows[-1]["wire_bytes"] == sum(d.sent_bytes for d in last) / 2
     assert rows[-1]["density_actual"] == last[0].actual == last[1].actual
     assert report.summary(last) == f"density {last[0].actual:.3g} (0.1 asked)"
+
+
+def test_a_trace_has_the_densities_of_its_own_steps_alone() -> None:
+    """Steps that select nothing, as those in which all rows travel, push older ones out too."""
+    recorder = Recorder(2)
+    selected = StepDensity(0, 0, 0.5, 800, numel=100, asked=10.0, selected=10, arrived=15)
+    for step, density in enumerate((selected, None, None)):
+        recorder.add(Span(0, "compute", "encode", step, step + 0.5, step=step))
+        recorder.end_step(StepCounters(), step + 0.5, density)
+        trace = recorder.trace()
+        assert {d.step for d in trace.densities} <= set(trace.steps())
+    assert trace.steps() == [1, 2]
+    assert recorder.stats()["density_actual"] == 0.15
+
+
+def test_no_more_elements_are_counted_than_there_are() -> None:
+    """The last unit of 7 has 2 elements."""
+    codec, members = codecs.nonzero(width=7), [Member(rank, 2) for rank in range(2)]
+    exchange = pair(codec, gw.collective.allgather_sparse())
+    drive([synchronise(exchange, me, None, torch.ones(9), torch.empty(9)) for me in members])
+    for me in members:
+        assert me.selection is not None
+        assert me.selection[1:] == (9, 9)
 
 
 def test_the_mean_residual_norm_is_equation_2(two: Ranks) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradwire as gw
+from gradwire.bench.sparsity_rank import measure_group
 from gradwire.contract import Exchange
 from gradwire.runtime.settings import tables
 from gradwire.wrap.natural import INNER
@@ -187,13 +189,61 @@ def test_a_resumed_run_is_the_same_run(two: Ranks) -> None:
     assert len({text for both in two.run(resumed) for text in both}) == 1
 
 
+def planned(rank: int, world: int) -> tuple[str, set[str]]:
+    """What is profiled on the ranks, planned from it, and carried out by them."""
+    net, theirs = Tabled(), ddp(Tabled())
+    draw = torch.Generator().manual_seed(rank)
+
+    def step() -> None:
+        net(torch.randint(0, 100, (30,), generator=draw)).backward()
+
+    timed = Tabled()
+    layers = gw.profile(timed, timed.backward_once, iterations=1, batch_size=1)
+    whole = layers.with_sparsity(measure_group(net, step, num_gradients=4))
+    slow = gw.Cluster(num_ranks=world, rate_bytes_per_s=1e6)
+    # Times differ from rank to rank; the plan must not.
+    text = [gw.plan("zen", whole, slow).to_json()]
+    dist.broadcast_object_list(text, src=0)
+    plan = gw.Plan.parse(text[0])
+    handle = gw.attach(net, plan)
+    for model in (net, theirs):
+        words = torch.randint(0, 100, (30,), generator=torch.Generator().manual_seed(rank))
+        model(words).backward()
+    for mine, their in zip(gradients(net), gradients(theirs), strict=True):
+        torch.testing.assert_close(mine, their)
+    handle.detach()
+    return digest(p.grad for p in net.parameters()), {m.exchange for m in plan.messages}  # type: ignore[misc]
+
+
+class Tabled(nn.Module):
+    """A table and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(NUM_ROWS, 16)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.last(self.table(words).sum(0)).sum()
+
+    def backward_once(self) -> None:
+        self(torch.arange(9)).backward()
+
+
+def test_a_plan_of_zen_is_carried_out(two: Ranks) -> None:
+    (one, exchanges), (other, _) = two.run(planned)
+    assert one == other
+    assert any(name.endswith(": table.weight") for name in exchanges)
+
+
 def alone(rank: int, world: int) -> tuple[str, str, list[dict[str, str]]]:
     plain, ours = Words(), attached(Words(), DENSE, False)
     _, ways = train(ours, rank, range(NUM_STEPS), ours.handle.no_sync)  # type: ignore[union-attr]
     train(plain, rank, range(NUM_STEPS), torch.enable_grad)
     both = plain.state_dict(), ours.state_dict()
-    rows = [state.pop("rows.weight") for state in both]  # coalesced, so added in another order
-    torch.testing.assert_close(*rows)
+    for name in ("rows.weight", "bag.weight"):  # one is coalesced, so added in another order
+        torch.testing.assert_close(*(state.pop(name) for state in both))
     return digest(both[0].values()), digest(both[1].values()), ways
 
 

@@ -27,6 +27,7 @@ def _exchanges() -> list[Exchange]:
     feedback, pair = gw.with_error_feedback, gw.pair
     first = {type(example): example for example in reversed(examples("compress"))}
     first[codecs.tbq] = codecs.tbq(threshold=0.01)  # gradients of these models pass that often
+    first[codecs.hardthreshold] = codecs.hardthreshold(threshold=0.01)
     return [
         *(exchange_for(algorithm) for algorithm in first.values()),
         pair(codecs.none(), together.ring()),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
+from gradwire.trace.density import StepDensity
 from gradwire.trace.span import LANES, Span, Trace
 
 TRACE = Trace.of(
@@ -74,3 +75,18 @@ def test_merging_keeps_all_spans_in_order(first: list[Span], second: list[Span])
     merged = Trace.merged([Trace.of(first), Trace.of(second)]).spans
     assert len(merged) == len(first) + len(second)
     assert [s.start_s for s in merged] == sorted(s.start_s for s in first + second)
+
+
+def test_a_file_from_before_densities_is_read() -> None:
+    span = '{"rank": 0, "lane": "wait", "name": "", "start_s": 0, "end_s": 1}'
+    assert Trace.from_json(f'{{"schema": 1, "spans": [{span}]}}') == Trace.of(
+        [Span(0, "wait", "", 0, 1)]
+    )
+
+
+def test_densities_are_kept_by_step_and_rank() -> None:
+    made = [StepDensity(rank, step, 0.5, 8, 100, 1.0, 1, 2) for step in (1, 0) for rank in (1, 0)]
+    trace = Trace.merged([Trace.of([], made[:1]), Trace.of([], made[1:])])
+    assert [(d.step, d.rank) for d in trace.densities] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert trace.only(step=1).densities == trace.densities[2:]
+    assert Trace.from_json(trace.to_json()) == trace

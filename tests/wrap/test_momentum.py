@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import gradwire as gw
+from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import ErrorFeedback, run_local
@@ -16,9 +18,9 @@ WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
 topk = gw.compress.topk(density=KEPT / NUMEL)
 
 
-def gradients(step: int, world: int = WORLD) -> list[Tensor]:
+def gradients(step: int, world: int = WORLD, numel: int = NUMEL) -> list[Tensor]:
     draw = torch.Generator().manual_seed(step)
-    return [torch.randn(NUMEL, generator=draw) for _ in range(world)]
+    return [torch.randn(numel, generator=draw) for _ in range(world)]
 
 
 class OfThePaper:
@@ -61,13 +63,15 @@ def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("world", [1, 4])
 def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
+    """Of a gradient that is larger than the sample that gives its threshold."""
     exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0, nesterov=nesterov)
-    weights = [torch.nn.Parameter(torch.zeros(NUMEL)) for _ in range(2)]
+    numel = 4000
+    weights = [torch.nn.Parameter(torch.zeros(numel)) for _ in range(2)]
     dense = torch.optim.SGD(weights[:1], lr=0.1, momentum=MOMENTUM, nesterov=nesterov)
     plain = torch.optim.SGD(weights[1:], lr=0.1)
     states = None
     for step in range(30):
-        grads = gradients(step, world)
+        grads = gradients(step, world, numel)
         weights[0].grad = torch.stack(grads).mean(0)
         results = run_local(exchange, grads, states)
         states = [state for _, _, state in results]
@@ -77,6 +81,22 @@ def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
         if world == 1 and not nesterov:
             assert torch.equal(*weights)
         torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
+    """An element of no gradient decays until its W-th part is 0 on the wire: nobody held it back."""
+    exchange = gw.with_momentum_correction(gw.compress.none())
+    states, want_N = None, torch.zeros(8)
+    for step in range(150):
+        grad_N = torch.full((8,), 0.01, dtype=torch.float16)
+        grad_N[0] = 0.0 if step else 0.1
+        results = run_local(exchange, [grad_N] * world, states)
+        states = [state for _, _, state in results]
+        want_N = MOMENTUM * want_N + grad_N.float()
+    assert bool(states[0].residual_N[0]), "no element was too small"
+    torch.testing.assert_close(states[0].velocity_N, want_N)
+    torch.testing.assert_close(results[0][0].float(), want_N, rtol=2e-3, atol=1e-6)
 
 
 def test_masking_is_what_clears_stale_momentum() -> None:
@@ -127,6 +147,15 @@ def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> Non
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("given", ["topk", gw.compress.none, 3], ids=["name", "class", "number"])
+def test_what_is_no_algorithm_is_refused(given: gw.Compressor) -> None:
+    for wrap in (gw.with_momentum_correction, gw.exchange_for, gw.with_error_feedback):
+        with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
+            wrap(given)
+    with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
+        gw.with_clipping(given, 1.0)
+
+
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, 2, True, "0.9", float("nan")])
 def test_momentum_is_a_number_below_1(momentum: float) -> None:
     with pytest.raises(InvalidSetting, match=r"momentum must be a number in \[0, 1\)"):
@@ -166,14 +195,23 @@ def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> N
         assert mean_N[1:].tolist() == [0.0, 0.0]
 
 
-def test_buffers_are_kept_from_step_to_step() -> None:
-    """The second step and all later ones take none from the system but what the first took."""
-    exchange, me = gw.with_momentum_correction(gw.compress.none()), Member(0, 1)
-    state = exchange.init(gw.TensorSpec("weight", NUMEL), 1)
-    before = [state.velocity_N.data_ptr(), state.residual_N.data_ptr()]
-    for step in range(3):
-        grad_N = gradients(step)[0]
-        for verb in exchange.synchronise(me, state, grad_N, grad_N):
-            verb.fn()  # type: ignore[union-attr]
-    assert [state.velocity_N.data_ptr(), state.residual_N.data_ptr()] == before
-    assert bool(state.velocity_N.any())
+def test_later_steps_allocate_nothing_of_the_gradients_size() -> None:
+    """Clipping, momentum and mask together; payloads of 10 elements are not counted."""
+    numel = 100_000
+    codec = gw.compress.topk(density=10 / numel)
+    exchange = gw.with_clipping(gw.with_momentum_correction(codec), 1.0)
+    spec, members = gw.TensorSpec("weight", numel), [Member(rank, 2) for rank in range(2)]
+    states = [exchange.init(spec, 2) for _ in members]
+
+    def step(number: int) -> None:
+        given = zip(members, states, gradients(number, 2, numel), strict=True)
+        texts = [exchange.synchronise(me, s, grad_N, grad_N) for me, s, grad_N in given]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            states[:] = drive(texts).results
+        largest.append(max(event.cpu_memory_usage for event in profiler.events()))
+
+    largest: list[int] = []
+    for number in range(3):
+        step(number)
+    assert largest[0] >= 4 * numel, "the first step's buffers were not seen"
+    assert max(largest[1:]) < numel

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective._local import drive
 from gradwire.contract import Member
-from gradwire.cost.counted import LOSSLESS
+from gradwire.cost.counted import LOSSLESS, counted, fastest
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import exchange_for, run_local, synchronise, with_error_feedback
+from gradwire.exchange import Exchange, run_local, synchronise, with_error_feedback
+from gradwire.spec import TensorSpec
 from gradwire.wrap.momentum import with_momentum_correction
 from gradwire.wrap.natural import INNER, Natural, count_units, with_natural_sparsity
 from tests.laws.cases import Case
 from tests.laws.exchange_laws import LAWS
 from tests.strategies import bounded
 
-ROWS, WIDTH = 700, 16
+ROWS, WIDTH = 400, 8
 DENSE = with_natural_sparsity(gw.compress.none(), WIDTH)
 
 
@@ -35,11 +37,8 @@ def tables(world: int, count: int, *, shared: bool = False, seed: int = 0) -> li
     return found
 
 
-def ways(exchange: Natural, grads: list[Tensor], num_steps: int = 1) -> list[str | None]:
+def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[str | None]:
     """The way of each rank in the last of some equal steps."""
-    from gradwire.collective._local import drive
-    from gradwire.spec import TensorSpec
-
     world = len(grads)
     members = [Member(rank, world) for rank in range(world)]
     states = [exchange.init(TensorSpec("", ROWS * WIDTH), world) for _ in grads]
@@ -52,7 +51,7 @@ def ways(exchange: Natural, grads: list[Tensor], num_steps: int = 1) -> list[str
     return [member.way for member in members]
 
 
-@bounded(25)
+@bounded(12)
 @given(
     world=st.integers(1, 9),
     count=st.sampled_from((0, 1, 7, 90, ROWS)),
@@ -61,11 +60,11 @@ def ways(exchange: Natural, grads: list[Tensor], num_steps: int = 1) -> list[str
 )
 def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: torch.dtype) -> None:
     grads = [g.to(dtype) for g in tables(world, count, shared=shared, seed=count)]
-    results = run_local(DENSE, grads)
+    first = run_local(DENSE, grads)
     expected = torch.stack([g.double() for g in grads]).mean(0)
-    for results in (results, run_local(DENSE, grads, [state for *_, state in results])):
-        for mean, contributed, _ in results:
-            assert torch.equal(mean, results[0][0])
+    for step in (first, run_local(DENSE, grads, [state for *_, state in first])):
+        for mean, contributed, _ in step:
+            assert torch.equal(mean, step[0][0])
             tolerance = 1e-6 if dtype != torch.bfloat16 else 2e-2
             torch.testing.assert_close(mean.double(), expected, rtol=tolerance, atol=tolerance)
             assert torch.equal(contributed, grads[0].to(contributed.dtype)) or world > 1
@@ -75,9 +74,10 @@ def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: to
 @pytest.mark.parametrize("lossy", [False, True], ids=["dense", "topk"])
 def test_laws_of_exchanges(law: object, lossy: bool) -> None:
     """Drawn gradients are dense: the inner exchange's laws hold through the wrapper."""
-    inner = gw.compress.topk(density=0.1) if lossy else gw.compress.none()
+    topk = gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse())
+    exchange = with_natural_sparsity(topk if lossy else gw.compress.none(), 7)
     for case in (Case(world=3, numel=300, seed=3), Case(world=1, numel=9), Case(world=2, numel=0)):
-        law(with_natural_sparsity(inner, 7), case)  # type: ignore[operator]
+        law(exchange, case)  # type: ignore[operator]
 
 
 def test_all_ranks_take_one_way_though_counts_differ() -> None:
@@ -96,13 +96,28 @@ def test_a_dense_step_goes_the_inner_way() -> None:
 
 
 def test_what_the_last_step_showed_changes_the_way() -> None:
-    """Rows that all ranks share: first taken for distinct, then known to be the same."""
-    big = Natural(exchange_for(gw.compress.none()), WIDTH)
-    first, then = (ways(big, tables(16, 300, shared=True), steps) for steps in (1, 2))
-    assert set(first) == {INNER}
-    assert set(then) == {INNER}  # nothing was learned: no sparse step has been made
-    grown = [ways(big, tables(16, 40, shared=True), steps)[0] for steps in (1, 2)]
-    assert grown[0] != INNER
+    """Rows that all ranks share: first taken for distinct ones, then known to be the same."""
+    counts, numel = [4000] * 8, 50_000 * 64
+    first, then = (fastest(counted(counts, numel, 64, torch.float32, g)) for g in (0.0, 1.0))
+    assert (first.scheme, then.scheme) == ("sparcml", "zen")
+    grads = tables(8, 30, shared=True)
+    states = [state for *_, state in run_local(DENSE, grads)]
+    assert {float(state.growth_1) for state in states} == {1.0}
+
+
+class Selfish(Natural):
+    """Decides from its own count: what every other rank does not know."""
+
+    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+        own = count_units(grad_N, None, self.width)
+        return super()._choose([own] * len(counts), growth, grad_N)
+
+
+def test_a_choice_of_one_rank_alone_is_caught() -> None:
+    grads = [*tables(2, 3), *tables(1, ROWS)]
+    run_local(Natural(DENSE.inner, WIDTH), grads)
+    with pytest.raises(InvalidSetting, match="ranks call different collectives"):
+        run_local(Selfish(DENSE.inner, WIDTH), grads)
 
 
 def test_one_rank_alone_goes_no_way() -> None:

@@ -106,7 +106,7 @@ def measure(
         rows: list[Row] = []
         for codec in codecs or shipped():
             cases = codec_cases(codec, grad_N, out_N, peers=peers)
-            measured = _rows(cases, grad_N, out_N, rounds)
+            measured = in_turn(cases, grad_N, out_N, rounds)
             rows += measured[bool(rows) :]  # one row of the copy will do
         return [{**row, "threads": threads} for row in rows]
     finally:
@@ -127,7 +127,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _rows(cases: Sequence[Case], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
+def in_turn(cases: Sequence[Case], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
     """Rounds in which each case is timed after a copy, and now and then its peers after it."""
     timed = partial(seconds, device=grad_N.device)
     copies: dict[str, list[float]] = {case.name: [] for case in cases}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..collective._push_pull import PushPull
 from ..compress.nonzero import nonzero
 from ..errors import UnknownName, invalid
-from ..spec import TensorSpec
+from ..spec import TensorSpec, chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
 from ._draws import Draws, Found
 from .ranks import Report, run_ranks
@@ -36,14 +36,17 @@ class SparseBench:
     draws: Draws
     rate_bytes_per_s: float = 25_000_000.0
     repeats: int = 7
+    pieces: int = 1
+    """Messages that the gradient is cut into; the engine has several under way."""
     schemes: tuple[str, ...] = field(default=tuple(SCHEMES))
     """Measured beside the dense all-reduce."""
 
     def __post_init__(self) -> None:
         if self.draws.world < 2:
             raise invalid("hosts", self.draws.world, "at least 2", "a single host sends nothing")
-        if self.repeats < 1:
-            raise invalid("repeats", self.repeats, "at least 1", "leave it out")
+        for name in ("repeats", "pieces"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
         for name in self.schemes:
             if name not in SCHEMES:
                 raise UnknownName("scheme", name, [*SCHEMES])
@@ -60,6 +63,7 @@ def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list
     settings = {
         "draws": asdict(bench.draws),
         "repeats": bench.repeats,
+        "pieces": bench.pieces,
         "schemes": [*bench.schemes],
         "threads": max(1, len(os.sched_getaffinity(0)) // world),
     }
@@ -114,12 +118,24 @@ def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
     return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
 
 
+def _pieces(bench: SparseBench, sets: list[Tensor]) -> list[tuple[TensorSpec, list[Tensor]]]:
+    """Of each message: what it carries, and the sets of all ranks in it."""
+    found = []
+    for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):
+        inside = [s[(s >= start) & (s < stop)] - start for s in sets]
+        found.append((TensorSpec("grad", stop - start), inside))
+    return found
+
+
 def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
     """Bytes that each rank sends, by the scheme's formula."""
-    spec = TensorSpec("grad", bench.draws.numel)
-    if name == DENSE:
-        return exchange_of(DENSE).wire_bytes(spec, len(sets)) or []
-    return SCHEMES[name].bytes_of(nonzero(), spec, sets) or []
+    each = []
+    for spec, inside in _pieces(bench, sets):
+        if name == DENSE:
+            each.append(exchange_of(DENSE).wire_bytes(spec, len(sets)) or [])
+        else:
+            each.append(SCHEMES[name].bytes_of(nonzero(), spec, inside) or [])
+    return [sum(ranks) for ranks in zip(*each, strict=True)]
 
 
 def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
@@ -127,6 +143,8 @@ def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
     scheme, world = SCHEMES.get(name), len(sets)
     if not isinstance(scheme, PushPull):
         return max(_stated(bench, name, sets))
-    spec = TensorSpec("grad", bench.draws.numel)
-    pushed, pulled = scheme.volumes(nonzero(), spec, sets)
-    return (world - 1) / world * (mean(pushed) + sum(pulled))
+    total = 0.0
+    for spec, inside in _pieces(bench, sets):
+        pushed, pulled = scheme.volumes(nonzero(), spec, inside)
+        total += (world - 1) / world * (mean(pushed) + sum(pulled))
+    return total

@@ -17,7 +17,7 @@ from ..exchange import exchange_for, pair
 from ..load import examples, load
 from ..runtime.engine import Engine
 from ..runtime.membership import join
-from ..spec import TensorSpec
+from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import InterfaceCounters, own_counters
 from ._draws import Draws
 from .ranks import Report
@@ -39,19 +39,36 @@ def exchange_of(name: str) -> Exchange:
 
 
 class Side:
-    """One scheme with its own state and buffers; a call averages ``work_N`` in place."""
+    """One scheme with its own states and buffers; a call averages ``work_N`` in place.
 
-    def __init__(self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine) -> None:
-        self.exchange, self.engine, self.work_N = exchange, engine, work_N
-        self.me = Member(engine.rank, engine.world)
-        self.state = self.exchange.init(TensorSpec("grad", work_N.numel()), engine.world)
-        self.name = name
+    The gradient is cut into ``pieces`` messages, of which the engine has several under way.
+    """
+
+    def __init__(
+        self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine, pieces: int = 1
+    ) -> None:
+        self.name, self.exchange, self.engine = name, exchange, engine
+        bounds = chunk_bounds(work_N.numel(), pieces)
+        self.parts = [work_N[a:b] for a, b in bounds]
+        self.members = [Member(engine.rank, engine.world) for _ in bounds]
+        self.states: list[Any] = [
+            exchange.init(TensorSpec("grad", b - a), engine.world) for a, b in bounds
+        ]
 
     def __call__(self) -> None:
-        text = self.exchange.synchronise(self.me, self.state, self.work_N, self.work_N)
-        end = self.engine.launch(0, self.name, text)
-        self.engine.wait([end])
-        self.state = end.result
+        rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
+        ends = [
+            self.engine.launch(i, self.name, self.exchange.synchronise(me, state, part, part))
+            for i, (me, state, part) in rows
+        ]
+        self.engine.wait(ends)
+        self.states = [end.result for end in ends]
+
+    @property
+    def imbalance(self) -> tuple[float, float] | None:
+        """Push and pull of the least balanced message."""
+        noted = [me.imbalance for me in self.members if me.imbalance is not None]
+        return (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -59,14 +76,15 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(settings["threads"])
     draws = Draws(**settings["draws"])
     engine = Engine(
-        join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
+        join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
     )
     source_N = torch.zeros(draws.numel)
     indices_K = draws.taken(engine.rank, draws.pool()).long()
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
     work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
     schemes = (DENSE, *settings["schemes"])
-    sides = [Side(name, exchange_of(name), work_N, engine) for name in schemes]
+    pieces = settings["pieces"]
+    sides = [Side(name, exchange_of(name), work_N, engine, pieces) for name in schemes]
     found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
     turns = settings["repeats"] + 1
     for turn in range(turns):
@@ -80,7 +98,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
             else:  # the first turn warms up
                 compare(side.name, work_N, dense_N)
     for side in sides:
-        found[side.name]["imbalance"] = side.me.imbalance
+        found[side.name]["imbalance"] = side.imbalance
     engine.close()
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ..cost.sparsity import SparsityProfile
 from ..errors import invalid
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Row = dict[str, object]
+Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
+Batches = Annotated[
+    int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
+]
+Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compressor takes, as dgc.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
+]
 SHOWN_RANKS = (2, 8, 32, 128)
 
 
@@ -40,6 +50,12 @@ class SparsityAsked:
             accepted = "a setting of the sparsifier"
             raise invalid("--set", given[0], accepted, "write --sparsifier dgc")
         return cls(wanted, batches, sparsifier, read_settings(given or ()))
+
+    def refuse(self, name: str) -> None:
+        """For a model of the catalogue, which nobody can run."""
+        if self.wanted:
+            accepted = "given with FILE.py:function"
+            raise invalid("--sparsity", name, accepted, "write your model's file")
 
     def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
         """Among the ranks that torchrun started, or in this process with batches as ranks."""

@@ -12,9 +12,13 @@ from ..bench import batch as batch_bench
 from ..bench import exchange as exchange_bench
 from ..bench import idle as idle_bench
 from ..bench import kernel as kernel_bench
+from ..bench import partition as partition_bench
 from ..bench import schedule as schedule_bench
+from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
 from ..bench._draws import Draws
+from ..bench._likeness import draws_like
+from ..bench.sparse_rank import SCHEMES
 from ..errors import invalid
 from ..units import parse_rate
 from ._output import Fractions, emit, progress
@@ -66,10 +70,16 @@ def sparse(
     density: Annotated[float, typer.Option(help="Share of them that each rank takes.")] = 0.01,
     overlap: Annotated[float, typer.Option(help="Share of these that two ranks share.")] = 0.3,
     skew: Annotated[
-        float, typer.Option(help="Density of the densest 1/hosts of the vector over the mean.")
-    ] = 5.0,
+        float | None,
+        typer.Option(help="Density of the first 1/hosts over the mean [default: 5, or hosts]."),
+    ] = None,
     run: Annotated[int, typer.Option(help="Adjacent elements that are taken together.")] = 1,
+    like: Annotated[
+        str | None,
+        typer.Option(help="Overlap, skew and run of a model: lstm, deepfm or transformer."),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
     only: Annotated[list[str] | None, typer.Option(help="A scheme; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -77,18 +87,28 @@ def sparse(
 
     bound is the time that the scheme's own bytes take on the link.
     """
-    draws = Draws(
-        numel=numel, world=hosts, density=density, overlap=overlap, skew=min(skew, hosts), run=run
+    draws = (
+        draws_like(like, numel, hosts, density=density)
+        if like
+        else Draws(
+            numel=numel,
+            world=hosts,
+            density=density,
+            overlap=overlap,
+            skew=min(5.0, hosts) if skew is None else skew,
+            run=run,
+        )
     )
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
         repeats=repeats,
-        schemes=tuple(only or sparse_bench.SCHEMES),
+        pieces=pieces,
+        schemes=tuple(only or SCHEMES),
     )
     with progress("bench sparse", total=1) as advance:
         rows = sparse_bench.run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap {overlap:g}"
+    title = f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap {draws.overlap:g}"
     hidden = sparse_bench.CONSTANT
     emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
 
@@ -121,6 +141,56 @@ def kernel(
     with progress("bench kernel"):
         rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+@app.command()
+def select(
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
+    threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time every sparsifier's selection against abs().topk and a copy, in one run, in turn.
+
+    deft/n is what the busiest of n ranks selects; /residual is with error feedback.
+    """
+    for name, value, least in (
+        ("numel", numel, 16),
+        ("threads", threads, 1),
+        ("rounds", rounds, 4),
+    ):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
+    with progress("bench select"):
+        rows = select_bench.measure(numel, density, threads, rounds)
+    title = f"{density:.3g} of {numel} float32, {threads} threads"
+    emit("bench select", rows, as_json=as_json, title=title)
+
+
+@app.command()
+def partition(
+    numel: Annotated[int, typer.Option(help="Elements of the float32 vector.")] = 25_000_000,
+    hosts: Annotated[int, typer.Option(help="Ranks, and parts.")] = 8,
+    density: Annotated[float, typer.Option(help="The share that each rank has.")] = 0.01,
+    overlap: Annotated[float, typer.Option(help="What two ranks share of theirs.")] = 0.3,
+    rate: Annotated[str, typer.Option(help="Rate of the link that bytes are saved on.")] = "1gbit",
+    threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
+
+    On a GPU: the partition in two passes against ZEN's algorithm 1.
+    """
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    draws = Draws(numel=numel, world=hosts, density=density, overlap=overlap)
+    with progress("bench partition"):
+        rows = partition_bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
+    title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
+    emit("bench partition", rows, as_json=as_json, title=title)
 
 
 @app.command()

@@ -51,18 +51,10 @@ def profile(
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
     codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
-    sparsity: Annotated[
-        bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")
-    ] = False,
-    batches: Annotated[
-        int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
-    ] = None,
-    sparsifier: Annotated[
-        str | None, typer.Option(help="Measure what this compressor takes, as dgc.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
-    ] = None,
+    sparsity: _sparsity.Wanted = False,
+    batches: _sparsity.Batches = None,
+    sparsifier: _sparsity.Sparsifier = None,
+    settings: _sparsity.Settings = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -75,33 +67,39 @@ def profile(
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
     zeros = _sparsity.SparsityAsked.of(sparsity, batches, sparsifier, settings)
     own = _from_file(model) if ":" in model else None
-    if own is None and sparsity:
-        raise invalid("--sparsity", model, "given with FILE.py:function", "write your model's file")
     if own is None:
         catalogue.load(model)  # or an error that lists the names
-    measured = None if own is None else _profiled(own, iterations)
-    if own is not None and measured is not None and sparsity:
-        measured = measured.with_sparsity(zeros.measure(*own))
+        zeros.refuse(model)
+    measured = None if own is None else _profiled(own, iterations, zeros)
     asked = own is None or hosts is not None or rate is not None
     cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
-    out.mkdir(parents=True, exist_ok=True)
-    for name, made in (("profile.json", measured), ("cluster.json", cluster)):
-        if made is not None:
-            made.save(out / name)
+    _save(measured, cluster, out)
     _show(measured, cluster, as_json)
     if picture is not None:
-        from ..report import fits
-
-        fits.draw(() if measured is None else measured.layers, cluster, picture, title=model)
-    if picture is not None and measured is not None and measured.sparsity is not None:
-        from ..report import sparsity as zeros_picture
-
-        beside = picture.with_stem(f"{picture.stem}-sparsity")
-        zeros_picture.draw(measured.sparsity, beside, title=model)
+        _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, made in (("profile.json", measured), ("cluster.json", cluster)):
+        if made is not None:
+            made.save(folder / name)
+
+
+def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, title: str) -> None:
+    """The picture, and one more beside it where gradients are sparse."""
+    from ..report import fits
+
+    fits.draw(() if measured is None else measured.layers, cluster, picture, title=title)
+    zeros = None if measured is None else measured.sparsity
+    if zeros is not None and zeros.tensors:
+        from ..report import sparsity
+
+        sparsity.draw(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
@@ -150,14 +148,15 @@ def _from_file(where: str) -> Made:
     return made
 
 
-def _profiled(made: Made, iterations: int | None) -> Profile:
+def _profiled(made: Made, iterations: int | None, zeros: _sparsity.SparsityAsked) -> Profile:
     from ..measure.layers import NUM_WARM_UP
     from ..measure.layers import profile as profile_model
 
     model, step = made
     total = None if iterations is None else NUM_WARM_UP + iterations
     with progress("profiling", total=total) as advance:
-        return profile_model(model, step, iterations=iterations, advance=advance)
+        found = profile_model(model, step, iterations=iterations, advance=advance)
+    return found.with_sparsity(zeros.measure(model, step)) if zeros.wanted else found
 
 
 def _compressors(wanted: bool) -> tuple[str, ...]:
@@ -201,8 +200,10 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     if measured is not None:
         sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
         sections["a step"] = _step_rows(measured)
-    if measured is not None and measured.sparsity is not None:
-        sections[f"sparsity: {measured.sparsity.source}"] = _sparsity.rows(measured.sparsity)
+    zeros = None if measured is None else measured.sparsity
+    if zeros is not None:
+        said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
+        sections[f"{said}: {zeros.source}"] = _sparsity.rows(zeros)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:

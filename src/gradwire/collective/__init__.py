@@ -1,7 +1,8 @@
 """Collectives, one a file: generators that yield verbs and so combine payloads among ranks.
 
 No collective imports ``torch.distributed`` or a compressor: drivers carry out the verbs, and codecs
-come in as arguments. May import: errors, units, spec, payload, contract, load.
+come in as arguments. May import: errors, units, spec, payload, contract, hollow, load, kernels,
+sparse.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from .allreduce import allreduce as allreduce
     from .casync_ps import casync_ps as casync_ps
     from .casync_ring import casync_ring as casync_ring
+    from .omnireduce import omnireduce as omnireduce
     from .ring import ring as ring
+    from .sparcml import sparcml as sparcml
+    from .sparse_ps import sparse_ps as sparse_ps
+    from .zen import zen as zen
 
 make_registry(__name__)

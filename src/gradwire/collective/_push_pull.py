@@ -16,8 +16,6 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -31,9 +29,10 @@ from ..sparse.formats._types import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.merge import Accumulator
 from ..sparse.partition import coo_slots_bytes, partition_into_coo
-from ..sparse.parts import Part, part_length, parts_of
 from ..sparse.permutation import Permutation
-from ..spec import TensorSpec, working_dtype
+from ..spec import TensorSpec
+from ._cut import Cut as Cut
+from ._cut import cached_parts
 from ._entries import (
     accumulator,
     encode_sums,
@@ -64,35 +63,6 @@ class Told(NamedTuple):
     """Units that this rank pushed, its own part's included."""
     most: int
     """Of these, units of one part."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What all ranks know of a gradient before any value: its parts, and what travels of them."""
-
-    numel: int
-    width: int
-    """Elements of a unit."""
-    parts: tuple[Part, ...]
-    pushed_dtype: torch.dtype
-    pulled_dtype: torch.dtype
-    """The gradient's own: sums in the working dtype are rounded to it once, as any mean is."""
-
-    @property
-    def num_units(self) -> int:
-        return self.parts[0].num_units
-
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        return working_dtype(self.pulled_dtype)
-
-    def pushed(self, count: int) -> Format:
-        """The payload of so many units on their way to a server."""
-        return coo().layout(count, self.num_units, self.width, self.pushed_dtype)
-
-    def pulled(self, form: SparseFormat, rank: int, count: int) -> Format:
-        """The payload of so many units that ``rank`` merged."""
-        return form.layout(count, self.parts[rank].length, self.width, self.pulled_dtype)
 
 
 class PushPull(Collective):
@@ -129,7 +99,7 @@ class PushPull(Collective):
         """The parts of a gradient under this codec."""
         width = self.width(codec)
         units = num_units(spec.numel, width)
-        parts = _parts(units, world, self.permutation(units))
+        parts = cached_parts(units, world, self.permutation(units))
         return Cut(spec.numel, width, parts, value_dtype(codec, spec), spec.dtype)
 
     def run(
@@ -144,7 +114,7 @@ class PushPull(Collective):
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         cut, form = self.cut(codec, spec, me.world), codec.format(spec)
-        own = me.scratch("own", form.size_bytes, grad_N, torch.uint8)
+        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
         payload, state = yield Compute(
             "encode",
             lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
@@ -157,34 +127,14 @@ class PushPull(Collective):
             spec.numel,
             lambda: _usual_parts(me, cut, usual, grad_N),
         )
-        arrived = yield from _push(me, cut, sent, counts, out_N)
-        total, told = yield from self._merge(me, cut, arrived, counts, usual, out_N)
+        arrived = yield from push(me, cut, sent, counts, out_N)
+        total, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
         def put(rank: int, form: SparseFormat, payload: Payload) -> None:
             form.scatter(payload, cut.parts[rank], out_N, width=cut.width)
 
-        yield from self._pull(me, cut, total, told, out_N, put)
+        yield from self.pull(me, cut, total, told, out_N, put)
         return state
-
-    def average(self, me: Member, cut: Cut, units: Entries, like: Tensor) -> Steps[list[Entries]]:
-        """The mean of entries as entries of each part: for vectors that are never made dense.
-
-        ``units`` are ascending, with values in ``cut.pushed_dtype``; ``like`` is an empty tensor
-        beside them. Indices are those of the whole vector, in the parts' own orders.
-        """
-        sent, counts = yield Compute("partition", lambda: _spread(me, cut, units), units.num)
-        arrived = yield from _push(me, cut, sent, counts, like)
-        usual = [0] * me.world, [0] * me.world  # for simulations, which have no entries
-        total, told = yield from self._merge(me, cut, arrived, counts, usual, like)
-        found = [Entries(units.indices_K[:0], units.values[:0], cut.width)] * me.world
-
-        def put(rank: int, form: SparseFormat, payload: Payload) -> None:
-            part = cut.parts[rank]
-            places_K, values, width = form.decode(payload, part.length, cut.width)
-            found[rank] = Entries(part.indices(places_K), values, width)
-
-        yield from self._pull(me, cut, total, told, like, put)
-        return found
 
     def _partition(
         self, codec: Compressor, me: Member, cut: Cut, payload: Payload, numel: int
@@ -193,9 +143,9 @@ class PushPull(Collective):
         taken = Entries(*codec.entries(payload), codec.width)
         me.selection = Selection(asked_of(codec, numel), min(taken.num * codec.width, numel), 0)
         units = self.units(me, taken, numel)
-        return _spread(me, cut, units._replace(values=units.values.to(cut.pushed_dtype)))
+        return spread(me, cut, units._replace(values=units.values.to(cut.pushed_dtype)))
 
-    def _merge(
+    def merge(
         self,
         me: Member,
         cut: Cut,
@@ -235,7 +185,7 @@ class PushPull(Collective):
         _note(me, cut, told)
         return total, told
 
-    def _pull(
+    def pull(
         self,
         me: Member,
         cut: Cut,
@@ -253,23 +203,27 @@ class PushPull(Collective):
         slot = max(layout.slot_bytes for layout in layouts)
         own = me.scratch("own pull", slot, like, torch.uint8, varies=True)
         whole = me.scratch("pulled", me.world * slot, like, torch.uint8, varies=True)
-        mine = layouts[me.rank]
+        mine = Payload(layouts[me.rank], own[: layouts[me.rank].size_bytes])
         yield me.sized(
             "encode",
-            lambda: encode_sums(
-                total, forms[me.rank], cut.pulled_dtype, Payload(mine, own[: mine.size_bytes])
-            ),
+            lambda: encode_sums(total, forms[me.rank], cut.pulled_dtype, mine),
             cut.parts[me.rank].length,
             lambda: None,
         )
-        yield AllGather(whole, own)
 
         def decode() -> None:
-            rows = zip(forms, layouts, split(whole, [slot] * me.world), strict=True)
-            for rank, (form, layout, received) in enumerate(rows):
-                put(rank, form, Payload(layout, received[: layout.size_bytes]))
+            for rank, received in enumerate(split(whole, [slot] * me.world)):
+                if rank != me.rank:
+                    layout = layouts[rank]
+                    put(rank, forms[rank], Payload(layout, received[: layout.size_bytes]))
 
-        yield me.sized("decode", decode, cut.numel, lambda: None)
+        # Its own part a rank has: that is decoded while the others' travel.
+        ready = cut.parts[me.rank].length * cut.width
+        yield (
+            AllGather(whole, own),
+            me.sized("decode", lambda: put(me.rank, forms[me.rank], mine), ready, lambda: None),
+        )
+        yield me.sized("decode", decode, cut.numel - ready, lambda: None)
 
     def usual(self, cut: Cut, codec: Compressor, spec: TensorSpec) -> tuple[list[int], list[int]]:
         """Units that a rank pushes to each server, and that each merges, in predictions.
@@ -278,8 +232,10 @@ class PushPull(Collective):
         of each other, so that W of them take N (1 - (1 - K / N)^W).
         """
         world, total = len(cut.parts), cut.num_units
-        taken = min(total, num_entries(codec.format(spec)))
-        union = expected_union(taken, total, world)
+        entries: float = num_entries(codec.format(spec))
+        # Larger units than the codec's are taken once, however many of their entries are.
+        taken = entries if cut.width == codec.width else expected_union(1, total, int(entries))
+        union = expected_union(min(taken, total), total, world)
         share = [part.length / total if total else 0.0 for part in cut.parts]
         return [round(taken * one) for one in share], [round(union * one) for one in share]
 
@@ -308,9 +264,7 @@ class PushPull(Collective):
     ) -> tuple[Cut, list[list[int]], list[int]]:
         """Units by worker and server, and units that each server merges."""
         cut = self.cut(codec, spec, len(taken))
-        sets = [self.unit_indices(codec, indices_K) for indices_K in taken]
-        union = torch.cat(sets).unique()
-        return cut, [_by_part(cut, one) for one in sets], _by_part(cut, union)
+        return cut, *cut.counts([self.unit_indices(codec, indices_K) for indices_K in taken])
 
     def _pull_layout(self, cut: Cut, rank: int, count: int) -> Format:
         return cut.pulled(self.pull_format(cut, rank, count), rank, count)
@@ -339,20 +293,6 @@ _UNLIMITED = (2**62, 2**62)
 """What a rank tells of its own pushes is for statistics alone; nobody's memory depends on it."""
 
 
-@lru_cache(maxsize=256)
-def _parts(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
-    return parts_of(num_units, world, permutation)
-
-
-def _by_part(cut: Cut, indices_K: Tensor) -> list[int]:
-    """How many units lie in each part."""
-    permutation = cut.parts[0].permutation
-    places_K = indices_K if permutation is None else permutation.places(indices_K)
-    length = max(1, part_length(cut.num_units, len(cut.parts)))
-    counts: list[int] = (places_K // length).bincount(minlength=len(cut.parts)).tolist()
-    return counts
-
-
 def _usual_parts(
     me: Member, cut: Cut, usual: tuple[list[int], list[int]], like: Tensor
 ) -> tuple[list[Tensor], list[int]]:
@@ -362,17 +302,16 @@ def _usual_parts(
     return split(me.scratch("pushed", sum(slots), like, torch.uint8), slots), counts
 
 
-def _spread(me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
+def spread(me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
     """The slot for each server, and how many of the units each holds."""
     room = coo_slots_bytes(units, me.world)
     buffer = me.scratch("pushed", room, units.indices_K, torch.uint8, varies=True)
-    permutation = cut.parts[0].permutation
-    payloads = partition_into_coo(units, cut.num_units, me.world, permutation, buffer=buffer)
+    payloads = partition_into_coo(units, cut.num_units, me.world, cut.permutation, buffer=buffer)
     counts = [payload["indices"].numel() for payload in payloads]
     return split(buffer, [cut.pushed(count).slot_bytes for count in counts]), counts
 
 
-def _push(
+def push(
     me: Member, cut: Cut, sent: list[Tensor], counts: list[int], out_N: Tensor
 ) -> Steps[list[Payload]]:
     """Sends every server its part; returns what all ranks pushed here, in rank order.

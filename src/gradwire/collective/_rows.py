@@ -2,7 +2,8 @@
 
 They are never made dense: what comes in and goes out are row numbers and rows. Two ways: everyone
 gets everyone's rows and adds them up, or every row goes to the rank that serves it by its hash, and
-the sums come back (ZEN). A row that some rank has, be it all zeros, is in the mean.
+the sums come back (ZEN). Both give the same bits. A row that some rank has, be it all zeros, is in
+the mean.
 
 Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN (OSDI 2025),
     section 4, for embeddings.
@@ -21,12 +22,15 @@ import torch
 from torch import Tensor
 
 from ..contract import Member
+from ..payload import Payload
 from ..sparse.entries import Entries
 from ..sparse.formats._types import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.parts import parts_of
-from ._push_pull import Cut
+from ..spec import working_dtype
+from ._cut import Cut
+from ._push_pull import push, spread
 from ._verbs import AllGather, Compute, Steps
 from .zen import zen
 
@@ -74,19 +78,34 @@ def _gathered(me: Member, counts: list[int], rows_R: Tensor, values_RC: Tensor) 
         rows = torch.cat([all_rows[part] for part in parts])
         values = torch.cat([all_values.view(-1, width)[part] for part in parts])
         union, place = torch.unique(rows, return_inverse=True)
-        mean = torch.zeros(union.numel(), width, dtype=values.dtype)
-        return union, mean.index_add_(0, place, values).mul_(1 / me.world)
+        # As servers do: scaled, then added in rank order, then rounded; so the bits are theirs.
+        dtype = working_dtype(values.dtype)
+        mean = torch.zeros(union.numel(), width, dtype=dtype)
+        mean.index_add_(0, place, values.to(dtype).mul_(1 / me.world))
+        return union, mean.to(values.dtype)
 
     merged: Rows = yield Compute("merge", merge, me.world * most * width)
     return merged
 
 
 def _served(me: Member, rows_R: Tensor, values_RC: Tensor, num_rows: int) -> Steps[Rows]:
+    """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
     servers, width, dtype = _RowServers(), values_RC.shape[1], values_RC.dtype
     parts = parts_of(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype)
     units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), width)
-    found = yield from servers.average(me, cut, units, values_RC.new_empty(0))
+    like = values_RC.new_empty(0)  # stands for a dense mean, of which there is none
+    sent, counts = yield Compute("partition", lambda: spread(me, cut, units), rows_R.numel())
+    arrived = yield from push(me, cut, sent, counts, like)
+    usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
+    total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
+    found = [units] * me.world
+
+    def put(rank: int, form: SparseFormat, payload: Payload) -> None:
+        places_K, values, _ = form.decode(payload, parts[rank].length, width)
+        found[rank] = Entries(parts[rank].indices(places_K), values, width)
+
+    yield from servers.pull(me, cut, total, told, like, put)
 
     def merge() -> Rows:
         rows = torch.cat([part.indices_K for part in found])

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..contract import Compressor, Member, Selection
 from ..kernels.distinct import count_distinct
 from ..payload import Payload
+from ..sparse.entries import num_units
 
 
 def asked_of(codec: object, numel: int) -> float:
@@ -32,13 +33,12 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
     if out_N.is_meta or any(indices_K is None for indices_K in lists):
         me.selection = None
         return
-    known, width = [indices_K for indices_K in lists if indices_K is not None], codec.width
-    num_units = -(-out_N.numel() // width)
-    me.selection = Selection(
-        asked_of(codec, out_N.numel()),
-        width * known[me.rank].numel(),
-        width * count_distinct(known, num_units),
-    )
+    known = [indices_K for indices_K in lists if indices_K is not None]
+    numel, width = out_N.numel(), codec.width
+    union = count_distinct(known, num_units(numel, width))
+    # The last unit may be a part of one.
+    taken, arrived = (min(count * width, numel) for count in (known[me.rank].numel(), union))
+    me.selection = Selection(asked_of(codec, numel), taken, arrived)
 
 
 def _indices(payload: Payload) -> Tensor | None:

@@ -55,7 +55,10 @@ class omnireduce(PushPull):
         return Entries(payload["indices"], payload["values"], form.block * width)
 
     def unit_indices(self, codec: Compressor, indices_K: Tensor) -> Tensor:
-        return (indices_K // self._units_a_block(codec.width)).unique_consecutive()
+        block_K = indices_K // self._units_a_block(codec.width)
+        is_first_K = torch.ones_like(block_K, dtype=torch.bool)
+        is_first_K[1:] = block_K[1:] != block_K[:-1]
+        return block_K[is_first_K]
 
     def arrived(self, merged: Accumulator, count: int) -> int:
         return int(torch.count_nonzero(merged.entries().values))

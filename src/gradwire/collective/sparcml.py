@@ -88,7 +88,7 @@ class sparcml(Collective):
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         form, whole = codec.format(spec), self.whole(codec, spec)
-        own = me.scratch("own", form.size_bytes, grad_N, torch.uint8)
+        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
         payload, state = yield Compute(
             "encode",
             lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
@@ -164,7 +164,7 @@ def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
     (((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1, 2), (0, 1, 2)))
     """
     below = 1 << (world.bit_length() - 1)
-    levels = [tuple((rank,) for rank in range(world))]
+    levels: list[tuple[tuple[int, ...], ...]] = [tuple((rank,) for rank in range(world))]
     for stage in range(below.bit_length()):
         of_block: dict[int, list[int]] = {}
         for rank in range(world):

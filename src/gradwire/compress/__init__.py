@@ -1,6 +1,7 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-May import: errors, units, spec, payload, contract, load, kernels, dsl, collective.
+May import: errors, units, spec, payload, contract, load, kernels, sparse, dsl,
+collective.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ from ..load import make_registry
 if TYPE_CHECKING:
     from .adacomp import adacomp as adacomp
     from .cast16 import cast16 as cast16
+    from .cltk import cltk as cltk
+    from .deft import deft as deft
     from .dgc import dgc as dgc
     from .fp8 import fp8 as fp8
+    from .gaussiank import gaussiank as gaussiank
     from .graddrop import graddrop as graddrop
+    from .hardthreshold import hardthreshold as hardthreshold
     from .int8 import int8 as int8
     from .none import none as none
+    from .nonzero import nonzero as nonzero
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
     from .qsgd import qsgd as qsgd
+    from .randomk import randomk as randomk
+    from .redsync import redsync as redsync
+    from .sidco import sidco as sidco
     from .tbq import tbq as tbq
     from .terngrad import terngrad as terngrad
     from .threelc import threelc as threelc

@@ -29,11 +29,11 @@ def check_addressable(name: str, spec: TensorSpec) -> None:
         raise invalid(f"{name} gradient", given, "below 2**31", "cut it into chunks")
 
 
-def check_density(name: str, density: object) -> None:
+def check_density(setting: str, density: object) -> None:
     """Refuses what is no share of a gradient."""
     if not isinstance(density, float | int) or not 0 < density <= 1:
         accepted = "the kept fraction k/n, a number in (0, 1]"
-        raise invalid(f"{name} density", density, accepted, "write density=0.01 to keep 1 %")
+        raise invalid(setting, density, accepted, "write density=0.01 to keep 1 %")
 
 
 def share_of(density: float, numel: int) -> int:

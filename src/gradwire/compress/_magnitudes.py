@@ -34,8 +34,8 @@ class Magnitudes:
 
     def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
         self.numel = int(counts_B2.sum())
-        inner = (bins_B > 0) & (bins_B < _NOT_FINITE)
-        bits_B, counts_B2 = bins_B[inner] << 16, counts_B2[inner].double()
+        start, stop = torch.searchsorted(bins_B, bins_B.new_tensor([1, _NOT_FINITE])).tolist()
+        bits_B, counts_B2 = bins_B[start:stop] << 16, counts_B2[start:stop].double()
         self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
         self._counts_B2 = counts_B2
         self._edges: list[float] = bits_B.view(torch.float32).tolist()
@@ -81,7 +81,7 @@ class Magnitudes:
     @property
     def mean_log(self) -> float:
         """The mean of the logarithms of all magnitudes."""
-        counts = self._counts_B2.sum(1).tolist()
+        counts: list[float] = self._counts_B2.sum(1).tolist()
         logs = (count * log(level) for count, level in zip(counts, self._levels, strict=True))
         return sum(logs) / self.num_elements
 

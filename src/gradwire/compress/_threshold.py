@@ -100,7 +100,7 @@ class Estimated(Reaching):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_density(name, self.density)
+        check_density(f"{name} density", self.density)
         if not isinstance(self.cap, float | int) or not 1 <= self.cap < inf:
             accepted = "a multiple of the density, 1 or more"
             raise invalid(f"{name} cap", self.cap, accepted, "leave it at 2")
@@ -144,9 +144,4 @@ def nearest(seen: Magnitudes, thresholds: Iterable[float], num_asked: int) -> fl
 
     Among equals it is the first.
     """
-
-    def miss(threshold: float) -> float:
-        passing = seen.num_reaching(threshold)
-        return abs(log(passing / num_asked)) if passing else inf
-
-    return min(thresholds, key=miss)
+    return min(thresholds, key=lambda t: abs(log(seen.num_reaching(t) / num_asked)))

@@ -12,9 +12,12 @@ Differences from the paper (what one algorithm does otherwise stands in its file
     - The delegate sends each layer's owner and not lists of layers. An index travels relative to
       the part of the rank that selected it, in the fewest whole bytes (int64 in published code).
     - Among one rank nothing is selected.
-Density: within what ranks' norms differ by. A layer's k is that of its owner's norms, the sum of
-    every rank's own k is max(round(density * N), L): the floor is L / N.
-Wire, a rank: a broadcast of L numbers of 1 byte (2 from 255 ranks on) by the delegate; 4 bytes to
+Density: a layer's k is that of its owner's norms. The sum of any one rank's k is exactly
+    max(round(density * N), L), but for layers of zeros, so the floor is L / N; what arrives differs
+    from that as norms do between ranks. With gradients that are half alike, layers 100-fold apart
+    and error feedback: by up to 4 % at density 0.02 and 6 % at 0.1, among 2 to 16 ranks. At worst,
+    if the gradient of every rank were nothing but the layers that it owns, W times as much.
+Wire, a rank: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
     each other rank, the size of what follows; the indices, (W-1) * b * (the most that a rank
     selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
     of the union and one that tells whether all is finite, in the working dtype ->
@@ -80,10 +83,11 @@ class deft(SharedSupport):
         super().__post_init__()
         if self.layers is None:
             return
-        object.__setattr__(self, "layers", tuple(self.layers))
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in self.layers):
+        given = self.layers if isinstance(self.layers, Sequence) else (None,)
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
             accepted = "numbers of elements, one a layer"
             raise invalid("deft layers", self.layers, accepted, "leave them out")
+        object.__setattr__(self, "layers", tuple(given))
 
     def init(self, spec: TensorSpec, world: int) -> DeftState:
         return DeftState(

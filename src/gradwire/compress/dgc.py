@@ -3,13 +3,14 @@
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B (sampled
     threshold, hierarchical selection); HiPress table 5.
 Differences: of the paper this is the encoding alone; momentum correction, clipping, momentum factor
-    masking and the warm-up of density are not part of a compressor. The sample is drawn with
+    masking and the warm-up of density are wrappers of exchanges, and with them it is
+    ``gw.deep_gradient_compression``. The sample is drawn with
     replacement (``sample_share`` of the gradient, and at least 64 / density draws); a gradient of
     no more elements than that is looked at whole. What reaches the threshold passes, equal to it or
     greater, but for zeros: strictly greater would never send a tensor of one element. If more than
     k = max(1, round(density * N)) pass, the k largest of them are selected exactly, by magnitude,
     ties to the lowest index. If fewer pass, fewer are sent: more than density * N / 2, but once in
-    10^6 calls, of a gradient with as many that are not 0.
+    10^6 calls, of a gradient with as many that are not 0. With density 1 all that is not 0 passes.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """

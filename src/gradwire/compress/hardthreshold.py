@@ -56,7 +56,7 @@ class hardthreshold(Reaching):
             raise invalid(
                 "hardthreshold threshold", self.threshold, "a finite number above 0", remedy
             )
-        check_density("hardthreshold", self.max_density)
+        check_density("hardthreshold max_density", self.max_density)
 
     def most(self, numel: int) -> int:
         return share_of(self.max_density, numel)

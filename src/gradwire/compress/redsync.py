@@ -23,11 +23,14 @@ from typing import ClassVar
 
 from ..contract import Traits
 from ..errors import invalid
-from ._coo import share_of
+from ..payload import Format
+from ..spec import TensorSpec
+from ._coo import layout, share_of
 from ._magnitudes import Magnitudes
 from ._threshold import Estimated, estimating
 
 _TRIM_STEP = 0.2
+_USUAL_EXCESS = 1.4  # the first threshold between k and 2k is anywhere between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,10 @@ class redsync(Estimated):
     def most(self, numel: int) -> int:
         is_trimmed = numel < self.trimmed_below
         return share_of(self.density, numel) if is_trimmed else super().most(numel)
+
+    def typical(self, spec: TensorSpec) -> Format:
+        usual = share_of(_USUAL_EXCESS * self.density, spec.numel)
+        return layout(min(usual, self.most(spec.numel)))
 
     def threshold(self, seen: Magnitudes, num_asked: int) -> float:
         if seen.numel < self.trimmed_below:
@@ -89,4 +96,4 @@ def _halving(seen: Magnitudes, num_asked: int, cap: float) -> float:
     return low
 
 
-EXAMPLES = (redsync(), redsync(density=0.3, trimmed_below=0))
+EXAMPLES = (redsync(density=0.3, trimmed_below=0),)

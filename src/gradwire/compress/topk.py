@@ -3,6 +3,7 @@
 Source: Aji and Heafield, EMNLP 2017 (gradient dropping by magnitude); ZEN and DEFT call it Top-k.
 Differences: ties go to the lowest index, and NaN ranks above infinity above all numbers, so that
     what is kept follows from the bits alone.
+Density: as asked, to the element.
 Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1, round(density *
 N)).
 State: none. Contributed: the kept elements (rounded, if values are sent in 16 bits).
@@ -52,7 +53,7 @@ class topk(Coo):
     )
 
     def __post_init__(self) -> None:
-        check_density("topk", self.density)
+        check_density("topk density", self.density)
         if self.values not in _VALUE_DTYPES:
             raise invalid(
                 "topk values",

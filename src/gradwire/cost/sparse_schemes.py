@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import ceil, log, sqrt
 from typing import NamedTuple
 
 import torch
 
-from ..collective._push_pull import Cut, PushPull
+from ..collective._cut import Cut
+from ..collective._push_pull import PushPull, Told
+from ..collective._rounds import ABREAST
 from ..collective._sizes import SIZE_BYTES
 from ..compress.nonzero import nonzero
 from ..load import load
@@ -31,7 +33,7 @@ from ..units import format_seconds
 from .cluster import Cluster
 from .sparsity import Handling, TensorSparsity, UnitSparsity
 
-TOLD_BYTES = 32
+TOLD_BYTES = SIZE_BYTES * len(Told._fields)
 """What a server tells all others of its part, beside the part."""
 
 TIE = 0.005
@@ -150,13 +152,15 @@ def _push_pull(scheme: str, at: Setting, units: UnitSparsity, uneven: float) -> 
     push = _part(cut, uneven * own / at.world)
     pull = _part(cut, uneven * merged / at.world)
     form = collective.pull_format(cut, 0, pull)
-    rounds = at.world - 1
-    latency_s, transfer_s = at.parts_s(
+    others = at.world - 1
+    told_s = at.parts_s(
         ("all_to_all", SIZE_BYTES * at.world),
-        *[("send", cut.pushed(push).slot_bytes)] * rounds,
         ("all_gather", TOLD_BYTES),
-        *[("send", cut.pulled(form, 0, pull).slot_bytes)] * rounds,
+        ("all_gather", cut.pulled(form, 0, pull).slot_bytes),
     )
+    send_s = at.parts_s(("send", cut.pushed(push).slot_bytes))
+    latency_s = told_s[0] + ceil(others / ABREAST) * send_s[0]
+    transfer_s = told_s[1] + others * send_s[1]
     return Prediction(scheme, latency_s, transfer_s, at.host_s((2 + uneven) * own + merged, units))
 
 

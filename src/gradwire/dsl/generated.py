@@ -136,7 +136,7 @@ class Generated(Compressor):
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         made = self.kernels()
-        if made.traced.keep is None or payload.size_bytes == 0:
+        if made.traced.keep is None:
             return super().entries(payload)
         return entries_kept(made, payload)
 

@@ -115,7 +115,10 @@ def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> 
 
 def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
     """Indices of the kept elements, and what they decode to (a buffer that is reused)."""
-    return payload[made.traced.indices.name], _values(made, payload)
+    indices_K = payload[made.traced.indices.name]
+    if not indices_K.numel():
+        return indices_K, indices_K.to(torch.float32)
+    return indices_K, _values(made, payload)
 
 
 def _values(made: Kernels, payload: Payload) -> Tensor:

@@ -45,7 +45,7 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
 def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:
     if not lists:
         return 0
-    places = torch.cat([*lists]).unique()
+    places = torch.cat([*lists]).unique()  # type: ignore[no-untyped-call]
     if places.numel() and not 0 <= int(places[0]) <= int(places[-1]) < num_places:
         raise InvalidSetting(
             f"indices must lie in [0, {num_places}), got {int(places[0])} to {int(places[-1])}; "

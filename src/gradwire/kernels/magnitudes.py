@@ -41,21 +41,19 @@ def histogram(
     library = load_library("magnitudes") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference_histogram(grad_N, residual_N)
-    room = 1 + min(NUM_BINS, grad_N.numel())
-    bins_B = torch.empty(room, dtype=torch.int32)
-    counts_B2 = torch.empty(room, 2, dtype=torch.int64)
     library.gw_histogram.restype = ctypes.c_int64
-    num_listed = library.gw_histogram(
+    num_bins = library.gw_histogram(
         address(grad_N),
         address(residual_N),
         ctypes.c_int64(grad_N.numel()),
-        address(bins_B),
-        address(counts_B2),
         torch.get_num_threads(),
     )
-    if num_listed < 0:
+    if num_bins < 0:
         raise MemoryError("histogram of a gradient: no memory for its tables")
-    return bins_B[:num_listed], counts_B2[:num_listed]
+    bins_B = torch.empty(num_bins, dtype=torch.int32)
+    counts_B2 = torch.empty(num_bins, 2, dtype=torch.int64)
+    library.gw_histogram_list(address(bins_B), address(counts_B2))
+    return bins_B, counts_B2
 
 
 def range_norms(
@@ -100,10 +98,8 @@ def _reference_histogram(
     grad_N: torch.Tensor, residual_N: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     c_N = grad_N if residual_N is None else residual_N.add_(grad_N)
-    near_N = c_N
-    if c_N.dtype != torch.float32:
-        last = torch.finfo(torch.float32).max
-        near_N = torch.where(c_N.isfinite(), c_N.clamp(-last, last), c_N).to(torch.float32)
+    near_N, last = c_N.to(torch.float32), torch.finfo(torch.float32).max
+    near_N = torch.where(c_N.isfinite(), near_N.clamp(-last, last), near_N)
     bits_N = near_N.contiguous().view(torch.int32)
     place_N = 2 * ((bits_N >> 16) & (NUM_BINS - 1)) + (bits_N < 0)
     counts = torch.bincount(place_N, minlength=2 * NUM_BINS).view(NUM_BINS, 2)

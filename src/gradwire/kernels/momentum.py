@@ -54,13 +54,13 @@ def accumulate(
     )
 
 
-def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor) -> None:
+def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor, *, least: float) -> None:
     """u = 0 where v left, if it stayed anywhere.
 
     ``whole_N`` is v + g before the exchange and ``pending_N`` what is left of it. An element has
-    left, in full or in part, where the two differ; it has stayed where they are equal and not 0.
-    If none has stayed, no velocity is older than what is sent, and u is not written.
-    8 bytes an element, and 8 for each strip of 16 of which one has left.
+    left, in full or in part, where the two differ; it has stayed where they are equal and at least
+    ``least`` (above 0) in magnitude. If none has stayed, no velocity is older than what is sent,
+    and u is not written. 8 bytes an element, and 8 for each strip of 16 of which one has left.
     """
     check_floating("velocity_N", velocity_N)
     check_vector("whole_N", whole_N, velocity_N.numel(), velocity_N.dtype)
@@ -68,7 +68,7 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor) -> None:
     library = load_library("momentum") if serves_cpp(velocity_N, whole_N, pending_N) else None
     if library is None:
         left_N = whole_N != pending_N
-        any_stayed = (~left_N & (whole_N != 0)).any()
+        any_stayed = (~left_N & (whole_N.abs() >= least)).any()
         velocity_N.masked_fill_(left_N & any_stayed, 0.0)
         return
     library.gw_momentum_mask(
@@ -76,6 +76,7 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor) -> None:
         address(whole_N),
         address(pending_N),
         ctypes.c_int64(velocity_N.numel()),
+        ctypes.c_float(least),
         torch.get_num_threads(),
     )
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import torch
 
 from .._version import __version__
 from ..workloads.train import History, train
@@ -79,17 +82,30 @@ def histories(ask: Ask, runs: Sequence[Run]) -> list[History]:
 
 
 def _train(run: Run, report: Report) -> History:
+    """In one thread: tensors are small, and a run gives the same bits on any number of cores."""
     task = by_name(run.application).task(run.quick, run.seed, run.batch)
     task, exchange = method_of(run.method, run.density, run.num_steps, task)
-    return train(
-        task,
-        exchange,
-        world=run.num_ranks,
-        num_steps=run.num_steps,
-        num_warm_up=round(WARM_UP * run.num_steps),
-        num_scores=run.num_scores,
-        report=report,
-    )
+    with one_thread():
+        return train(
+            task,
+            exchange,
+            world=run.num_ranks,
+            num_steps=run.num_steps,
+            num_warm_up=round(WARM_UP * run.num_steps),
+            num_scores=run.num_scores,
+            report=report,
+        )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _write(path: Path, found: History) -> None:

@@ -98,6 +98,7 @@ TRAINED = (
         LSTM,
         name="lstm, 4 ranks",
         full={"vocabulary": 2000, "embedding": 64, "hidden": 128, "batch": 4},
+        num_steps=2500,
     ),
     replace(
         RESNET,

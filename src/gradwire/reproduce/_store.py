@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from ..errors import InvalidSetting, UnknownName
 from ._frame import Ask, Claim, Figure, Findings, Report, Reproduction
 
 SCHEMA = 1
+KEPT = "kept"
+"""The folder, beside tables and pictures, of what figures keep for each other."""
 ENTRY = frozenset({"rows", "claims", "notes", "complete", "quick", "version"})
 """What the file says of each figure."""
 
@@ -61,6 +64,9 @@ def run(
     """
     figures = chosen(name, paper, wanted)
     stored = _read(path, name)
+    kept = path.with_suffix("") / KEPT
+    if fresh:
+        shutil.rmtree(kept, ignore_errors=True)
     for place, figure in enumerate(figures):
         part = _part(report, figure.name, place, len(figures))
         entry = None if fresh else stored.get(figure.name)
@@ -69,7 +75,7 @@ def run(
             yield Done(figure, _findings(entry), kept=True)
             continue
         earlier = {other: _findings(one) for other, one in stored.items() if _counts(one, quick)}
-        findings = figure.measure(Ask(quick, part, earlier, path.with_suffix("")))
+        findings = figure.measure(Ask(quick, part, earlier, kept))
         stored[figure.name] = _entry(findings, quick)
         _write(path, name, paper, stored)
         part(1.0, "done")

@@ -37,7 +37,7 @@ UNPRINTED = frozenset({"overlaps", "shares", "about"})
 
 WHY_NOT_FIRST = {
     "lstm": "the rows of its embedding are by falling frequency, but no word is that frequent",
-    "deepfm": "the rows of its table are by field, and only within none by frequency",
+    "deepfm": "the rows of its table are by field, and within a field not by frequency",
     "transformer": "DGC takes its 5 % from the layers with the largest gradients, and the model's "
     "first layer, the embedding, is not one of them",
 }

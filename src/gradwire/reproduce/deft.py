@@ -19,9 +19,10 @@ ASSUMPTIONS = (
     "Ranks are replicas in one process, driven as they would be between machines, but in figure 7, "
     "whose ranks are processes: 16 of them as in the paper, 8 with --quick; in figure 7, 8 and 4.",
     "Models are small and trainings short, for two cores: ResNet-18 of width 8 (with --quick 4, "
-    "the paper's is 64) on Fashion-MNIST instead of CIFAR-10, an LSTM over 5,000 (1,000) words of "
-    "Python's library and documentation instead of WikiText-2, NeuMF on MovieLens-100K instead of "
-    "MovieLens-20M; 800 (40) steps instead of 30 to 200 epochs.",
+    "the paper's is 64) whose first convolution has stride 2, on Fashion-MNIST instead of "
+    "CIFAR-10, an LSTM over 5,000 (1,000) words of Python's library and documentation instead of "
+    "WikiText-2, NeuMF on MovieLens-100K instead of MovieLens-20M; 800 (40) steps instead of 30 to "
+    "200 epochs. Data are drawn at random, one thread computes.",
     "Densities are the paper's: 0.01, 0.001 and 0.1. That of the recommender is not stated; 0.1003 "
     '"is approximate to" it, and 53.57 % are 5.31 times it.',
     "Every training has the same learning rates for all methods: up over the first 5 % of its "

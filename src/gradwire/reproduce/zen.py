@@ -25,10 +25,10 @@ ASSUMPTIONS = (
     "softmax's has no zeros. DGC selects from the whole gradient of the transformer, which is "
     "smaller than one of the paper's buckets, without a residual of earlier steps.",
     "A rank is a batch: gradients of up to 128 batches are taken of one set of parameters after 5 "
-    "steps. They are kept in the folder of the figures, and all figures speak of the same ones; "
-    "drawing them again gives the same, so --fresh leaves them.",
-    "Where the paper's machines add up 8 GPUs' gradients first and send the sum, one rank is one "
-    "host here: 16 hosts are 16 gradients, not 128.",
+    "steps. They are kept beside the figures, which all speak of the same ones.",
+    "A host of figures 15 and 17b sends the sum of 8 ranks' gradients, as the paper's machines do "
+    "(4 with --quick), but one of the transformer's: 8 GPUs hold one of the paper's large models. "
+    "In all other figures a rank is alone, as section 2 assumes.",
     "Elements travel one by one with an index each, as the paper counts them, but for columns and "
     "rows that say rows: an embedding's row needs one index.",
     "Communication (figures 15, 17b) is measured on hosts that share this machine, with links "

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -51,7 +52,7 @@ def attach(
     exchange: Exchange | Compressor | Plan | Path | str,
     *,
     optimizer: Optimizer | None = None,
-    group: Group | None = None,
+    group: Group | DeviceMesh | None = None,
     bucket_cap_mb: float | None = None,
     num_channels: int | None = None,
     compress_if: Callable[[str, Tensor], bool] = matrices,
@@ -74,10 +75,11 @@ def attach(
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
     waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
 
-    ``group`` is the process group (default: all ranks; without ``init_process_group``: this process
-    alone). ``timeout`` bounds every wait for a peer, ``trace_steps`` is how many steps
-    ``handle.trace()`` reaches back. All ranks of the group must call this, with the same arguments;
-    every backward pass must reach at least one attached parameter on every rank.
+    ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
+    ranks; without ``init_process_group``: this process alone). ``timeout`` bounds every wait for a
+    peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back. All ranks of the group
+    must call this, with the same arguments; every backward pass must reach at least one attached
+    parameter on every rank. Embeddings send their non-zero rows where that pays; see `natural`.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
@@ -97,8 +99,14 @@ def attach(
     return _connect(who, model, params, settings)
 
 
-def _group_of(model: nn.Module, group: Group | None) -> Group | None:
+def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
     """The process group that the exchanges are to run in."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            given, names = f"a mesh of {group.ndim} dimensions", group.mesh_dim_names
+            remedy = f"write group=mesh[{names[0]!r}]" if names else "name the dimensions"
+            raise invalid("group", given, "one dimension of it: the data-parallel one", remedy)
+        group = group.get_group()
     if isinstance(model, DistributedDataParallel):
         if group is not None:
             raise invalid("group", group, "None for a DDP model", "DDP's own group is used")

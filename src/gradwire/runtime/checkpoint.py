@@ -149,7 +149,8 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
     """State for ``world_size`` ranks from the state_dicts of all old ranks.
 
     What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
-    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. State
+    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. So is
+    velocity, and all that is kept for each element: its mean over ranks is what it was. State
     that is not per element is taken from the old rank of the same number (modulo), or starts afresh
     where it has another length among the new ranks.
     """

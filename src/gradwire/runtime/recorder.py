@@ -45,7 +45,7 @@ class Recorder:
         self._lock = threading.Lock()
         # One more than asked for: the last is the step that is going on.
         self._steps: deque[list[Span]] = deque([[]], maxlen=num_steps + 1)
-        self._densities: deque[StepDensity] = deque(maxlen=num_steps)
+        self._densities: deque[StepDensity | None] = deque(maxlen=num_steps)
         self._density = DensityTotals()
         self._step_s: deque[float] = deque(maxlen=1000)
         self._began_s: float | None = None
@@ -67,8 +67,8 @@ class Recorder:
     ) -> None:
         """Closes a step: adds its counters and opens a new list of spans."""
         with self._lock:
+            self._densities.append(density)
             if density is not None:
-                self._densities.append(density)
                 self._density.add(density)
             self.num_steps += 1
             self.sent_bytes += counters.sent_bytes
@@ -82,7 +82,8 @@ class Recorder:
 
     def trace(self) -> Trace:
         with self._lock:
-            return Trace.of((span for spans in self._steps for span in spans), self._densities)
+            spans = (span for spans in self._steps for span in spans)
+            return Trace.of(spans, (found for found in self._densities if found is not None))
 
     def stats(self) -> dict[str, float | None]:
         """Averages per step; ``step_s`` is the median time from one step's end to the next."""

@@ -13,9 +13,8 @@
 A *unit* is ``width`` adjacent elements that travel together: 1 for single elements, the number of
 columns for rows of an embedding, 256 for OmniReduce's blocks. A vector of N elements has
 ceil(N / width) units. An *index* says where a unit lies in the vector, a *place* where a
-permutation of the indices puts it; part w of W has the places [w L, (w + 1) L), where
-L = ceil(units / W),
-and a *local place* counts from the part's first.
+permutation of the indices puts it; part w of W has the places [w L, (w + 1) L), where L is
+ceil(units / W), and a *local place* counts from the part's first.
 
 May import: errors, units, payload, load, kernels, torch. Legend: N elements, K entries, W ranks,
 L places of a part, B bytes.

@@ -1,4 +1,4 @@
-"""Entries grouped by the part they belong to: lossless, and in the order they came in.
+"""Entries grouped by the part they belong to: none is lost, and their order follows from the list.
 
 Source: ZEN (OSDI 2025), section 3.2; what algorithm 1 is for.
 Differences: no hash table, so no collision, no rehash and no serial memory. Two passes over the
@@ -7,7 +7,8 @@ Differences: no hash table, so no collision, no rehash and no serial memory. Two
 
 Within a part entries come window by window, a window being 2^s adjacent places, and in a window as
 they came: whoever adds them up then sweeps over its sums once a rank, instead of jumping. The
-result does not depend on the number of threads.
+result does not depend on the number of threads. On a GPU (``gpu.partition.two_passes``) a part has
+no windows: its entries come as they came.
 
 Legend: K entries, W parts.
 """
@@ -15,25 +16,22 @@ Legend: K entries, W parts.
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidSetting, invalid
+from ..errors import invalid
 from ..kernels._build import load_library
 from ..kernels._operands import address
 from ..payload import Payload, slot_bytes
 from .entries import Entries, check_entries
+from .formats._bits import NO_MEMORY
 from .formats.coo import coo
-from .parts import part_length
+from .gpu import partition as gpu
+from .parts import Parts, out_of_range, part_length
 from .permutation import Permutation
 
-NO_MEMORY = -2
-"""What the C++ answers where it could get none."""
-
-
-_LEAST_SHIFT = 14  # a window's sums fit the first cache
+_LEAST_SHIFT = 14  # a window's sums take 64 KiB
 _MOST_WINDOWS = 1024  # of all parts: as many streams are written at a time
 
 
@@ -41,21 +39,6 @@ def window_shift(length: int, world: int) -> int:
     """s: windows of 2^s places cut parts of ``length`` places, so that there are not too many."""
     windows = max(1, _MOST_WINDOWS // world)
     return max(_LEAST_SHIFT, (-(-length // windows) - 1).bit_length())
-
-
-class Parts(NamedTuple):
-    """Entries of part 0, then those of part 1, and so on."""
-
-    counts_W: tuple[int, ...]
-    """How many entries each part has."""
-    entries: Entries
-    """Local places and values."""
-
-    def of(self, rank: int) -> Entries:
-        """Views of one part's entries."""
-        start = sum(self.counts_W[:rank])
-        stop, (places_K, values, width) = start + self.counts_W[rank], self.entries
-        return Entries(places_K[start:stop], values[start * width : stop * width], width)
 
 
 def partition(
@@ -85,10 +68,12 @@ def partition(
         accepted = f"room for {entries.num} of {entries.values.dtype}"
         raise invalid("places_K and values", given, accepted, "make them for these entries")
     library = _library(entries, out.values)
+    on_gpu = entries.indices_K.device.type == "cuda" and gpu.available()
     if library is not None:
         arguments = (address(out.indices_K), address(out.values))
         return Parts(_run(library, entries, num_units, world, permutation, *arguments), out)
-    grouped = _reference(entries, num_units, world, permutation)
+    way = gpu.two_passes if on_gpu else _reference
+    grouped = way(entries, num_units, world, permutation)
     out.indices_K.copy_(grouped.entries.indices_K)
     out.values.copy_(grouped.entries.values)
     return Parts(grouped.counts_W, out)
@@ -220,11 +205,3 @@ def _reference(
     counts_W = part_K.bincount(minlength=world).tolist()
     moved = values.view(-1, width)[order_K].reshape(-1)
     return Parts(tuple(counts_W), Entries(local_K, moved, width))
-
-
-def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:
-    """What is raised for an index or place outside its vector or part."""
-    return InvalidSetting(
-        f"index {position} must lie in [0, {num_units}), got {given}; "
-        "the entries were made for a vector of another length"
-    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
+from .entries import Entries
 from .permutation import Permutation
 
 
@@ -62,3 +64,26 @@ class Part:
 def parts_of(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
     """The parts of all ranks."""
     return tuple(Part(num_units, world, rank, permutation) for rank in range(world))
+
+
+class Parts(NamedTuple):
+    """Entries of part 0, then those of part 1, and so on."""
+
+    counts_W: tuple[int, ...]
+    """How many entries each part has."""
+    entries: Entries
+    """Local places and values."""
+
+    def of(self, rank: int) -> Entries:
+        """Views of one part's entries."""
+        start = sum(self.counts_W[:rank])
+        stop, (places_K, values, width) = start + self.counts_W[rank], self.entries
+        return Entries(places_K[start:stop], values[start * width : stop * width], width)
+
+
+def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:
+    """What is raised for an index or place outside its vector or part."""
+    return InvalidSetting(
+        f"index {position} must lie in [0, {num_units}), got {given}; "
+        "the entries were made for a vector of another length"
+    )

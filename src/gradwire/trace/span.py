@@ -105,9 +105,8 @@ class Trace:
         return total
 
     def to_json(self) -> str:
-        parts = {"spans": self.spans, "densities": self.densities}
-        rows = {name: [asdict(row) for row in part] for name, part in parts.items()}
-        return json.dumps({"schema": SCHEMA, **rows})
+        spans, densities = ([asdict(row) for row in rows] for rows in (self.spans, self.densities))
+        return json.dumps({"schema": SCHEMA, "spans": spans, "densities": densities})
 
     @classmethod
     def from_json(cls, text: str) -> Trace:

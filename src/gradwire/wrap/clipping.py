@@ -29,7 +29,8 @@ from ..collective._verbs import Compute, Steps
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..errors import invalid
 from ..exchange import Wrapper, exchange_for, synchronise
-from ..spec import TensorSpec
+from ..kernels.magnitudes import range_norms
+from ..spec import TensorSpec, working_dtype
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,18 @@ class Clipping(Wrapper):
         return state
 
     def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:
-        norm = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
-        most = torch.full_like(norm, self.max_norm / math.sqrt(world))
-        factor = torch.where(norm.isfinite(), (most / norm).clamp(max=1.0), 0.0)
-        torch.mul(grad_N, factor, out=out_N)
+        norm, most = _norm(grad_N), self.max_norm / math.sqrt(world)
+        factor = min(1.0, most / norm) if norm else 1.0
+        torch.mul(grad_N, factor if math.isfinite(norm) else 0.0, out=out_N)
+
+
+def _norm(grad_N: Tensor) -> float:
+    """Of any gradient's elements in float64, without a copy of it in that; the same bits always."""
+    working_N = grad_N.to(working_dtype(grad_N.dtype)).contiguous()
+    start_1, stop_1 = torch.tensor([0]), torch.tensor([grad_N.numel()])
+    squares_1 = torch.empty(1, dtype=torch.float64)
+    range_norms(working_N, start_1, stop_1, squares_1)
+    return math.sqrt(squares_1.item())
 
 
 def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:

@@ -31,8 +31,8 @@ def deep_gradient_compression(
     """DGC as its paper has it; train with ``torch.optim.SGD`` without momentum.
 
     ``warmup_steps`` is how long, in steps, the density takes to fall from 25 % to ``density``, in
-    stages of equal length, the last a little longer in all if they do not divide; the paper takes
-    four epochs, 0 is none. ``clip_norm`` is the norm that gradients are clipped to (see
+    stages of equal length, which is rounded up to whole steps; the paper takes four epochs, 0 is
+    none, and from 25 % on there is nothing to warm up. ``clip_norm`` is the norm that gradients are clipped to (see
     ``with_clipping``), as the paper does for recurrent networks. ``sample_share`` of a gradient is
     looked at to find the threshold, drawn from ``seed``.
 

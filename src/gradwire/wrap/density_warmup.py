@@ -58,15 +58,16 @@ class DensityWarmup(Wrapper):
         object.__setattr__(self, "stages", stages)
 
     def init(self, spec: TensorSpec, world: int) -> WarmupState:
-        # All stages now: each compiles what it needs, and shows that it can take on the state.
-        states = [stage.init(spec, world) for stage in self.stages]
-        forms = {_form(state) for state in states}
-        if len(forms) > 1:
+        first, *others = self.stages
+        state = first.init(spec, world)
+        # All stages now: each compiles what it needs, and shows that it can take on the state. One
+        # after the other, as a state may be several times the gradient.
+        if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
             accepted = "an exchange whose state has one form at all densities"
             raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
         num_tensors = max(1, len(spec.shapes))
         steps = tuple(torch.zeros((), dtype=torch.int64) for _ in range(num_tensors))
-        return WarmupState(steps, states[0])
+        return WarmupState(steps, state)
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         stage = self.stage(state)

@@ -10,8 +10,9 @@ Differences:
     - An exchange of any kind sends v, not a threshold's selection alone; so what is masked is read
       off what it left in v: an element has left where v changed, in full or (16-bit values, a
       quantiser) in part.
-    - Where no element of a message stayed, velocity is not masked: it is no older than what is
-      sent. So with density 1 this is momentum SGD exactly; the paper's mask would clear all of it.
+    - Where no element of a message stayed, but for those too small for the gradient's dtype,
+      velocity is not masked: it is no older than what is sent. So with density 1 this is momentum
+      SGD exactly; the paper's mask would clear all of it.
     - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
 Wire: the inner exchange's.
 State: velocity_N and residual_N, the paper's u and v, in the working dtype, and the inner state.
@@ -91,9 +92,13 @@ class MomentumCorrection(Wrapper):
         def accumulate() -> None:
             self._accumulate(grad_N, velocity_N, pending_N, whole_N)
 
+        # Less than W of the smallest number of the wire is 0 there: it stays, and nobody held it back.
+        number = torch.finfo(grad_N.dtype)
+        least = me.world * number.tiny * number.eps
+
         def mask() -> None:
             if whole_N is not None:
-                kernel.mask(velocity_N, whole_N, pending_N)
+                kernel.mask(velocity_N, whole_N, pending_N, least=least)
 
         yield Compute("merge", accumulate, grad_N.numel())
         inner = yield from synchronise(self.inner, me, inner, grad_N, out_N, pending_N)
@@ -130,7 +135,8 @@ def with_momentum_correction(
     that have left, so that stale momentum does not carry them on in an old direction.
 
     ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Weight
-    decay is then the optimizer's, outside momentum. ``handle.residuals()`` shows v.
+    decay is then the optimizer's, outside momentum. ``handle.residuals()`` shows v. Under a
+    ``GradScaler`` u and v are of the scale of their steps, as any residual is.
 
     Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
 

@@ -36,6 +36,9 @@ from ..spec import TensorSpec
 INNER = "inner"
 """The way of a step that was not sparse enough."""
 
+MOST = 0.5
+"""Of a rank's units may be non-zero in a step that goes by rows: more are no fewer bytes."""
+
 
 class NaturalState(NamedTuple):
     """The growth of the last sparse step (0: none yet), and the inner exchange's state."""
@@ -91,7 +94,7 @@ class Natural(Wrapper):
         """How many units every rank has to send; known to all."""
         own = yield me.sized(
             "encode",
-            lambda: count_units(grad_N, residual_N, self.width),
+            lambda: self._count(me, grad_N, residual_N),
             grad_N.numel(),
             lambda: num_units(grad_N.numel(), self.width),
         )
@@ -101,11 +104,24 @@ class Natural(Wrapper):
         most = num_units(grad_N.numel(), self.width)
         return me.sizes(told_W, [most] * me.world, unit="units", usual=[own] * me.world)
 
+    def _count(self, me: Member, grad_N: Tensor, residual_N: Tensor | None) -> int:
+        """By the codec's own kernel where there is no residual, which that would take.
+
+        What it writes lies where the collectives of sparse payloads have theirs.
+        """
+        if residual_N is not None:
+            return count_units(grad_N, residual_N, self.width)
+        codec = nonzero(width=self.width)
+        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
+        payload, _ = codec.encode(None, grad_N, buffer=own[: form.size_bytes])
+        return payload["indices"].numel()
+
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
         """A pure function of what all ranks know."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         sent = super().expected_bytes(spec, len(counts)) if spec.numel else None
-        if sent is None:
+        if sent is None or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth)
         best = fastest(at)

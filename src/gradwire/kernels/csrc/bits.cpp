@@ -9,7 +9,8 @@ namespace {
 
 using namespace gw;
 
-constexpr int64_t kAhead = 24;  // writes that are on their way from memory
+constexpr int64_t kAhead = 24;         // writes that are on their way from memory
+constexpr int64_t kLeastShared = 8192;  // entries that are worth waking a thread for
 
 // Counts of the calling thread's last bitmap, as where blocks start.
 int64_t* starts_of(const Bits& bits) {
@@ -47,6 +48,30 @@ struct Target {
     }
   }
 };
+
+struct Sums {
+  uint64_t* touched;
+  float* sums;
+  int64_t width;
+};
+
+// Adds the entries whose places are in [low, high); a unit's width is known to the compiler where it
+// is `kWidth`.
+template <int64_t kWidth>
+void add_range(const Sums& to, uint32_t low, uint32_t high, const int32_t* places,
+               const float* values, int64_t count) {
+  const int64_t width = kWidth ? kWidth : to.width;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(to.sums + places[i + kAhead] * width, 1);
+    const uint32_t place = static_cast<uint32_t>(places[i]);
+    if (place - low >= high - low) continue;
+    const uint64_t bit = uint64_t{1} << (place % 64), before = to.touched[place / 64];
+    to.touched[place / 64] = before | bit;
+    float* const sum = to.sums + place * width;
+    const float* const value = values + i * width;
+    for (int64_t j = 0; j < width; ++j) sum[j] = (before & bit ? sum[j] : 0.0f) + value[j];
+  }
+}
 
 void gather(const float* sums, int64_t width, const uint32_t* places, int64_t count,
             float* values) {
@@ -134,20 +159,12 @@ GW_EXPORT int64_t gw_bits_add(uint64_t* touched, float* sums, int64_t num_places
   const int64_t bad = find_outside(places, count, num_places);
   if (bad >= 0) return bad;
   const int64_t num_words = ceil_div(num_places, 64);
-  const int64_t num_ranges = count < 4096 || threads < 1 ? 1 : threads;
+  const int64_t num_ranges = count < kLeastShared || threads < 1 ? 1 : threads;
+  const auto add = width == 1 ? add_range<1> : add_range<0>;
   for_each_block(num_ranges, threads, [&](int64_t range) {
     const uint32_t low = static_cast<uint32_t>(range * num_words / num_ranges * 64);
     const uint32_t high = static_cast<uint32_t>((range + 1) * num_words / num_ranges * 64);
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) __builtin_prefetch(sums + places[i + kAhead] * width, 1);
-      const uint32_t place = static_cast<uint32_t>(places[i]);
-      if (place - low >= high - low) continue;
-      const uint64_t bit = uint64_t{1} << (place % 64), before = touched[place / 64];
-      float* const sum = sums + place * width;
-      const float* const value = values + i * width;
-      for (int64_t j = 0; j < width; ++j) sum[j] = (before & bit ? sum[j] : 0.0f) + value[j];
-      touched[place / 64] = before | bit;
-    }
+    add({touched, sums, width}, low, high, places, values, count);
   });
   return -1;
 }

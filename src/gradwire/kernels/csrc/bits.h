@@ -24,7 +24,12 @@ struct Bits {
   // Of the last word some bytes may be missing; words may lie anywhere.
   uint64_t word(int64_t at) const {
     uint64_t found = 0;
-    std::memcpy(&found, bytes + at * 8, static_cast<size_t>(min64(8, num_bytes() - at * 8)));
+    const int64_t left = num_bytes() - at * 8;
+    if (left >= 8) {
+      std::memcpy(&found, bytes + at * 8, 8);  // of a size known to the compiler: one load
+    } else {
+      std::memcpy(&found, bytes + at * 8, static_cast<size_t>(left));
+    }
     return found;
   }
   int64_t count_block(int64_t block) const {

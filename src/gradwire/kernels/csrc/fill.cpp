@@ -28,6 +28,7 @@ struct Entry {
 struct Part {
   Bits bits;
   const float* values;
+  int64_t count;
   int64_t first_place;
   int64_t first_block;  // of this part among those of all
   int64_t first_entry;
@@ -68,98 +69,137 @@ struct Blocks {
   int64_t first_entry(const Part& part, int64_t block) const {
     return part.first_entry + starts[part.first_block + block];
   }
-  int64_t end_entry(const Part& part, int64_t block, int64_t count) const {
+  int64_t end_entry(const Part& part, int64_t block) const {
     const bool last = block + 1 == part.bits.num_blocks();
-    return last ? part.first_entry + count : first_entry(part, block + 1);
+    return last ? part.first_entry + part.count : first_entry(part, block + 1);
   }
 };
 
-// Pass one of a block: its entries' indices, counted by window.
-void find_indices(const Part& part, int64_t block, const Permutation* permutation, int shift,
-                  uint32_t* indices, int64_t* counts) {
-  for_each_run(part.bits, block, [&](uint32_t* run, int64_t size) {
-    for (int64_t i = 0; i < size; ++i) run[i] += static_cast<uint32_t>(part.first_place);
-    if (permutation) permutation->map<true>(run, size);
-    for (int64_t i = 0; i < size; ++i) ++counts[run[i] >> shift];
-    std::memcpy(indices, run, static_cast<size_t>(size) * sizeof(uint32_t));
-    indices += size;
+// Windows of the vector, and where in `entries` each task writes those of each window.
+struct Windows {
+  int shift;
+  int64_t number;
+  int64_t* starts;  // [task * number + window]
+
+  int64_t* of(int64_t task) const { return starts + task * number; }
+};
+
+int window_shift(int64_t numel) {
+  int shift = kLeastShift;
+  while (ceil_div(numel, int64_t{1} << shift) > kMostWindows) ++shift;
+  return shift;
+}
+
+// Fills scratch().parts, and scratch().block_starts with where the entries of each block lie in its
+// part. Returns -1, or the number of the first part whose set bits are not its entries.
+int64_t take_parts(const uint8_t* const* bits, const float* const* values, const int64_t* lengths,
+                   const int64_t* counts, int64_t num_parts, int threads) {
+  Scratch& s = scratch();
+  Part* const parts = kept_room(s.parts, num_parts);
+  int64_t place = 0, num_blocks = 0, num_entries = 0;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    parts[p] = {{bits[p], lengths[p]}, values[p], counts[p], place, num_blocks, num_entries};
+    place += lengths[p];
+    num_blocks += parts[p].bits.num_blocks();
+    num_entries += counts[p];
+  }
+  int64_t* const starts = kept_room(s.block_starts, num_blocks);
+  for (int64_t p = 0; p < num_parts; ++p) {
+    if (count_blocks(parts[p].bits, threads, starts + parts[p].first_block) != counts[p]) return p;
+  }
+  return -1;
+}
+
+// Pass one: the entries' indices in the order of places, and how many of each task are in a window.
+void find_indices(const Blocks& blocks, const Windows& windows, const Permutation* permutation,
+                  uint32_t* indices, int threads) {
+  for_each_block(blocks.num_tasks, threads, [&](int64_t task) {
+    int64_t* const counts = windows.of(task);
+    std::memset(counts, 0, static_cast<size_t>(windows.number) * sizeof(int64_t));
+    blocks.for_each(task, [&](const Part& part, int64_t block) {
+      uint32_t* to = indices + blocks.first_entry(part, block);
+      for_each_run(part.bits, block, [&](uint32_t* run, int64_t size) {
+        for (int64_t i = 0; i < size; ++i) run[i] += static_cast<uint32_t>(part.first_place);
+        if (permutation) permutation->map<true>(run, size);
+        for (int64_t i = 0; i < size; ++i) ++counts[run[i] >> windows.shift];
+        std::memcpy(to, run, static_cast<size_t>(size) * sizeof(uint32_t));
+        to += size;
+      });
+    });
   });
 }
 
-// Counts of each task and window become where it writes, window by window.
-void scan(int64_t num_tasks, int64_t num_windows, int64_t* counts) {
+// Counts become where each task writes, window by window.
+void scan(int64_t num_tasks, const Windows& windows) {
   int64_t sum = 0;
-  for (int64_t window = 0; window < num_windows; ++window) {
+  for (int64_t window = 0; window < windows.number; ++window) {
     for (int64_t task = 0; task < num_tasks; ++task) {
-      const int64_t own = counts[task * num_windows + window];
-      counts[task * num_windows + window] = sum;
+      const int64_t own = windows.of(task)[window];
+      windows.of(task)[window] = sum;
       sum += own;
     }
   }
 }
 
-}  // namespace
-
-// `bits`, `values`, `lengths` (places) and `counts` (entries) of each part, in the order of places.
-// Returns -1, kNoMemory, or the number of the first part whose set bits are not its entries; nothing
-// is written then.
-GW_EXPORT int64_t gw_bits_fill(const uint8_t* const* bits, const float* const* values,
-                               const int64_t* lengths, const int64_t* entry_counts,
-                               int64_t num_parts, const uint32_t* permutation_given, float* out,
-                               int64_t numel, float scale, int threads) try {
-  Scratch& s = scratch();
-  Part* const parts = kept_room(s.parts, num_parts);
-  int64_t place = 0, num_blocks = 0, num_entries = 0;
-  for (int64_t p = 0; p < num_parts; ++p) {
-    parts[p] = {{bits[p], lengths[p]}, values[p], place, num_blocks, num_entries};
-    place += lengths[p];
-    num_blocks += parts[p].bits.num_blocks();
-    num_entries += entry_counts[p];
-  }
-  int64_t* const block_starts = kept_room(s.block_starts, num_blocks);
-  for (int64_t p = 0; p < num_parts; ++p) {
-    int64_t* const own = block_starts + parts[p].first_block;
-    if (count_blocks(parts[p].bits, threads, own) != entry_counts[p]) return p;
-  }
-  int shift = kLeastShift;
-  while (ceil_div(numel, int64_t{1} << shift) > kMostWindows) ++shift;
-  const int64_t num_windows = ceil_div(numel, int64_t{1} << shift);
-  const Blocks blocks{parts, num_parts, num_blocks, min64(kMostTasks, num_blocks), block_starts};
-  int64_t* const starts = kept_room(s.window_starts, (blocks.num_tasks + 1) * num_windows);
-  uint32_t* const indices = kept_room(s.indices, num_entries);
-  Entry* const entries = kept_room(s.entries, num_entries);
-  static const uint32_t nothing[3 + 3 * kRounds] = {};
-  const Permutation permutation(permutation_given ? permutation_given : nothing);
+// Pass two: entries to their windows.
+void move_entries(const Blocks& blocks, const Windows& windows, const uint32_t* indices,
+                  float scale, Entry* entries, int threads) {
   for_each_block(blocks.num_tasks, threads, [&](int64_t task) {
-    int64_t* const own = starts + task * num_windows;
-    std::memset(own, 0, static_cast<size_t>(num_windows) * sizeof(int64_t));
+    int64_t* const starts = windows.of(task);
     blocks.for_each(task, [&](const Part& part, int64_t block) {
-      find_indices(part, block, permutation_given ? &permutation : nullptr, shift,
-                   indices + blocks.first_entry(part, block), own);
-    });
-  });
-  scan(blocks.num_tasks, num_windows, starts);
-  for_each_block(blocks.num_tasks, threads, [&](int64_t task) {
-    int64_t* const own = starts + task * num_windows;
-    blocks.for_each(task, [&](const Part& part, int64_t block) {
-      const int64_t stop = blocks.end_entry(part, block, entry_counts[&part - parts]);
+      const int64_t stop = blocks.end_entry(part, block);
       for (int64_t i = blocks.first_entry(part, block); i < stop; ++i) {
-        const float value = part.values[i - part.first_entry];
-        Entry* const to = entries + own[indices[i] >> shift]++;
+        Entry* const to = entries + starts[indices[i] >> windows.shift]++;
         __builtin_prefetch(to + kAhead, 1);
-        *to = {indices[i], scale * value};
+        *to = {indices[i], scale * part.values[i - part.first_entry]};
       }
     });
   });
-  // Each window's last writer has moved on to where the next window starts.
-  const int64_t* const ends = starts + (blocks.num_tasks - 1) * num_windows;
-  for_each_block(num_windows, threads, [&](int64_t window) {
-    const int64_t first = window << shift, size = min64(int64_t{1} << shift, numel - first);
+}
+
+// Pass three. A window's last writer has moved on to where the next window starts.
+void write_windows(const Entry* entries, const int64_t* ends, const Windows& windows, float* out,
+                   int64_t numel, int threads) {
+  for_each_block(windows.number, threads, [&](int64_t window) {
+    const int64_t first = window << windows.shift;
+    const int64_t size = min64(int64_t{1} << windows.shift, numel - first);
     std::memset(out + first, 0, static_cast<size_t>(size) * sizeof(float));
     for (int64_t i = window ? ends[window - 1] : 0; i < ends[window]; ++i) {
       out[entries[i].index] = entries[i].value;
     }
   });
+}
+
+}  // namespace
+
+// `bits`, `values`, `lengths` (places) and `counts` (entries) of each part, in the order of places,
+// which are `numel` in all. Returns -1, kNoMemory, or the number of the first part whose set bits
+// are not its entries; nothing is written then.
+GW_EXPORT int64_t gw_bits_fill(const uint8_t* const* bits, const float* const* values,
+                               const int64_t* lengths, const int64_t* counts, int64_t num_parts,
+                               const uint32_t* permutation_given, float* out, int64_t numel,
+                               float scale, int threads) try {
+  if (numel == 0) return -1;
+  const int64_t wrong = take_parts(bits, values, lengths, counts, num_parts, threads);
+  if (wrong >= 0) return wrong;
+  Scratch& s = scratch();
+  const Part& last = s.parts[static_cast<size_t>(num_parts - 1)];
+  const int64_t num_blocks = last.first_block + last.bits.num_blocks();
+  const int64_t num_entries = last.first_entry + last.count;
+  const Blocks blocks{s.parts.data(), num_parts, num_blocks, min64(kMostTasks, num_blocks),
+                      s.block_starts.data()};
+  const int shift = window_shift(numel);
+  const int64_t num_windows = ceil_div(numel, int64_t{1} << shift);
+  const Windows windows{shift, num_windows,
+                        kept_room(s.window_starts, blocks.num_tasks * num_windows)};
+  uint32_t* const indices = kept_room(s.indices, num_entries);
+  Entry* const entries = kept_room(s.entries, num_entries);
+  static const uint32_t nothing[3 + 3 * kRounds] = {};
+  const Permutation permutation(permutation_given ? permutation_given : nothing);
+  find_indices(blocks, windows, permutation_given ? &permutation : nullptr, indices, threads);
+  scan(blocks.num_tasks, windows);
+  move_entries(blocks, windows, indices, scale, entries, threads);
+  write_windows(entries, windows.of(blocks.num_tasks - 1), windows, out, numel, threads);
   return -1;
 } catch (const std::bad_alloc&) {
   return kNoMemory;

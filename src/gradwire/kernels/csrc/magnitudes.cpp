@@ -20,6 +20,8 @@ constexpr int kNumLanes = 16;
 // Buffers that live as long as the calling thread; the tables are zeros between calls.
 struct Scratch {
   std::vector<uint32_t> tables;
+  std::vector<int32_t> bins;
+  std::vector<int64_t> counts;  // two for each of the bins: of its positive and negative elements
   std::vector<int64_t> ends;
   std::vector<double> sums;
 };
@@ -73,17 +75,17 @@ int64_t take(uint32_t* tables, int64_t num_tables, int64_t bin) {
 }
 
 // Lists the magnitudes that occur, each with how often either sign does, and empties the tables.
-int64_t list_bins(uint32_t* tables, int64_t num_tables, int32_t* bins, int64_t* counts) {
-  int64_t num_listed = 0;
+void list_bins(int64_t num_tables, Scratch& s) {
+  s.bins.clear();
+  s.counts.clear();
   for (int64_t bin = 0; bin < kNumBins / 2; ++bin) {
-    const int64_t positive = take(tables, num_tables, bin);
-    const int64_t negative = take(tables, num_tables, bin + kNumBins / 2);
-    bins[num_listed] = static_cast<int32_t>(bin);
-    counts[2 * num_listed] = positive;
-    counts[2 * num_listed + 1] = negative;
-    num_listed += positive + negative > 0;
+    const int64_t positive = take(s.tables.data(), num_tables, bin);
+    const int64_t negative = take(s.tables.data(), num_tables, bin + kNumBins / 2);
+    if (positive + negative == 0) continue;
+    s.bins.push_back(static_cast<int32_t>(bin));
+    s.counts.push_back(positive);
+    s.counts.push_back(negative);
   }
-  return num_listed;
 }
 
 // Lane i % 16 adds the squares of its elements in turn; then the lanes are added in turn. A
@@ -108,28 +110,35 @@ double sum_squares(const float* g, float* r, int64_t n) {
 
 }  // namespace
 
-// Fills bins (room for one more than can hold something) and counts (twice that); returns how many
-// bins do, or -1 when there was no memory.
-GW_EXPORT int64_t gw_histogram(const float* grad, float* residual, int64_t n, int32_t* bins,
-                               int64_t* counts, int threads) {
+// Counts c by bins; returns how many bins hold something, or -1 when there was no memory.
+// gw_histogram_list then lists them, on the same thread.
+GW_EXPORT int64_t gw_histogram(const float* grad, float* residual, int64_t n, int threads) {
   try {
-    std::vector<uint32_t>& tables = scratch().tables;
+    Scratch& s = scratch();
     const int64_t num_tasks = useful_threads(threads, n);
     // To empty a second table is more work than to count a short vector in one.
     const int64_t tables_each = n / num_tasks < kNumBins ? 1 : 2;
     const int64_t num_tables = num_tasks * tables_each;
-    if (static_cast<int64_t>(tables.size()) < num_tables * kTable) {
-      tables.resize(static_cast<size_t>(num_tables * kTable));
+    if (static_cast<int64_t>(s.tables.size()) < num_tables * kTable) {
+      s.tables.resize(static_cast<size_t>(num_tables * kTable));
     }
+    uint32_t* const tables = s.tables.data();
     for_each_block(num_tasks, threads, [&](int64_t task) {
-      uint32_t* const even = tables.data() + task * tables_each * kTable;
+      uint32_t* const even = tables + task * tables_each * kTable;
       count_slice(grad, residual, task * n / num_tasks, (task + 1) * n / num_tasks, even,
                   even + (tables_each - 1) * kTable);
     });
-    return list_bins(tables.data(), num_tables, bins, counts);
+    list_bins(num_tables, s);
+    return static_cast<int64_t>(s.bins.size());
   } catch (const std::bad_alloc&) {
     return -1;
   }
+}
+
+GW_EXPORT void gw_histogram_list(int32_t* bins, int64_t* counts) {
+  const Scratch& s = scratch();
+  std::copy(s.bins.begin(), s.bins.end(), bins);
+  std::copy(s.counts.begin(), s.counts.end(), counts);
 }
 
 // Squared norms of ranges, the same bits whatever the threads. Returns 1 when there was no memory.

@@ -3,6 +3,7 @@
 // Loops are written so that compilers vectorise them; nothing contracts a product and a sum into
 // one rounding, so the bits are the reference's.
 #include <atomic>
+#include <cmath>
 #include <limits>
 
 #include "blocks.h"
@@ -39,10 +40,13 @@ void accumulate(const float* __restrict g, float* __restrict u, float* __restric
   }
 }
 
-// Whether an element of a block stayed: what was pending still is, and is not 0.
-bool any_stayed(const float* __restrict whole, const float* __restrict pending, int64_t n) {
+// Whether an element of a block stayed: what was pending still is, and is not too small to count.
+bool any_stayed(const float* __restrict whole, const float* __restrict pending, int64_t n,
+                float least) {
   int32_t stayed = 0;
-  for (int64_t i = 0; i < n; ++i) stayed |= whole[i] == pending[i] & whole[i] != 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    stayed |= (whole[i] == pending[i]) & (std::fabs(whole[i]) >= least);
+  }
   return stayed != 0;
 }
 
@@ -76,14 +80,14 @@ GW_EXPORT void gw_momentum_accumulate(const float* g, float* u, float* v, float*
 }
 
 GW_EXPORT void gw_momentum_mask(float* velocity, const float* whole, const float* pending,
-                                int64_t n, int threads) {
+                                int64_t n, float least, int threads) {
   const int64_t num_blocks = ceil_div(n, kBlock);
   const auto size_of = [&](int64_t b) { return min64(kBlock, n - b * kBlock); };
   std::atomic<bool> stayed{false};
   for_each_block(num_blocks, threads, [&](int64_t b) {
     if (stayed.load(std::memory_order_relaxed)) return;  // mostly the first block tells
     const int64_t first = b * kBlock;
-    if (any_stayed(whole + first, pending + first, size_of(b))) stayed.store(true);
+    if (any_stayed(whole + first, pending + first, size_of(b), least)) stayed.store(true);
   });
   if (!stayed.load()) return;
   for_each_block(num_blocks, threads, [&](int64_t b) {

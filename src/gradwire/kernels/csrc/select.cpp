@@ -5,6 +5,7 @@
 // above the finite. A sample estimates a threshold that a few more than k elements pass; one pass
 // over memory collects those; the k-th key is found exactly among them by a radix histogram. Where
 // the estimate fails (ties, hostile data) the same histogram runs over the whole vector.
+#include <algorithm>
 #include <atomic>
 #include <new>
 #include <vector>
@@ -142,13 +143,13 @@ void emit_part(const Part& part, uint32_t cut, int64_t num_ties, int64_t num_out
     }
   }
 #endif
-  for (; done < num_out; ++i) {
+  for (; done < num_out; ++i) {  // without a branch: where half are taken, none is foreseen
     const uint32_t key = key_of(part.values[i]);
-    if (key < cut || (key == cut && num_ties == 0)) continue;
-    num_ties -= key == cut;
+    const bool is_tie = (key == cut) & (num_ties > 0);
     out_values[done] = part.values[i];
     out_indices[done] = part.index(i);
-    ++done;
+    num_ties -= is_tie;
+    done += (key > cut) | is_tie;
   }
 }
 
@@ -277,29 +278,40 @@ GW_EXPORT int gw_topk(const float* grad, float* residual, int64_t n, int64_t k, 
   }
 }
 
-// Top-k of each range of c, one behind the other in the output. Ranges too short for several
-// threads are shared out among them, the others are done in turn.
+// Top-k of each range of c, one behind the other in the output. Ranges are shared out among threads,
+// the longest first; only those longer than a thread's equal share have all threads, in turn.
 GW_EXPORT int gw_topk_ranges(const float* c, const int64_t* starts, const int64_t* stops,
                              const int64_t* ks, int64_t num_ranges, int32_t* indices,
                              float* values, int threads) {
   std::atomic<int> failed{0};
-  const auto select_range = [&](int64_t range, int64_t place, int team) {
-    failed |= gw_topk(c + starts[range], nullptr, stops[range] - starts[range], ks[range],
-                      indices + place, values + place, team);
-    for (int64_t i = place; i < place + ks[range]; ++i) {
-      indices[i] += static_cast<int32_t>(starts[range]);
-    }
-  };
+  const auto length = [&](int64_t i) { return stops[i] - starts[i]; };
   try {
-    std::vector<int64_t> places(static_cast<size_t>(num_ranges) + 1, 0);
-    for (size_t i = 0; i + 1 < places.size(); ++i) places[i + 1] = places[i] + ks[i];
-    const auto is_long = [&](int64_t i) { return useful_threads(threads, stops[i] - starts[i]) > 1; };
-    for_each_block(num_ranges, threads, [&](int64_t i) {
-      if (ks[i] && !is_long(i)) select_range(i, places[static_cast<size_t>(i)], 1);
-    });
+    std::vector<int64_t> order, places;
+    int64_t total = 0, num_out = 0;
     for (int64_t i = 0; i < num_ranges; ++i) {
-      if (ks[i] && is_long(i)) select_range(i, places[static_cast<size_t>(i)], threads);
+      places.push_back(num_out);
+      num_out += ks[i];
+      if (ks[i] == 0) continue;
+      total += length(i);
+      order.push_back(i);
     }
+    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return length(a) != length(b) ? length(a) > length(b) : a < b;
+    });
+    const auto select_range = [&](int64_t i, int team) {
+      const int64_t place = places[static_cast<size_t>(i)];
+      failed |= gw_topk(c + starts[i], nullptr, length(i), ks[i], indices + place, values + place,
+                        team);
+      for (int64_t o = place; o < place + ks[i]; ++o) indices[o] += static_cast<int32_t>(starts[i]);
+    };
+    const int team = useful_threads(threads, total);
+    size_t num_long = 0;
+    while (num_long < order.size() && team > 1 && length(order[num_long]) * team > total) {
+      select_range(order[num_long++], team);
+    }
+    for_each_block(static_cast<int64_t>(order.size() - num_long), team, [&](int64_t o) {
+      select_range(order[num_long + static_cast<size_t>(o)], 1);
+    });
     return failed;
   } catch (const std::bad_alloc&) {
     return 1;

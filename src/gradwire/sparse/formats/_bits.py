@@ -17,7 +17,7 @@ from ...kernels._build import load_library
 from ...kernels._operands import address, serves_cpp
 from ...payload import Field, Format, Payload
 from ..entries import Entries
-from ..parts import Part, parts_of
+from ..parts import Part
 from ..scatter import check_out, target_arguments
 from ..scatter import scatter as scatter_entries
 
@@ -69,9 +69,7 @@ def scatter(payload: Payload, part: Part, out_N: Tensor, scale: float, width: in
     check_found(found, count, part.length)
 
 
-def fill(
-    payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, scale: float
-) -> bool:
+def fill(payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, scale: float) -> bool:
     """``SparseFormat.fill`` for units of one element; False where the C++ cannot serve.
 
     One write to each line of memory, where ``scatter`` jumps from entry to entry: of 25 M float32
@@ -81,9 +79,6 @@ def fill(
     library = load_library("fill") if serves_cpp(*values, out_N) else None
     if library is None:
         return False
-    for part, expected in zip(parts, parts_of(out_N.numel(), len(parts), parts[0].permutation)):
-        if part != expected:
-            raise invalid("parts", part, f"{expected}", "pass the parts of all ranks, in order")
     counts = [value.numel() for value in values]
     bits = [payload["bits"].data_ptr() for payload in payloads]
     library.gw_bits_fill.restype = ctypes.c_int64
@@ -103,8 +98,7 @@ def fill(
     if wrong == NO_MEMORY:
         raise MemoryError(f"{sum(counts)} entries: no memory to sort them by windows")
     if wrong >= 0:
-        found = count(payloads[wrong]["bits"], parts[wrong].length)
-        check_found(found, counts[wrong], parts[wrong].length)
+        read(payloads[wrong]["bits"], parts[wrong].length, counts[wrong])  # says what is wrong
     return True
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...errors import invalid
 from ...payload import Format, Payload
 from ..entries import Entries
-from ..parts import Part
-from ..scatter import scatter
+from ..parts import Part, parts_of
+from ..scatter import check_out, scatter
 
 
 class SparseFormat(ABC):
@@ -107,6 +107,18 @@ class SparseFormat(ABC):
 
         ``parts`` are those of one vector, in rank order (``parts.parts_of``).
         """
+        check_parts(payloads, parts, out_N, width)
         out_N.zero_()
         for payload, part in zip(payloads, parts, strict=True):
             self.scatter(payload, part, out_N, scale=scale, width=width)
+
+
+def check_parts(
+    payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, width: int
+) -> None:
+    """Raises InvalidSetting unless these are all parts of ``out_N``, in rank order."""
+    first = parts[0] if parts else Part(0)
+    expected = parts_of(first.num_units, first.world, first.permutation)
+    if tuple(parts) != expected or len(payloads) != len(parts):
+        raise invalid("parts", parts, f"{expected}", "pass the parts of all ranks, in rank order")
+    check_out(first, out_N, width)

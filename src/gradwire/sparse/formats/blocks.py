@@ -63,7 +63,10 @@ class blocks(SparseFormat):
         return drop_unset(units)
 
     def _numbers(self, entries: Entries) -> Tensor:
-        return (entries.indices_K // self.block).unique_consecutive()
+        number_K = entries.indices_K // self.block
+        is_new_K = torch.ones_like(number_K, dtype=torch.bool)
+        is_new_K[1:] = number_K[1:] != number_K[:-1]
+        return number_K[is_new_K]
 
 
 EXAMPLES = (blocks(), blocks(block=3))

@@ -20,7 +20,7 @@ from ...payload import Format, Payload
 from ..entries import Entries, check_entries
 from ..parts import Part
 from . import _bits
-from ._types import SparseFormat
+from ._types import SparseFormat, check_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class hash_bitmap(SparseFormat):
         scale: float = 1.0,
         width: int = 1,
     ) -> None:
+        check_parts(payloads, parts, out_N, width)
         if width > 1 or not _bits.fill(payloads, parts, out_N, scale):
             super().fill(payloads, parts, out_N, scale=scale, width=width)
 

@@ -1,0 +1,149 @@
+"""Triton kernels of the partition: h0 as a permutation, the two passes, and algorithm 1.
+
+Importing this file needs triton. ``constants`` is what ``Permutation.constants`` holds, as int32:
+numel, mask, shift, then multiplier, addend and inverse of three rounds. Entries are told apart by
+their number in the list, which is what a table holds: so no index is the empty mark, and an index
+that occurs twice stays twice.
+
+Legend: I entries of a program, W parts (a power of two, of which the last may be empty).
+"""
+
+# Triton's compiler reads these functions; what they take and give has no type in Python.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EMPTY = tl.constexpr(-1)
+_NEVER = tl.constexpr(-2)  # what no cell of a table ever holds
+
+
+@triton.jit
+def _once(x, constants, mask, shift):
+    for number in tl.static_range(3):
+        multiplier = tl.load(constants + 3 + 3 * number).to(tl.uint32, bitcast=True)
+        addend = tl.load(constants + 4 + 3 * number).to(tl.uint32, bitcast=True)
+        x = x ^ (x >> shift)
+        x = (x * multiplier + addend) & mask
+    return x
+
+
+@triton.jit
+def places_of(indices, constants):
+    """The permutation: int32 indices below numel to int32 places."""
+    numel = tl.load(constants).to(tl.uint32, bitcast=True)
+    mask = tl.load(constants + 1).to(tl.uint32, bitcast=True)
+    shift = tl.load(constants + 2).to(tl.uint32, bitcast=True)
+    x = _once(indices.to(tl.uint32, bitcast=True), constants, mask, shift)
+    left = tl.max((x >= numel).to(tl.int32), 0)
+    while left > 0:
+        x = tl.where(x >= numel, _once(x, constants, mask, shift), x)
+        left = tl.max((x >= numel).to(tl.int32), 0)
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def permute(indices, constants, places, num_entries, BLOCK: tl.constexpr):
+    """Places of a list of indices."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_entries
+    index = tl.load(indices + i, mask=inside, other=0)
+    tl.store(places + i, places_of(index, constants), mask=inside)
+
+
+# ---- two passes --------------------------------------------------------------------------------
+
+
+@triton.jit
+def _membership(places, num_entries, length, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """(entry numbers I, whether there is such an entry I, places I, (I, W) whose part it is in)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_entries
+    place = tl.load(places + i, mask=inside, other=0)
+    own = (place // length)[:, None] == tl.arange(0, WORLD)[None, :]
+    return i, inside, place, own & inside[:, None]
+
+
+@triton.jit
+def count(
+    places, counts, num_entries, num_blocks, length, WORLD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Pass one: ``counts[w * num_blocks + block]`` entries of a block are in part w."""
+    _, _, _, own = _membership(places, num_entries, length, WORLD, BLOCK)
+    at = tl.arange(0, WORLD) * num_blocks + tl.program_id(0)
+    tl.store(counts + at, tl.sum(own.to(tl.int32), 0))
+
+
+@triton.jit
+def move(
+    places,
+    starts,
+    local,
+    order,
+    num_entries,
+    num_blocks,
+    length,
+    WORLD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Pass two: local places and entry numbers to where ``starts`` says, in the list's order."""
+    i, inside, place, own = _membership(places, num_entries, length, WORLD, BLOCK)
+    start = tl.load(starts + tl.arange(0, WORLD) * num_blocks + tl.program_id(0))
+    rank = tl.cumsum(own.to(tl.int32), 0) - 1 + start[None, :]
+    at = tl.sum(tl.where(own, rank, 0), 1)
+    tl.store(local + at, place % length, mask=inside)
+    tl.store(order + at, i, mask=inside)
+
+
+# ---- algorithm 1 -------------------------------------------------------------------------------
+
+
+@triton.jit
+def _hashed(x, number):
+    """Hash function ``number`` of 32 bits: murmur3's finaliser over index and number."""
+    x = x.to(tl.uint32, bitcast=True) ^ (number * 0x9E3779B9).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def hash_entries(
+    indices,
+    places,
+    table,
+    counters,
+    spilled,
+    num_entries,
+    length,
+    parallel,
+    serial,
+    last,
+    REHASHES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Algorithm 1, lines 4 to 17: each entry into its part's memory.
+
+    ``table`` has ``parallel + serial`` cells a part and, at ``last``, one that nobody gets.
+    ``counters`` has the serial cells taken of each part, and behind them how many are ``spilled``.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    waiting = i < num_entries
+    index = tl.load(indices + i, mask=waiting, other=0)
+    part = tl.load(places + i, mask=waiting, other=0) // length  # h0
+    base = part.to(tl.int64) * (parallel + serial)
+    for number in tl.static_range(1, REHASHES + 1):
+        bound = tl.zeros((BLOCK,), tl.uint32) + parallel.to(tl.uint32)
+        cell = base + tl.umulhi(_hashed(index, tl.full((), number, tl.uint32)), bound).to(tl.int64)
+        expected = tl.where(waiting, EMPTY, _NEVER)
+        found = tl.atomic_cas(table + tl.where(waiting, cell, last), expected, i)
+        waiting = waiting & (found != EMPTY)
+    taken = tl.atomic_add(counters + part, 1, mask=waiting)
+    fits = waiting & (taken < serial)
+    tl.store(table + base + parallel + taken, i, mask=fits)
+    waiting = waiting & (taken >= serial)
+    world = last // (parallel + serial)
+    at = tl.atomic_add(counters + world + tl.zeros((BLOCK,), tl.int64), 1, mask=waiting)
+    tl.store(spilled + at, i, mask=waiting)

@@ -1,0 +1,68 @@
+"""Row-sparse means: either way gives the rows of the union, with the same bits on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.collective._local import drive
+from gradwire.collective._rows import SERVED, Rows, average_rows
+from gradwire.contract import Member
+from gradwire.errors import RanksDiffer
+from tests.strategies import bounded
+
+NUM_ROWS, WIDTH = 60, 3
+
+
+def averaged(given: list[Rows], way: str, seed: int = 0) -> tuple[list[Rows], list[Member]]:
+    members = [Member(rank, len(given)) for rank in range(len(given))]
+    texts = [
+        average_rows(me, rows, NUM_ROWS, lambda counts: way)
+        for me, rows in zip(members, given, strict=True)
+    ]
+    return list(drive(texts, seed=seed).results), members
+
+
+@bounded(15)
+@given(
+    counts=st.lists(st.sampled_from((0, 1, 5, NUM_ROWS)), min_size=2, max_size=7),
+    dtype=st.sampled_from((torch.float32, torch.float64, torch.bfloat16, torch.float16)),
+    seed=st.integers(0, 99),
+)
+def test_both_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    given = []
+    for count in counts:
+        rows = torch.randperm(NUM_ROWS, generator=draw)[:count].sort().values
+        values = torch.randn(count, WIDTH, generator=draw).to(dtype)
+        values[:1] = 0  # a row that was touched stays one, whatever is in it
+        given.append((rows, values))
+    gathered, _ = averaged(given, "allgather_sparse", seed)
+    served, _ = averaged(given, SERVED, seed)
+    union = torch.cat([rows for rows, _ in given]).unique()
+    exact = torch.zeros(NUM_ROWS, WIDTH, dtype=torch.float64)
+    for rows, values in given:
+        exact[rows] += values.double() / len(given)
+    for found, values in (*gathered, *served):
+        assert torch.equal(found, union)
+        assert torch.equal(values, gathered[0][1])
+        torch.testing.assert_close(values, exact[union].to(dtype))
+
+
+def test_no_rows_anywhere_take_no_way() -> None:
+    none = torch.zeros(0, dtype=torch.int64), torch.zeros(0, WIDTH)
+    found, members = averaged([none, none, none], SERVED)
+    assert all(rows.numel() == 0 for rows, _ in found)
+    assert {me.way for me in members} == {None}
+    some = torch.tensor([4]), torch.ones(1, WIDTH)
+    found, members = averaged([none, some], SERVED)
+    assert [rows.tolist() for rows, _ in found] == [[4], [4]]
+    assert {me.way for me in members} == {SERVED}
+
+
+def test_more_rows_than_there_are_is_told() -> None:
+    many = torch.arange(NUM_ROWS + 1), torch.ones(NUM_ROWS + 1, WIDTH)
+    with pytest.raises(RanksDiffer, match="61 rows"):
+        averaged([many, many], SERVED)

@@ -1,0 +1,82 @@
+"""Schemes for sparse gradients, step after step: bounds, buffers, and ranks that do not agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.collective._local import drive
+from gradwire.collective.sparcml import groups
+from gradwire.contract import Member
+from gradwire.errors import RanksDiffer
+from gradwire.exchange import synchronise, texts
+from gradwire.spec import TensorSpec
+
+WORLD, NUMEL = 5, 1003
+SCHEMES = (
+    gw.collective.zen(),
+    gw.collective.sparse_ps(),
+    gw.collective.omnireduce(block=16),
+    gw.collective.sparcml(),
+)
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+
+
+def gradients(share: float, numel: int = NUMEL) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(4)
+    return [1.0 * (torch.rand(numel, generator=draw) < share) for _ in range(WORLD)]
+
+
+@each_scheme
+def test_the_bound_is_reached_where_all_is_taken(scheme: gw.Collective) -> None:
+    codec = gw.compress.nonzero()
+    sent = drive(texts(gw.pair(codec, scheme), gradients(1.0))).sent_bytes
+    assert sent == scheme.wire_bytes(codec, TensorSpec("", NUMEL), WORLD)
+
+
+@each_scheme
+def test_what_is_expected_is_what_independent_ranks_send(scheme: gw.Collective) -> None:
+    """Sums over ranks within a tenth, of 20,000 elements at 5 %."""
+    codec = gw.compress.nonzero(expected_density=0.05)
+    exchange = gw.pair(codec, scheme)
+    sent = drive(texts(exchange, gradients(0.05, 20_000))).sent_bytes
+    expected = exchange.expected_bytes(TensorSpec("", 20_000), WORLD)
+    assert exchange.wire_bytes(TensorSpec("", 20_000), WORLD) is None
+    assert sum(sent) == pytest.approx(sum(expected), rel=0.1)
+
+
+@each_scheme
+def test_buffers_only_grow(scheme: gw.Collective) -> None:
+    """From the step with the most entries on, nothing is allocated."""
+    exchange = gw.pair(gw.compress.nonzero(), scheme)
+    members = [Member(rank, WORLD) for rank in range(WORLD)]
+
+    def step(share: float) -> list[dict[str, int]]:
+        given = zip(members, gradients(share), strict=True)
+        drive([synchronise(exchange, me, None, grad_N, grad_N) for me, grad_N in given])
+        return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
+
+    step(0.01)
+    after = step(0.5)
+    assert [step(share) for share in (0.1, 0.0, 0.5, 0.3)] == [after] * 4
+
+
+@each_scheme
+def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
+    exchange = gw.pair(gw.compress.nonzero(), scheme)
+    of_own = [texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]]
+    runs = [own[rank] for rank, own in enumerate(of_own)]
+    with pytest.raises(RanksDiffer, match=r"rank 4 of 5 announces a payload of \d+ units"):
+        drive(runs)
+
+
+def test_doubling_folds_the_ranks_beyond_a_power_of_two() -> None:
+    """Six: 4 and 5 go to 0 and 1, then neighbours, then pairs of neighbours."""
+    alone, folded, once, twice = groups(6)
+    assert alone == tuple((rank,) for rank in range(6))
+    assert folded == ((0, 4), (1, 5), (2,), (3,))
+    assert once == ((0, 1, 4, 5), (0, 1, 4, 5), (2, 3), (2, 3))
+    assert twice == (tuple(range(6)),) * 4
+    assert groups(1) == (((0,),), ((0,),))

@@ -1,0 +1,40 @@
+"""Magnitudes: what estimators read off a histogram is what the elements say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.compress._magnitudes import Magnitudes
+from tests.laws.density_laws import KINDS, drawn
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_are_those_of_the_elements(kind):
+    grad_N = drawn(kind, 30_000)
+    seen, others_N = Magnitudes.of(grad_N), grad_N[grad_N != 0].double()
+    assert (seen.numel, seen.num_elements) == (30_000, others_N.numel())
+    assert seen.mean_log == pytest.approx(float(others_N.abs().log().mean()), abs=2e-3)
+    assert seen.signed.mean == pytest.approx(float(others_N.mean()), abs=1e-3)
+    assert seen.signed.variance == pytest.approx(float(others_N.var()), rel=5e-3)
+    threshold = seen.edge_of(1.5)
+    beyond = others_N.abs()[others_N.abs() >= threshold]
+    assert seen.above(threshold).mean == pytest.approx(float(beyond.mean()) - threshold, rel=1e-2)
+    assert seen.above(threshold).variance == pytest.approx(float(beyond.var()), rel=1e-2)
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 0.1, 1.0, 2.5, 1e9])
+def test_what_reaches_an_edge_is_counted_exactly(threshold):
+    grad_N = drawn("normal", 30_000)
+    seen = Magnitudes.of(grad_N)
+    edge = seen.edge_of(threshold)
+    assert seen.num_reaching(threshold) == int((grad_N.abs() >= edge).sum()) > 0
+    if 0.01 < threshold < 3:
+        assert edge == pytest.approx(threshold, rel=2**-8)
+
+
+def test_zeros_and_what_is_not_finite_are_only_counted():
+    seen = Magnitudes.of(torch.tensor([0.0, -0.0, torch.inf, torch.nan, -2.0]))
+    assert (seen.numel, seen.num_elements, seen.signed.mean) == (5, 1, -seen.largest)
+    assert Magnitudes.of(torch.zeros(3)).num_elements == 0
+    assert Magnitudes.of(torch.zeros(0)).numel == 0

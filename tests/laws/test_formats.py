@@ -1,0 +1,309 @@
+"""Laws of permutations, partitions and every file of sparse/formats, and that they bite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.kernels._build import reference_only
+from gradwire.load import examples
+from gradwire.sparse.entries import Entries
+from gradwire.sparse.formats.bitmap import bitmap
+from gradwire.sparse.formats.coo import coo
+from gradwire.sparse.formats.dense import dense
+from gradwire.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.sparse.merge import Accumulator
+from gradwire.sparse.partition import partition, partition_into_coo
+from gradwire.sparse.parts import Part, parts_of
+from gradwire.sparse.permutation import Permutation
+
+from . import broken_formats as broken
+from . import format_laws as laws
+from .test_laws_bite import rejected
+from .tolerance import same_bits
+
+FORMATS = examples("sparse.formats")
+LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)
+
+
+def drawn_entries(kind: str, num_units: int, width: int, dtype: torch.dtype, seed: int) -> Entries:
+    """Ascending entries without duplicates; the same for the same arguments."""
+    draw = torch.Generator().manual_seed(seed)
+    every = torch.arange(num_units, dtype=torch.int32)
+    chosen: dict[str, Tensor] = {
+        "none": every[:0],
+        "first": every[:1],
+        "last": every[num_units - 1 :],
+        "all": every,
+        "both ends": torch.cat([every[:1], every[1:][num_units - 2 :]]),
+        "some": every[torch.rand(num_units, generator=draw) < 0.1],
+        "most": every[torch.rand(num_units, generator=draw) < 0.9],
+        "a range": every[num_units // 3 : num_units // 2],
+    }
+    indices_K = chosen[kind].contiguous()
+    values = torch.randn(indices_K.numel() * width, generator=draw, dtype=torch.float64).to(dtype)
+    values[::7], values[3::11] = -0.0, torch.inf
+    return Entries(indices_K, values, width)
+
+
+def adversarial(num_units: int, world: int, count: int) -> dict[str, Tensor]:
+    """Sets of indices that an unlucky or careless hash does not spread."""
+    draw = torch.Generator().manual_seed(count)
+    fitting = num_units // count
+    skewed = (torch.rand(8 * count, generator=draw) ** 6 * num_units).long().unique()
+    indices = {
+        "the first": torch.arange(count),
+        "the last": torch.arange(num_units - count, num_units),
+        "in one original part": torch.arange(count) + num_units // 2,
+        "multiples of W": torch.arange(count) * world,
+        "a stride of 2^k": torch.arange(count) * (1 << fitting.bit_length() - 1),
+        "a large odd stride": torch.arange(count) * (fitting - 1 | 1),
+        "runs of 16": torch.arange(count) // 16 * 16 * fitting + torch.arange(count) % 16,
+        "skewed": skewed[torch.randperm(skewed.numel(), generator=draw)[:count].sort().values],
+    }
+    return {name: found[found < num_units].int() for name, found in indices.items()}
+
+
+# ---- the permutation ---------------------------------------------------------------------------
+
+
+def test_every_size_to_10000_is_permuted() -> None:
+    for numel in range(10_001):
+        laws.is_a_bijection(Permutation(numel, seed=numel % 7))
+
+
+@pytest.mark.parametrize("numel", [1_000_003, 2**20, 2**20 + 1, 3_141_592])
+def test_large_sizes_are_permuted(numel: int) -> None:
+    laws.is_a_bijection(Permutation(numel, seed=numel))
+
+
+@pytest.mark.parametrize("numel", [*range(1, 40), 1000, 4095, 4096, 4097, *LARGE])
+def test_every_implementation_has_the_same_bits(numel: int) -> None:
+    draw = torch.Generator().manual_seed(numel)
+    some_K = torch.randint(numel, (777,), generator=draw, dtype=torch.int64).int()
+    ends_K = torch.tensor([0, numel - 1, numel // 2], dtype=torch.int32)
+    given_K = torch.cat([some_K, ends_K])
+    shuffle = Permutation(numel, seed=3)
+    places_K = shuffle.places(given_K)
+    with reference_only():
+        assert torch.equal(shuffle.places(given_K), places_K)
+        assert torch.equal(shuffle.indices(places_K), given_K)
+    assert torch.equal(shuffle.indices(places_K), given_K)
+    assert torch.equal(shuffle.indices(places_K, out=places_K), given_K)
+
+
+def test_seeds_give_different_permutations() -> None:
+    every_N = torch.arange(1000, dtype=torch.int32)
+    found = {tuple(Permutation(1000, seed).places(every_N).tolist()) for seed in range(50)}
+    assert len(found) == 50
+
+
+@pytest.mark.parametrize("world", [4, 8, 13, 16])
+@pytest.mark.parametrize("num_units", [2**20, 1_000_003])
+def test_adversarial_indices_are_balanced(num_units: int, world: int) -> None:
+    for name, indices_K in adversarial(num_units, world, 20_000).items():
+        for seed in range(5):
+            shuffle = Permutation(num_units, seed)
+            laws.is_balanced(shuffle, indices_K, world, laws.PUSH_CONSTANT)
+        if name == "in one original part":
+            with rejected(by=laws.is_balanced):
+                laws.is_balanced(broken.stays(num_units), indices_K, world, laws.PUSH_CONSTANT)
+
+
+@pytest.mark.parametrize("wrong", [broken.collides, broken.leaves, broken.one_way])
+def test_the_bijection_law_bites(wrong: Any) -> None:
+    with rejected(by=laws.is_a_bijection):
+        laws.is_a_bijection(wrong(1000, seed=1))
+
+
+# ---- the partition and the merge ---------------------------------------------------------------
+
+lists = st.tuples(
+    st.sampled_from(["none", "first", "last", "all", "some", "most", "a range"]),
+    st.sampled_from([1, 2, 3, 8, 17, 63, 64, 65, 1000, 20_011]),
+    st.sampled_from([1, 1, 2, 5]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.integers(0, 99),
+)
+WORLDS = st.sampled_from([1, 2, 3, 4, 7, 8, 16, 17])
+
+
+def doubled(entries: Entries, seed: int) -> Entries:
+    """Every entry about twice, in any order."""
+    draw = torch.Generator().manual_seed(seed)
+    at_K = torch.randint(max(1, entries.num), (2 * entries.num,), generator=draw)
+    units = entries.values.view(-1, entries.width)[at_K]
+    return Entries(entries.indices_K[at_K], units.reshape(-1), entries.width)
+
+
+@settings(max_examples=60)
+@example(drawn=("all", 1000, 1, torch.float32, 0), world=17, shuffled=True, duplicates=True)
+@given(drawn=lists, world=WORLDS, shuffled=st.booleans(), duplicates=st.booleans())
+def test_a_partition_loses_nothing(
+    drawn: tuple[str, int, int, torch.dtype, int], world: int, shuffled: bool, duplicates: bool
+) -> None:
+    num_units, seed = drawn[1], drawn[4]
+    entries = drawn_entries(*drawn)
+    entries = doubled(entries, seed) if duplicates else entries
+    shuffle = Permutation(num_units, seed) if shuffled else None
+    laws.loses_nothing(partition, entries, num_units, world, shuffle)
+    found = partition(entries, num_units, world, shuffle)
+    sent = partition_into_coo(entries, num_units, world, shuffle)
+    with reference_only():
+        want = partition(entries, num_units, world, shuffle)
+        wanted = partition_into_coo(entries, num_units, world, shuffle)
+    assert found.counts_W == want.counts_W
+    assert torch.equal(found.entries.indices_K, want.entries.indices_K)
+    assert same_bits(found.entries.values, want.entries.values)
+    for rank, (got, reference) in enumerate(zip(sent, wanted, strict=True)):
+        assert torch.equal(got.buffer, reference.buffer)
+        assert torch.equal(got["indices"], found.of(rank).indices_K)
+        assert same_bits(got["values"], found.of(rank).values)
+
+
+@pytest.mark.parametrize("wrong", [broken.drops_the_overflow, broken.overwrites])
+def test_the_partition_law_bites(wrong: Any) -> None:
+    entries = drawn_entries("a range", 20_011, 1, torch.float32, 1)
+    with rejected(by=laws.loses_nothing):
+        laws.loses_nothing(wrong, entries, 20_011, 8, None)
+
+
+@settings(max_examples=40)
+@given(drawn=lists, world=st.sampled_from([1, 2, 5]), shuffled=st.booleans())
+def test_sums_are_those_of_the_ranks_in_order(
+    drawn: tuple[str, int, int, torch.dtype, int], world: int, shuffled: bool
+) -> None:
+    drawn = (drawn[0], min(drawn[1], 67), *drawn[2:])  # the definition below is a loop
+    _, num_units, width, _, seed = drawn
+    dtype = torch.float64 if drawn[3] is torch.float64 else torch.float32
+    ranks = [drawn_entries(*drawn[:3], dtype, seed + rank) for rank in range(world)]
+    ranks[0] = doubled(ranks[0], seed)
+    shuffle = Permutation(num_units, seed) if shuffled else None
+    dirty = torch.full((num_units * width,), math.nan, dtype=dtype)
+    total = Accumulator(num_units, width, dtype, sums=dirty)
+    want = torch.zeros(num_units, width, dtype=dtype)
+    touched = torch.zeros(num_units, dtype=torch.bool)
+    for one in ranks:
+        placed = partition(one, num_units, 1, shuffle).of(0)
+        total.add(placed)
+        units = placed.values.view(-1, width)
+        for place, unit in zip(placed.indices_K.tolist(), units, strict=True):
+            want[place] += unit
+            touched[place] = True
+    found = total.entries()
+    assert torch.equal(found.indices_K, touched.nonzero().squeeze(1).int())
+    assert same_bits(found.values, want[touched].reshape(-1))
+    assert total.count == found.num
+    for form in FORMATS:
+        payload = total.encode(form)
+        assert torch.equal(payload.buffer, form.encode(found, num_units).buffer), form
+        assert payload.size_bytes == total.size_bytes(form)
+    total.clear()
+    assert total.count == 0
+
+
+# ---- the formats -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=repr)
+@settings(max_examples=40)
+@example(drawn=("both ends", 2, 1, torch.float64, 0))
+@example(drawn=("first", 1, 1, torch.float64, 0))
+@example(drawn=("all", 65, 5, torch.float32, 0))
+@example(drawn=("none", 0, 1, torch.float32, 0))
+@given(drawn=lists)
+def test_format_laws(form: Any, drawn: tuple[str, int, int, torch.dtype, int]) -> None:
+    if drawn[1] == 20_011 and drawn[2] > 1:
+        return
+    entries, num_units = drawn_entries(*drawn), drawn[1]
+    for law in laws.FORMAT_LAWS:
+        law(form, entries, num_units)
+    payload = form.encode(entries, num_units)
+    with reference_only():
+        assert torch.equal(form.encode(entries, num_units).buffer, payload.buffer)
+        for law in laws.FORMAT_LAWS:
+            law(form, entries, num_units)
+
+
+@pytest.mark.parametrize(
+    ("law", "form"),
+    [
+        (laws.restores_the_vector, broken.loses_index_0()),
+        (laws.restores_the_vector, broken.adds_to_what_is_there()),
+        (laws.restores_the_entries, broken.loses_the_last()),
+        (laws.has_the_stated_size, broken.forgets_the_bits()),
+        (laws.has_the_stated_size, broken.reads_one_more()),
+    ],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_a_format_law_bites(law: Any, form: Any) -> None:
+    with rejected(by=law):
+        law(form, drawn_entries("both ends", 1003, 1, torch.float32, 1), 1003)
+    with rejected(by=law):
+        law(form, drawn_entries("most", 1003, 1, torch.float32, 1), 1003)
+
+
+@settings(max_examples=40)
+@given(drawn=lists, world=WORLDS, shuffled=st.booleans(), scale=st.sampled_from([1.0, 0.3]))
+def test_parts_of_all_ranks_make_the_vector(
+    drawn: tuple[str, int, int, torch.dtype, int], world: int, shuffled: bool, scale: float
+) -> None:
+    kind, num_units, width, dtype, seed = drawn
+    dtype = torch.float64 if dtype is torch.float64 else torch.float32
+    entries = drawn_entries(kind, num_units, width, dtype, seed)
+    want = laws.dense_of(entries, num_units) * scale
+    short = want[: want.numel() - (width - 1)].clone()  # the last unit reaches beyond the vector
+    parts = parts_of(num_units, world, Permutation(num_units, seed) if shuffled else None)
+    found = partition(entries, num_units, world, parts[0].permutation)
+    payloads = []
+    for part in parts:
+        total = Accumulator(part.length, width, dtype)
+        total.add(found.of(part.rank))
+        payloads.append(total.encode(hash_bitmap()))
+    for way in range(2):
+        out = torch.full_like(short, 7.0)
+        if way == 0:
+            hash_bitmap().fill(payloads, parts, out, scale=scale, width=width)
+        else:
+            out.zero_()
+            for part, payload in zip(parts, payloads, strict=True):
+                hash_bitmap().scatter(payload, part, out, scale=scale, width=width)
+        assert torch.equal(out, short)
+    with reference_only():
+        out = torch.full_like(short, 7.0)
+        hash_bitmap().fill(payloads, parts, out, scale=scale, width=width)
+        assert torch.equal(out, short)
+
+
+# ---- figure 17a --------------------------------------------------------------------------------
+
+
+def test_hash_bitmap_is_smaller_than_coo_above_a_32nd_and_than_dense_to_95_percent() -> None:
+    num_units, world = 64_000, 8
+    shuffle = Permutation(num_units, 1)
+    parts = parts_of(num_units, world, shuffle)
+    every = torch.arange(num_units, dtype=torch.int32)
+    for percent in (1, 2, 3, 4, 5, 10, 25, 50, 75, 95, 96, 98, 100):
+        indices_K = Permutation(num_units, 9).indices(every[: num_units * percent // 100])
+        entries = Entries(indices_K, torch.ones(indices_K.numel()))
+        found = partition(entries, num_units, world, shuffle)
+        sizes: dict[Any, int] = {}
+        for part in parts:
+            total = Accumulator(part.length)
+            total.add(found.of(part.rank))
+            for form in (coo(), hash_bitmap(), dense()):
+                payload = total.encode(form)
+                assert payload.buffer is not None
+                sizes[form] = sizes.get(form, 0) + payload.buffer.numel()
+        # A bitmap of each part by index has to name every unit of the vector (section 3.3.1).
+        by_index = world * bitmap().size_bytes(0, num_units) + 4 * entries.num
+        assert sizes[hash_bitmap()] == num_units // 8 + 4 * entries.num < by_index
+        assert (sizes[hash_bitmap()] < sizes[coo()]) == (percent / 100 > 1 / 32)
+        assert (sizes[hash_bitmap()] < sizes[dense()]) == (percent / 100 < 1 - 1 / 32)
+        assert Part(num_units).length == num_units

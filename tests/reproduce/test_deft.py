@@ -1,0 +1,268 @@
+"""DEFT's figures in small: what must hold of any of them, whatever the machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.bench import breakdown
+from gradwire.reproduce import (
+    _deft_convergence,
+    _deft_density,
+    _deft_error,
+    _deft_runs,
+    _deft_setting,
+    _deft_speed,
+    _deft_training,
+)
+from gradwire.reproduce._deft_rows import POINTS, thinned
+from gradwire.reproduce._deft_runs import Run, history
+from gradwire.reproduce._deft_setting import Application
+from gradwire.reproduce._frame import Ask, Findings
+from gradwire.reproduce.deft import deft
+from gradwire.workloads.task import Batch, Task, class_loss, mean_over, random_of
+from gradwire.workloads.train import History
+
+WIDTH, CLASSES = 16, 4
+
+
+def draw(step: int, rank: int, world: int, batch: int) -> Batch:
+    inputs = torch.randn(batch, WIDTH, generator=random_of(0, step, rank, world))
+    return inputs, inputs[:, :CLASSES].argmax(1)
+
+
+def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> Task:
+    """A task that trains in milliseconds, in place of an application's."""
+    held_out = draw(1_000_000, 0, 1, 100)
+    return Task(
+        name="argmax",
+        description="which input is the largest",
+        make_model=lambda: torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES)
+        ),
+        make_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch=partial(draw, batch=batch),
+        loss=class_loss,
+        score=lambda model: mean_over(model, class_loss, held_out, 100),
+        metric="loss",
+        seed=seed,
+    )
+
+
+def small(application: Application) -> Application:
+    return replace(
+        application,
+        make=tiny,
+        full={"batch": 4},
+        quick={"batch": 4},
+        density=0.05,
+        num_quick_steps=5,
+        missing=lambda: None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def tiny_applications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All applications, data or not, become the tiny task."""
+    resnet, lstm, ncf = map(small, _deft_setting.APPLICATIONS)
+    trained = tuple(map(small, _deft_setting.TRAINED[:2]))
+    monkeypatch.setattr(_deft_setting, "APPLICATIONS", (resnet, lstm, ncf))
+    monkeypatch.setattr(_deft_setting, "TRAINED", trained)
+    monkeypatch.setattr(_deft_training, "TRAINED", trained)
+    monkeypatch.setattr(_deft_density, "RESNET", resnet)
+    monkeypatch.setattr(_deft_error, "RESNET", resnet)
+    monkeypatch.setattr(_deft_error, "LSTM", lstm)
+    monkeypatch.setattr(_deft_convergence, "LSTM", lstm)
+    monkeypatch.setattr(_deft_setting, "QUICK_RANKS", 4)
+    monkeypatch.setitem(_deft_density.FIGURE_1_STEPS, True, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tests share their trainings as figures do."""
+    return tmp_path_factory.mktemp("deft")
+
+
+@pytest.fixture
+def ask(folder: Path) -> Ask:
+    return Ask(quick=True, report=lambda fraction, what: None, earlier={}, folder=folder)
+
+
+def test_every_figure_of_the_issue_is_there() -> None:
+    numbers = (1, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert [one.name for one in deft.figures] == [*(f"figure{n}" for n in numbers), "training"]
+
+
+@pytest.mark.parametrize(
+    "name", ["figure1", "figure3", "figure4", "figure5", "figure6", "figure8", "figure10"]
+)
+def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
+    figure = next(one for one in deft.figures if one.name == name)
+    found = figure.measure(ask)
+    assert found.complete
+    assert found.claims
+    assert all(POINTS in row for row in found.rows)
+    assert all(claim.agrees is not None for claim in found.claims)
+    assert all(claim.agrees or claim.why for claim in found.claims)
+
+
+def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:
+    rows = _deft_convergence.figure3(ask).rows
+    assert deft.figures[1].draw is not None
+    picture = deft.figures[1].draw(rows, tmp_path / "picture.png")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_figures_share_trainings(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trained: list[str] = []
+    train = _deft_runs._train
+
+    def counted(run: Run, report: object) -> History:
+        trained.append(run.key)
+        return train(run, lambda fraction, what: None)
+
+    monkeypatch.setattr(_deft_runs, "_train", counted)
+    ask = replace(ask, folder=tmp_path)
+    first = _deft_density.figure4(ask)
+    assert len(trained) == 9  # three sparsifiers, three applications
+    _deft_error.figure5(ask)
+    _deft_error.figure6(ask)
+    assert len(trained) == 11  # and DEFT with more density, twice
+    assert _deft_density.figure4(ask) == first
+    assert len(set(trained)) == 11
+    assert len(list((tmp_path / _deft_runs.FOLDER).glob("*.json"))) == 11
+
+
+def test_without_a_folder_nothing_is_kept(ask: Ask) -> None:
+    run = Run(application="lstm", method="deft", density=0.1, num_ranks=2, num_steps=3, quick=True)
+    folders = (None, ask.folder, ask.folder)
+    found = [history(replace(ask, folder=folder), run) for folder in folders]
+    assert found[0] == found[1] == found[2]
+
+
+def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
+    rows = _deft_density.figure4(ask).rows
+    of_lstm = {row["name"]: row for row in rows if row["application"] == "lstm"}
+    assert float(str(of_lstm["topk"]["build_up"])) > 1.5
+    assert float(str(of_lstm["cltk"]["build_up"])) == pytest.approx(1, rel=0.05)
+    assert float(str(of_lstm["deft"]["build_up"])) < 1.5
+    by_ranks = [float(str(row["actual_density"])) for row in _deft_density.figure1(ask).rows]
+    assert by_ranks == sorted(by_ranks)
+
+
+def test_more_density_leaves_less_undelivered(ask: Ask) -> None:
+    run = _deft_runs.run_of(ask, "lstm", "deft")
+    low, high = (history(ask, replace(run, density=density)) for density in (0.02, 0.5))
+    assert sum(low.errors) > 2 * sum(high.errors)
+
+
+def test_an_application_without_data_says_how_to_get_it(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *others, ncf = _deft_setting.APPLICATIONS
+    lacking = replace(ncf, missing=lambda: "it is not here; fetch it there")
+    monkeypatch.setattr(_deft_setting, "APPLICATIONS", (*others, lacking))
+    monkeypatch.setattr("gradwire.reproduce._deft_rows.APPLICATIONS", (*others, lacking))
+    found = _deft_density.figure4(ask)
+    assert not found.complete
+    assert found.rows[-1] == {
+        "name": "not measured",
+        "application": "ncf",
+        "why": "it is not here; fetch it there",
+    }
+    assert [claim.agrees for claim in found.claims if "NCF" in claim.says] == [None, None]
+
+
+def test_training_compares_every_seed_with_dense_training_of_the_same_seed(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_deft_training.SEEDS, True, (0, 1))
+    monkeypatch.setattr(_deft_training, "RANKS", 2)
+    found = _deft_training.training(ask)
+    methods = _deft_training.METHODS
+    assert [row["name"] for row in found.rows] == [*methods, *methods]
+    dense = found.rows[0]
+    assert dense["mean_lost"] == dense["most_lost"] == 0.0
+    scores = [row["scores"] for row in found.rows[: len(methods)]]
+    assert all(isinstance(one, list) and len(one) == 2 for one in scores)
+    for row, claim in zip(
+        [row for row in found.rows if row["name"] != "dense"], found.claims, strict=True
+    ):
+        allowed = 0.03 if row["application"] == "lstm, 4 ranks" else 0.005
+        assert claim.agrees is (float(str(row["mean_lost"])) <= allowed)
+        assert str(row["name"]) in claim.says
+
+
+@pytest.mark.parametrize(
+    ("less_is_better", "dense", "score", "lost"),
+    [(False, 0.9, 0.89, 0.01), (True, 100.0, 103.0, 0.03)],
+)
+def test_what_counts_as_lost(less_is_better: bool, dense: float, score: float, lost: float) -> None:
+    app = replace(_deft_setting.TRAINED[0], less_is_better=less_is_better)
+    own, theirs = (History(losses=[1.0], actual=[0.1], sent_bytes=[8.0]) for _ in range(2))
+    own.scores, theirs.scores = [(1, score)], [(1, dense)]
+    row = _deft_training._row(app, "topk", {0: own}, {0: theirs})
+    assert row["mean_lost"] == pytest.approx(lost)
+
+
+def test_selection_gets_faster_with_ranks_by_the_equations(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_deft_speed, "LSTM", small(_deft_setting.LSTM))
+    monkeypatch.setitem(_deft_speed.REPEATS, True, 2)
+    threads = torch.get_num_threads()
+    found: Findings = _deft_speed.figure9(ask, counts=(2, 4))
+    assert torch.get_num_threads() == threads
+    assert [row["num_ranks"] for row in found.rows] == [1, 2, 4]
+    by_equation = [float(str(row["speedup_by_equation_6"])) for row in found.rows]
+    assert all(low < high for low, high in pairwise(by_equation))
+    assert all(float(str(row["selection_s"])) > 0 for row in found.rows)
+    assert _deft_speed.draw9(found.rows, tmp_path / "9.png").exists()
+
+
+def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
+    first = [[1.0, 2.0, 3.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 0.0, 1.0, 9.0]]
+    second = [[1.0, 1.0, 1.0, 0.5, 0.0, 8.0], [2.0, 2.0, 2.0, 0.0, 0.0, 7.0]]
+    row = breakdown.parts_of([first, second])
+    assert row["forward_s"] == 1.5
+    assert row["selection_s"] == 2.5
+    assert row["communication_s"] == 5.5
+    assert row["step_s"] == sum(sum(parts) for parts in (first[0], second[1])) / 2
+
+
+def test_figure_7_reads_the_breakdown(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[breakdown.Breakdown] = []
+
+    def run(bench: breakdown.Breakdown, report: object) -> list[breakdown.Row]:
+        asked.append(bench)
+        parts = {f"{part}_s": 0.01 for part in breakdown.PARTS}
+        return [
+            {"name": name, "link_bytes_per_s": None, **parts, "step_s": 0.06}
+            for name in bench.methods
+        ]
+
+    monkeypatch.setattr(_deft_speed, "run", run)
+    found = _deft_speed.figure7(ask)
+    assert asked[0].task == "text_lstm"
+    assert set(asked[0].methods) == {"dense", "topk", "cltk", "deft"}
+    assert "plain loopback" in found.notes[0]
+    assert len(found.claims) == 3
+
+
+def test_curves_are_thinned_to_means() -> None:
+    assert thinned([float(i) for i in range(1000)], 10)[0] == [100, 49.5]
+    assert len(thinned([1.0] * 7, 50)) == 7
+
+
+def test_curves_stay_out_of_printed_tables(ask: Ask) -> None:
+    hidden = {one.name: one.unprinted for one in deft.figures}
+    found = _deft_density.figure1(ask)
+    assert POINTS in found.rows[0]
+    assert POINTS in hidden["figure1"]
+    json.dumps(found.rows)

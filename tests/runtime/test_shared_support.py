@@ -1,0 +1,106 @@
+"""randomk, cltk and deft under training: real ranks, several messages at once, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_checkpoint import pending, resumed, through_a_file
+from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, train
+
+pytestmark = pytest.mark.multi
+CHOSEN = tuple(getattr(gw.compress, name)(density=0.3) for name in ("randomk", "cltk", "deft"))
+every_one = pytest.mark.parametrize("chosen", CHOSEN, ids=lambda made: type(made).__name__)
+
+
+def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> tuple[Any, ...]:
+    net = Net()
+    model = ddp(net, broadcast_buffers=False) if wrapped else net
+    handle = gw.attach(model, chosen, bucket_cap_mb=SMALL_MB)
+    losses = train(model, adamw(model.parameters()), rank, range(30))
+    arrived = [message.member.selection for message in handle._messages()]
+    return digest(net.parameters()), losses, arrived
+
+
+@every_one
+@pytest.mark.parametrize(("world", "wrapped"), [(2, True), (4, False)], ids=["ddp", "module"])
+def test_several_messages_train_the_same_model_everywhere(
+    chosen: gw.Exchange, world: int, wrapped: bool, request: pytest.FixtureRequest
+) -> None:
+    ranks: Ranks = request.getfixturevalue({2: "two", 4: "four"}[world])
+    results = ranks.run(many_messages, chosen, wrapped)
+    assert len({bits for bits, _, _ in results}) == 1
+    for _, losses, selections in results:
+        assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+        sparse = [one for one in selections if one is not None]
+        assert len(sparse) >= 3
+        assert all(0 < one.arrived < 2 * one.asked for one in sparse)
+
+
+def against_the_local_driver(rank: int, world: int, chosen: gw.Exchange) -> None:
+    """The means of one message over steps, bit for bit, are what one process computes."""
+    net, others = Net(), [Net() for _ in range(world)]
+    gw.attach(net, chosen, bucket_cap_mb=1, compress_if=lambda name, param: True)
+    exchange = gw.exchange_for(chosen)
+    # One message takes parameters in the order in which backward gives them.
+    shapes = tuple(tuple(p.shape) for p in reversed(list(net.parameters())))
+    numel = sum(p.numel() for p in net.parameters())
+    spec = gw.TensorSpec("message 0", numel, shapes=shapes)
+    states: list[Any] = [exchange.init(spec, world) for _ in others]
+    for step in range(3):
+        net.zero_grad()
+        loss_of(net, rank, step).backward()
+        flat = []
+        for peer, other in enumerate(others):
+            other.zero_grad()
+            loss_of(other, peer, step).backward()
+            grads = [p.grad for p in reversed(list(other.parameters()))]
+            flat.append(torch.cat([g.flatten() for g in grads if g is not None]))
+        results = gw.run_local(exchange, flat, states)
+        states = [state for _, _, state in results]
+        ours = [p.grad for p in reversed(list(net.parameters()))]
+        mean_N = torch.cat([g.flatten() for g in ours if g is not None])
+        torch.testing.assert_close(mean_N, results[0][0], rtol=1e-5, atol=1e-7)
+
+
+@every_one
+def test_real_ranks_compute_what_local_ranks_do(chosen: gw.Exchange, four: Ranks) -> None:
+    four.run(against_the_local_driver, chosen)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "wrapped"), [*((one, False) for one in CHOSEN), (CHOSEN[2], True)]
+)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    chosen: gw.Exchange, wrapped: bool, two: Ranks
+) -> None:
+    for whole, again, _ in two.run(resumed, chosen, wrapped):
+        assert again == whole
+
+
+def train_and_save(rank: int, world: int) -> dict[str, Any]:
+    net = Net()
+    handle = gw.attach(net, CHOSEN[2], bucket_cap_mb=SMALL_MB)
+    train(net, adamw(net.parameters()), rank, range(3))
+    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
+
+
+def load_and_go_on(rank: int, world: int, states: list[dict[str, Any]]) -> str:
+    net = Net()
+    handle = gw.attach(net, CHOSEN[2], bucket_cap_mb=SMALL_MB)
+    handle.load_state_dict(states[rank])
+    train(net, adamw(net.parameters()), rank, range(3, 6))
+    return digest(net.parameters())
+
+
+def test_another_number_of_ranks_goes_on_with_other_layers(two: Ranks, four: Ranks) -> None:
+    """They are cut by the number of ranks; what is pending and the step are kept."""
+    states = two.run(train_and_save)
+    shared = gw.redistribute(states, 4)
+    assert {int(m["inner.step"]) for state in shared for m in state["messages"].values()} == {3}
+    torch.testing.assert_close(pending(shared, "middle.weight"), pending(states, "middle.weight"))
+    assert len(set(four.run(load_and_go_on, shared))) == 1
