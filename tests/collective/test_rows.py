@@ -25,7 +25,7 @@ def averaged(given: list[Rows], way: str, seed: int = 0) -> tuple[list[Rows], li
     return list(drive(texts, seed=seed).results), members
 
 
-@bounded(15)
+@bounded(8)
 @given(
     counts=st.lists(st.sampled_from((0, 1, 5, NUM_ROWS)), min_size=2, max_size=7),
     dtype=st.sampled_from((torch.float32, torch.float64, torch.bfloat16, torch.float16)),

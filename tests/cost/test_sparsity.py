@@ -38,7 +38,7 @@ index_sets = st.sets(st.integers(0, NUM_UNITS - 1)).map(
 several = st.lists(index_sets, min_size=1, max_size=5)
 
 
-@bounded(60)
+@bounded(40)
 @given(one=index_sets, other=index_sets)
 def test_density_and_overlap(one: Indices, other: Indices) -> None:
     assert density(one, NUM_UNITS) == len(one) / NUM_UNITS
@@ -47,7 +47,7 @@ def test_density_and_overlap(one: Indices, other: Indices) -> None:
     assert overlap_ratio(one, one) == (1.0 if len(one) else 0.0)
 
 
-@bounded(60)
+@bounded(40)
 @given(sets=several)
 def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None:
     mean = sum(map(len, sets)) / len(sets)
@@ -60,7 +60,7 @@ def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None
     )
 
 
-@bounded(60)
+@bounded(40)
 @given(indices=index_sets, parts=st.integers(1, 50))
 def test_skewness_and_shares(indices: Indices, parts: int) -> None:
     edges = [NUM_UNITS * i // parts for i in range(parts + 1)]

@@ -22,6 +22,7 @@ from gradwire.sparse.merge import Accumulator
 from gradwire.sparse.partition import partition, partition_into_coo
 from gradwire.sparse.parts import Part, parts_of
 from gradwire.sparse.permutation import Permutation
+from tests.kernels.vectors import num_threads
 
 from . import broken_formats as broken
 from . import format_laws as laws
@@ -206,6 +207,30 @@ def test_sums_are_those_of_the_ranks_in_order(
         assert payload.size_bytes == total.size_bytes(form)
     total.clear()
     assert total.count == 0
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    num_units, world = 3_000_017, 3
+    shuffle, found = Permutation(num_units, 1), []
+    indices_K = Permutation(num_units, 2).indices(torch.arange(400_000, dtype=torch.int32))
+    entries = Entries(indices_K, torch.randn(400_000, generator=torch.Generator().manual_seed(1)))
+    parts = parts_of(num_units, world, shuffle)
+    for threads in (1, 2, 3):
+        with num_threads(threads):
+            sent = partition_into_coo(entries, num_units, world, shuffle)
+            pulled = []
+            for part, payload in zip(parts, sent, strict=True):
+                total = Accumulator(part.length)
+                total.add(coo().decode(payload, part.length))
+                total.add(coo().decode(payload, part.length))
+                pulled.append(total.encode(hash_bitmap()))
+            out_N = torch.full((num_units,), 7.0)
+            hash_bitmap().fill(pulled, parts, out_N, scale=0.5)
+            found.append([out_N, *[payload.buffer for payload in (*sent, *pulled)]])
+    assert torch.equal(out_N[indices_K.long()], entries.values)
+    assert int(out_N.count_nonzero()) == 400_000
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 # ---- the formats -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import run_local
+from gradwire.wrap.clipping import norm
 from gradwire.wrap.momentum import MomentumCorrection
 
 from . import broken_momentum, exchange_laws, momentum_laws
@@ -89,8 +90,11 @@ def test_density_warmup(law: Callable[..., None], exchange: Exchange) -> None:
         law(exchange, case)
 
 
-def _norm(grad_N: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(grad_N, dtype=torch.float64))
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_the_norm_is_that_of_the_gradient(case: Case) -> None:
+    for grad_N in case.grads():
+        want = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
+        assert norm(grad_N) == pytest.approx(float(want), rel=1e-12)
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
@@ -99,7 +103,7 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
     """Bit for bit, momentum, residuals and all; above the norms it changes nothing."""
     inner = gw.with_momentum_correction(codecs.topk(density=0.3))
     grads = [case.grads(step) for step in range(3)]
-    norms = [[_norm(g) for g in step] for step in grads]
+    norms = [[norm(g) for g in step] for step in grads]
     bound = share * max(0.001, *map(max, norms))
     max_norm = bound * case.world**0.5
     clipped, states, others = gw.with_clipping(inner, max_norm), case.states(inner), None

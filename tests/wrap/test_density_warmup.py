@@ -8,9 +8,11 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective._local import drive
+from gradwire.collective._verbs import sent_bytes
 from gradwire.contract import Exchange, Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local, synchronise
+from gradwire.sim.stages import record
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 NUMEL, WORLD = 20_000, 2
@@ -136,6 +138,13 @@ def test_sizes_are_expected_of_the_last_stage() -> None:
     spec = gw.TensorSpec("weight", NUMEL)
     exchange = gw.with_density_warmup(gw.compress.topk(density=0.01), steps_per_stage=9)
     assert exchange.wire_bytes(spec, 4) is None
-    assert exchange.expected_bytes(spec, 4) == gw.exchange_for(
-        gw.compress.topk(density=0.01)
-    ).wire_bytes(spec, 4)
+    last = gw.exchange_for(gw.compress.topk(density=0.01))
+    assert exchange.expected_bytes(spec, 4) == last.wire_bytes(spec, 4)
+    for wrapped in (exchange, gw.with_clipping(exchange, 1.0)):
+        assert sent_in_simulation(wrapped, spec) == sent_in_simulation(last, spec) > 0
+
+
+def sent_in_simulation(exchange: Exchange, spec: gw.TensorSpec) -> int:
+    """Bytes that rank 1 of 4 sends."""
+    rows = record(exchange, spec, 1, 4).rows
+    return sum(sent_bytes(verb, 1, 4) for row in rows for verb in row)

@@ -85,7 +85,7 @@ def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
-    """An element of no gradient decays until its W-th part is 0 on the wire: nobody held it back."""
+    """Velocity without gradients decays until its W-th part is 0 on the wire."""
     exchange = gw.with_momentum_correction(gw.compress.none())
     states, want_N = None, torch.zeros(8)
     for step in range(150):

@@ -51,7 +51,7 @@ def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[st
     return [member.way for member in members]
 
 
-@bounded(12)
+@bounded(8)
 @given(
     world=st.integers(1, 9),
     count=st.sampled_from((0, 1, 7, 90, ROWS)),

@@ -14,6 +14,7 @@ from ..measure.codecs import SIZES, measure_codecs
 from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
 from ..runtime.engine import Engine
 from ..runtime.membership import join
+from .launched import launched_group
 from .ranks import Report
 
 
@@ -69,11 +70,6 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
 
 
 def measure_launched(bench: LinksBench, report: Report) -> Cluster:
-    """Joins the group that torchrun's variables describe, measures it and leaves it again."""
-    dist.init_process_group("gloo")
-    try:
-        cluster = measure_group(bench, report)
-        dist.barrier()
-        return cluster
-    finally:
-        dist.destroy_process_group()
+    """Measures the group that torchrun's variables describe."""
+    with launched_group():
+        return measure_group(bench, report)

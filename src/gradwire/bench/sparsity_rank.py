@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from ..cost.sparsity import SparsityProfile
@@ -14,6 +13,7 @@ from ..measure.layers import Step
 from ..measure.sparsity import measure_sparsity
 from ..runtime.engine import Engine
 from ..runtime.membership import join
+from .launched import launched_group
 
 
 def measure_launched(
@@ -25,9 +25,8 @@ def measure_launched(
     settings: Mapping[str, Any],
     advance: Callable[..., None],
 ) -> SparsityProfile:
-    """Joins the group that torchrun's variables describe, measures in it and leaves it again."""
-    dist.init_process_group("gloo")
-    try:
+    """Measures in the group that torchrun's variables describe."""
+    with launched_group():
         return measure_group(
             model,
             step,
@@ -36,8 +35,6 @@ def measure_launched(
             settings=settings,
             advance=advance,
         )
-    finally:
-        dist.destroy_process_group()
 
 
 def measure_group(model: nn.Module, step: Step, **asked: Any) -> SparsityProfile:

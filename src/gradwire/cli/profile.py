@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,9 +71,10 @@ def profile(
     if own is None:
         catalogue.load(model)  # or an error that lists the names
         zeros.refuse(model)
-    measured = None if own is None else _profiled(own, iterations, zeros)
     asked = own is None or hosts is not None or rate is not None
-    cluster = _cluster(hosts, rate, codecs, asked)
+    with _together() if sparsity else nullcontext():
+        measured = None if own is None else _profiled(own, iterations, zeros)
+        cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     _save(measured, cluster, out)
@@ -81,6 +83,15 @@ def profile(
         _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _together() -> AbstractContextManager[None]:
+    """The group of ranks that torchrun started, for what is measured in it; else nothing."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return nullcontext()
+    from ..bench.launched import launched_group
+
+    return launched_group()
 
 
 def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> None:

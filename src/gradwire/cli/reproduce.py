@@ -100,7 +100,7 @@ def _write(one: Done, folder: Path) -> Path | None:
     rows: list[Row] = list(one.findings.rows)
     parts = [
         f"# {one.figure.name}: {one.figure.title}",
-        table.markdown(rows),
+        table.markdown(table.without(rows, _curves(rows))),
         table.markdown(_claims(one)),
         *one.findings.notes,
     ]
@@ -112,6 +112,16 @@ def _write(one: Done, folder: Path) -> Path | None:
     except InvalidSetting as error:
         typer.echo(f"{one.figure.name} has no picture: {error}", err=True)
         return None
+
+
+def _curves(rows: list[Row]) -> set[str]:
+    """Keys of lists of points: those are for the picture and the JSON file."""
+    return {
+        key
+        for row in rows
+        for key, value in row.items()
+        if isinstance(value, (list, tuple)) and any(isinstance(x, (list, tuple)) for x in value)
+    }
 
 
 def _print_json(paper: str, found: Reproduction, done: list[Done]) -> None:

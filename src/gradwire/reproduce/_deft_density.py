@@ -122,7 +122,7 @@ def _build_up_claims(ask: Ask, rows: _Rows) -> list[Claim]:
         why = "" if agrees else WHY_BUILD_UP + fewer
         claims.append(Claim(says, "section 5.2, figure 4", ours, agrees, why))
     row = rows.get(("ncf", "topk"))
-    says = f"Top-k selects {100 * TOPK_SHARE} % of all gradients of NCF, 10 % being asked for"
+    says = f"Top-k selects {100 * TOPK_SHARE:.2f} % of all gradients of NCF, 10 % being asked for"
     if row is None:
         return [*claims, Claim(says, "section 5.2", "not measured", None)]
     share = number(row, "actual_density")

@@ -68,12 +68,10 @@ def partition(
         accepted = f"room for {entries.num} of {entries.values.dtype}"
         raise invalid("places_K and values", given, accepted, "make them for these entries")
     library = _library(entries, out.values)
-    on_gpu = entries.indices_K.device.type == "cuda" and gpu.available()
     if library is not None:
         arguments = (address(out.indices_K), address(out.values))
         return Parts(_run(library, entries, num_units, world, permutation, *arguments), out)
-    way = gpu.two_passes if on_gpu else _reference
-    grouped = way(entries, num_units, world, permutation)
+    grouped = _grouped(entries, num_units, world, permutation)
     out.indices_K.copy_(grouped.entries.indices_K)
     out.values.copy_(grouped.entries.values)
     return Parts(grouped.counts_W, out)
@@ -103,7 +101,7 @@ def partition_into_coo(
     if library is not None:
         counts_W = _run(library, entries, num_units, world, permutation, None, address(buffer))
         return _slots(counts_W, entries, num_units, buffer)
-    grouped = _reference(entries, num_units, world, permutation)
+    grouped = _grouped(entries, num_units, world, permutation)
     payloads = _slots(grouped.counts_W, entries, num_units, buffer)
     for rank, payload in enumerate(payloads):
         coo().encode(grouped.of(rank), num_units, payload.buffer)
@@ -185,6 +183,15 @@ def _run(
     if bad >= 0:
         raise out_of_range(bad, int(entries.indices_K[bad]), num_units)
     return tuple(counts_W)
+
+
+def _grouped(
+    entries: Entries, num_units: int, world: int, permutation: Permutation | None
+) -> Parts:
+    """What the C++ does not serve: in Triton on a GPU, else by the definition."""
+    on_gpu = entries.indices_K.device.type == "cuda" and gpu.available()
+    way = gpu.two_passes if on_gpu else _reference
+    return way(entries, num_units, world, permutation)
 
 
 def _reference(

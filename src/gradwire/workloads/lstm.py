@@ -18,6 +18,7 @@ class LSTMLM(nn.Module):
 
     With ``tied`` the softmax has the embedding's weights, so ``embedding`` must be ``hidden``.
 
+    >>> import torch
     >>> LSTMLM(vocabulary=50, embedding=8, hidden=16)(torch.zeros(2, 5, dtype=torch.long)).shape
     torch.Size([2, 5, 50])
     """

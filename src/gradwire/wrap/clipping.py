@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..collective._verbs import Compute, Steps
+from ..collective._verbs import Steps
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..errors import invalid
 from ..exchange import Wrapper, exchange_for, synchronise
@@ -66,18 +66,20 @@ class Clipping(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         # The mean's buffer serves for the clipped gradient: an exchange may work in place.
-        yield Compute("merge", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
+        yield me.sized(
+            "merge", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel(), lambda: None
+        )
         state = yield from synchronise(self.inner, me, state, out_N, out_N, residual_N)
         return state
 
     def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:
-        norm, most = _norm(grad_N), self.max_norm / math.sqrt(world)
-        factor = min(1.0, most / norm) if norm else 1.0
-        torch.mul(grad_N, factor if math.isfinite(norm) else 0.0, out=out_N)
+        own, most = norm(grad_N), self.max_norm / math.sqrt(world)
+        factor = min(1.0, most / own) if own else 1.0
+        torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
 
 
-def _norm(grad_N: Tensor) -> float:
-    """Of any gradient's elements in float64, without a copy of it in that; the same bits always."""
+def norm(grad_N: Tensor) -> float:
+    """A gradient's, of squares added up in float64 without a copy of it; threads change no bit."""
     working_N = grad_N.to(working_dtype(grad_N.dtype)).contiguous()
     start_1, stop_1 = torch.tensor([0]), torch.tensor([grad_N.numel()])
     squares_1 = torch.empty(1, dtype=torch.float64)

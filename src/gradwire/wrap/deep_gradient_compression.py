@@ -32,9 +32,9 @@ def deep_gradient_compression(
 
     ``warmup_steps`` is how long, in steps, the density takes to fall from 25 % to ``density``, in
     stages of equal length, which is rounded up to whole steps; the paper takes four epochs, 0 is
-    none, and from 25 % on there is nothing to warm up. ``clip_norm`` is the norm that gradients are clipped to (see
-    ``with_clipping``), as the paper does for recurrent networks. ``sample_share`` of a gradient is
-    looked at to find the threshold, drawn from ``seed``.
+    none, and from 25 % on there is nothing to warm up. ``clip_norm`` is the norm that gradients are
+    clipped to (see ``with_clipping``), as the paper does for recurrent networks. ``sample_share``
+    of a gradient is looked at to find the threshold, drawn from ``seed``.
 
     >>> exchange = deep_gradient_compression(warmup_steps=400, clip_norm=0.25)
     >>> exchange.densities, exchange.steps_per_stage

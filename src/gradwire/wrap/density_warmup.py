@@ -88,8 +88,11 @@ class DensityWarmup(Wrapper):
         return _next(state, inner)
 
     def stage(self, state: WarmupState) -> Exchange:
-        """The exchange of the step that comes next."""
-        place = _steps_done(state) // self.steps_per_stage
+        """The exchange of the step that comes next; in predictions, that of the last stage."""
+        done = _steps_done(state)
+        if done.is_meta:
+            return self.stages[-1]
+        place = int(done) // self.steps_per_stage
         return self.stages[min(place, len(self.stages) - 1)]
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
@@ -131,15 +134,15 @@ def warming_to(density: float) -> tuple[float, ...]:
     return (*(stage for stage in DENSITIES if stage > density), density)
 
 
-def _steps_done(state: WarmupState) -> int:
+def _steps_done(state: WarmupState) -> Tensor:
     # A parameter that no rank used in some step is one step behind; the message is not.
-    return int(torch.stack(state.step_T).max())
+    return torch.stack(state.step_T).max()
 
 
 def _next(state: WarmupState, inner: State) -> WarmupState:
-    num_done = _steps_done(state) + 1
+    done = _steps_done(state) + 1
     for step in state.step_T:
-        step.fill_(num_done)
+        step.copy_(done)
     return WarmupState(state.step_T, inner)
 
 

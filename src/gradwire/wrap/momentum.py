@@ -92,7 +92,7 @@ class MomentumCorrection(Wrapper):
         def accumulate() -> None:
             self._accumulate(grad_N, velocity_N, pending_N, whole_N)
 
-        # Less than W of the smallest number of the wire is 0 there: it stays, and nobody held it back.
+        # Less than W times the smallest number there is may be 0 on the wire: nobody held it back.
         number = torch.finfo(grad_N.dtype)
         least = me.world * number.tiny * number.eps
 

@@ -9,8 +9,8 @@ namespace {
 
 using namespace gw;
 
-constexpr int64_t kAhead = 24;         // writes that are on their way from memory
-constexpr int64_t kLeastShared = 8192;  // entries that are worth waking a thread for
+constexpr int64_t kAhead = 24;           // writes that are on their way from memory
+constexpr int64_t kLeastShared = 65536;  // entries that are worth waking a thread for
 
 // Counts of the calling thread's last bitmap, as where blocks start.
 int64_t* starts_of(const Bits& bits) {
