@@ -32,10 +32,6 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.05)
 
 
-def everything(name: str, param: torch.Tensor) -> bool:
-    return True
-
-
 @pytest.mark.parametrize("exchange", WRAPPED, ids=named)
 def test_attach_is_run_local(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange)
@@ -48,12 +44,12 @@ def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(wrapped: bool, tw
 
 
 def dense_and_whole(rank: int, world: int) -> list[torch.Tensor]:
-    """Parameters after momentum SGD under DDP, and after DGC at density 1 and plain SGD."""
+    """Parameters after momentum SGD, and after DGC at density 1 and plain SGD: vectors' too."""
     found = []
     for dense in (True, False):
         net = Net()
         exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0)
-        gw.attach(net, gw.compress.none() if dense else exchange, compress_if=everything)
+        gw.attach(net, gw.compress.none() if dense else exchange)
         train(net, momentum(net.parameters()) if dense else sgd(net), rank, range(10))
         found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     return found
@@ -120,6 +116,19 @@ def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_
     assert all(torch.equal(unused[path], tensor) for path, tensor in before[1].items())
     drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
     assert [int(step) for step in _steps(message)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "warns"), [(DGC, True), (gw.compress.dgc(), False)], ids=["dgc", "encoding alone"]
+)
+def test_rows_without_momentum_are_warned_of(
+    exchange: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = nn.Embedding(10, 4, sparse=True)
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        gw.attach(net, exchange).detach()
+    said = "row-sparse gradients get no momentum from the exchange (weight, ...)"
+    assert [record.message.startswith(said) for record in caplog.records] == [True] * warns
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ TRAINED = (
         make=fashion_convnet,
         full={"batch": 16},
         quick={"width": 4, "batch": 4, "num_held_out": 1000},
-        num_steps=1500,
+        num_steps=3000,
     ),
     replace(
         RESNET,

@@ -238,7 +238,8 @@ def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
             ""
             if measured
             else "our Top-k costs one pass and hardly more, whatever k is: where the paper's costs "
-            "n log k, a smaller k saves nothing here, and a pass over a part is 1/n of it at best",
+            "n log k, a smaller k saves nothing here, a pass over a part is 1/n of it at best, and "
+            "what a call costs whatever its size shrinks with no number of ranks",
         ),
         Claim(
             "f(n) >= f_trivial(n) >= n: the allocation costs no more than one layer a rank would",

@@ -17,14 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, invalid
-from ..exchange import exchange_for
 from ..kernels._build import backend
 from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
-from ..wrap.momentum import momentum_of
+from ..wrap.momentum import beside, momentum_of
 from ..wrap.natural import is_pair, with_natural_sparsity
 from . import ddp
 from .engine import Engine
@@ -149,6 +147,7 @@ def _begin(
         broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
     _warn_of_no_overlap(model, settings)
     _warn_of_two_momenta(settings)
+    _warn_of_no_momentum(model, params, settings)
     messages = _messages(model, params, settings, engine)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
@@ -198,6 +197,18 @@ def _warn_of_two_momenta(settings: Settings) -> None:
             "own; use torch.optim.SGD(params, lr=...) without momentum",
             own,
             type(settings.optimizer).__name__,
+        )
+
+
+def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settings) -> None:
+    """Rows travel as they are, and the optimizer is asked to have no momentum either."""
+    sparse = sparse_weights(model)
+    rows = [name for name, param in params if id(param) in sparse]
+    if momentum_of(settings.exchange) and rows:
+        _log.warning(
+            "row-sparse gradients get no momentum from the exchange (%s, ...); make the embedding "
+            "with sparse=False, or give its weights an optimizer with momentum",
+            rows[0],
         )
 
 
@@ -296,7 +307,7 @@ def _fused(
     """Without a plan. Vectors and row-sparse gradients do not take the exchange, and embeddings'
     tables take it in steps in which their rows would take longer."""
     sparse, width_of = sparse_weights(model), tables(model)
-    dense = exchange_for(none())
+    dense = beside(exchange)
 
     def asked_for(name: str, param: Tensor) -> Exchange:
         return exchange if settings.compress_if(name, param) else dense

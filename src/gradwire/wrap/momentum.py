@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..collective._verbs import Compute, Steps
+from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..errors import invalid
 from ..exchange import ErrorFeedback, Wrapper, exchange_for, synchronise
@@ -134,8 +135,9 @@ def with_momentum_correction(
     ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of elements
     that have left, so that stale momentum does not carry them on in an old direction.
 
-    ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Weight
-    decay is then the optimizer's, outside momentum. ``handle.residuals()`` shows v. Under a
+    ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
+    ``attach`` so do parameters that travel uncompressed; row-sparse gradients have no momentum.
+    Weight decay is then the optimizer's, outside momentum. ``handle.residuals()`` shows v. Under a
     ``GradScaler`` u and v are of the scale of their steps, as any residual is.
 
     Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
@@ -162,6 +164,22 @@ def _bare(exchange: Exchange) -> Exchange:
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange
+
+
+def beside(exchange: object) -> Exchange:
+    """What gradients take that travel uncompressed beside those that take ``exchange``.
+
+    They have its momentum and its clipping, as the optimizer has neither for them.
+
+    >>> from gradwire.compress.topk import topk
+    >>> beside(with_momentum_correction(topk(), 0.8)) == with_momentum_correction(none(), 0.8)
+    True
+    """
+    if isinstance(exchange, Wrapper):
+        inner = beside(exchange.inner)
+        is_kept = isinstance(exchange, MomentumCorrection | Clipping)
+        return replace(exchange, inner=inner) if is_kept else inner
+    return exchange_for(none())
 
 
 def momentum_of(exchange: object) -> float:
