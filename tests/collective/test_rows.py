@@ -62,6 +62,17 @@ def test_no_rows_anywhere_take_no_way() -> None:
     assert {me.way for me in members} == {SERVED}
 
 
+def test_a_step_without_parts_has_no_imbalance() -> None:
+    """What is noted is of the last step: gathered rows leave nothing of an earlier one."""
+    members = [Member(rank, 2) for rank in range(2)]
+    some, none = (torch.tensor([4]), torch.ones(1, WIDTH)), (torch.zeros(0), torch.zeros(0, WIDTH))
+    for rows, way, is_cut in ((some, SERVED, True), (some, "", False), (some, SERVED, True)):
+        drive([average_rows(me, rows, NUM_ROWS, lambda counts, way=way: way) for me in members])
+        assert [me.imbalance is not None for me in members] == [is_cut] * 2
+    drive([average_rows(me, none, NUM_ROWS, lambda counts: SERVED) for me in members])
+    assert {me.imbalance for me in members} == {None}
+
+
 def test_more_rows_than_there_are_is_told() -> None:
     many = torch.arange(NUM_ROWS + 1), torch.ones(NUM_ROWS + 1, WIDTH)
     with pytest.raises(RanksDiffer, match="61 rows"):

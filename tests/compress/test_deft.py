@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._allocation import owners
+from gradwire.compress._allocation import Allocation, owners
 from gradwire.compress._layer_k import layer_k
+from gradwire.compress._partition import Partition
+from gradwire.compress.deft import _united
+from gradwire.contract import Member
 from gradwire.cost.cluster import CodecFit
 from gradwire.cost.fit import LineFit
 from gradwire.exchange import exchange_for
@@ -172,3 +175,11 @@ def test_a_plan_may_name_it_and_may_not_cut_its_layers() -> None:
     assert gw.simulate(plan((0, 1500)), profile, cluster).iteration_s > 0.5
     with pytest.raises(gw.InvalidSetting, match="deft, which takes whole"):
         gw.simulate(plan((0, 700), (700, 1500)), profile, cluster)
+
+
+def test_the_largest_selection_there_is_can_be_told():
+    """Its bytes would not fit into the four that tell it; their number of indices does."""
+    partition, count = Partition((2**30 - 1, 2**30)), 2**29
+    allocation = Allocation(partition, torch.tensor([0, 1], dtype=torch.int32), 2)
+    told = next(_united(Member(0, 2), allocation, torch.tensor([count, count]), torch.empty(1)))
+    assert told.buf.tolist() == [count]

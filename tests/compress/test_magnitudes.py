@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from gradwire.compress._magnitudes import Magnitudes
+from gradwire.compress.gaussiank import gaussiank
+from gradwire.compress.redsync import redsync
+from gradwire.compress.sidco import sidco
 from tests.laws.density_laws import KINDS, drawn
 
 
@@ -38,3 +41,11 @@ def test_zeros_and_what_is_not_finite_are_only_counted():
     assert (seen.numel, seen.num_elements, seen.signed.mean) == (5, 1, -seen.largest)
     assert Magnitudes.of(torch.zeros(3)).num_elements == 0
     assert Magnitudes.of(torch.zeros(0)).numel == 0
+
+
+@pytest.mark.parametrize("kind", [gaussiank, redsync, sidco])
+def test_what_float32_would_round_up_to_an_edge_is_sent(kind):
+    """Else it would wait for ever: the threshold is an edge that no element reaches."""
+    grad_N = torch.full((1000,), 1 - 1e-12, dtype=torch.float64)
+    payload, _ = kind(density=0.01).encode(None, grad_N)
+    assert 10 <= payload["indices"].numel() <= 20

@@ -31,9 +31,9 @@ def test_a_bin_is_the_upper_half_without_the_sign(forced):
     assert counts_B2.tolist() == [[1, 1], [2, 1], [1, 0], [0, 1], [1, 0]]
 
 
-def test_other_dtypes_count_as_the_nearest_float32():
-    wide_N = torch.tensor([1.0, 1e300, -1e300, torch.inf], dtype=torch.float64)
-    assert histogram(wide_N)[0].tolist() == [0x3F80, 0x7F7F, 0x7F80]
+def test_other_dtypes_are_in_a_bin_whose_edge_they_reach():
+    wide_N = torch.tensor([1.0, 1e-12 - 2, 1e300, -1e300, torch.inf], dtype=torch.float64)
+    assert histogram(wide_N)[0].tolist() == [0x3F80, 0x3FFF, 0x7F7F, 0x7F80]
     narrow_N = torch.tensor([0.5, -65504.0], dtype=torch.float16)
     assert histogram(narrow_N)[1].tolist() == [[1, 0], [0, 1]]
 

@@ -254,6 +254,34 @@ def test_scatter_add_is_the_reference(numel, seed, scale, ascending):
     assert same_bits(got_N, want_N)
 
 
+@settings(max_examples=10)
+@given(
+    numel=st.sampled_from([1, 6, 7, 3_000, 200_001]),
+    width=st.sampled_from([2, 7, 64, 40_000]),
+    scale=st.sampled_from([1.0, 0.3]),
+    ascending=st.booleans(),
+)
+def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
+    random = torch.Generator().manual_seed(numel)
+    num_units = -(-numel // width)
+    indices_K = torch.randperm(num_units, generator=random, dtype=torch.int32)
+    indices_K = indices_K[: num_units // 2 + 1]  # now and then the last one, which may be short
+    if ascending:
+        indices_K = indices_K.sort().values
+    values = vector(indices_K.numel() * width, "normal", numel)
+    got_N, want_N = vector(numel, "normal", 1), vector(numel, "normal", 1)
+    select.scatter_add(indices_K, values, got_N, scale, width)
+    with reference_only():
+        select.scatter_add(indices_K, values, want_N, scale, width)
+    assert same_bits(got_N, want_N)
+    assert not torch.equal(got_N, vector(numel, "normal", 1))
+    with pytest.raises(InvalidSetting, match=rf"indices_K\[0\] must lie in \[0, {num_units}\)"):
+        select.scatter_add(
+            torch.tensor([num_units], dtype=torch.int32), torch.ones(width), got_N, scale, width
+        )
+    assert same_bits(got_N, want_N)
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
     context = reference_only() if forced else num_threads(2)

@@ -171,10 +171,12 @@ from triton.compiler import ASTSource
 from gradwire.sparse.gpu import device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
-for kernel in (device.permute, device.count, device.move, device.hash_entries):
+scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
+ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
+given = [(kernel, shapes) for kernel in (device.permute, device.count, device.move)]
+for kernel, fixed in (*given, (device.hash_entries, shapes), (device.hash_entries, ones)):
     names = kernel.arg_names
-    constants = {name: shapes[name] for name in names if name in shapes}
-    scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
+    constants = {name: fixed[name] for name in names if name in fixed}
     types = {name: "i32" if name in scalars else "*i32" for name in names}
     types |= dict.fromkeys(constants, "constexpr")
     made = triton.compile(ASTSource(kernel, types, constants), GPUTarget("cuda", 80, 32))
@@ -189,8 +191,8 @@ def test_kernels_compile_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> Non
         [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
     )
     assert found.returncode == 0, found.stderr
-    permute, count, move, hashing = found.stdout.splitlines()
-    for ptx in (permute, count, move, hashing):
+    permute, count, move, hashing, single = found.stdout.splitlines()
+    for ptx in (permute, count, move, hashing, single):
         assert ".target sm_80" in ptx
         assert "ld.local" not in ptx
     assert "atom" not in permute + count + move  # their order does not depend on timing

@@ -53,7 +53,7 @@ def average_rows(
     counts_W = torch.zeros(me.world, dtype=torch.int64)
     yield AllGather(counts_W, torch.tensor([rows_R.numel()]))
     counts = me.sizes(counts_W, [num_rows] * me.world, unit="rows")
-    me.way = None
+    me.way = me.imbalance = None
     if max(counts) == 0:
         return rows
     me.way = choose(counts)

@@ -18,7 +18,7 @@ Density: a layer's k is that of its owner's norms. The sum of any one rank's k i
     and error feedback: by up to 4 % at density 0.02 and 6 % at 0.1, among 2 to 16 ranks. At worst,
     if the gradient of every rank were nothing but the layers that it owns, W times as much.
 Wire, a rank: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
-    each other rank, the size of what follows; the indices, (W-1) * b * (the most that a rank
+    each other rank, how many indices follow; the indices, (W-1) * b * (the most that a rank
     selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
     of the union and one that tells whether all is finite, in the working dtype ->
     2(W-1)/W * 4 * (K + 1) bytes (8 for float64).
@@ -156,11 +156,11 @@ def _united(
     """
     width = width_of(max(allocation.part_sizes))
     counts = [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(me.world)]
-    own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(width * counts[me.rank])
+    own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
     told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
     yield AllGather(told_W, own_1)
-    limits, usual = ([width * n for n in ns] for ns in (allocation.part_sizes, counts))
-    sizes = me.sizes(told_W, limits, usual=usual)
+    told = me.sizes(told_W, allocation.part_sizes, unit="indices", usual=counts)
+    sizes = [width * count for count in told]
     own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
     gathered = me.scratch("gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True)
     places_K = me.scratch("places", sum(sizes) // width, whole_N, torch.int32, varies=True)

@@ -118,17 +118,7 @@ class nonzero(Compressor):
         if values.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
             values, scale = (values * scale).to(sum_N.dtype), 1.0
-        if width == 1:
-            select.scatter_add(indices_K, values, sum_N, scale)
-            return
-        num_whole = sum_N.numel() // width
-        units_Kw, num_added = values.view(-1, width), int((indices_K < num_whole).sum())
-        sum_N[: num_whole * width].view(-1, width).index_add_(
-            0, indices_K[:num_added], units_Kw[:num_added], alpha=scale
-        )
-        for unit_w in units_Kw[num_added:]:  # the short last one, if it is there
-            rest_N = sum_N[num_whole * width :]
-            rest_N.add_(unit_w[: len(rest_N)], alpha=scale)
+        select.scatter_add(indices_K, values, sum_N, scale, width)
 
     def _entries(self, payload: Payload) -> Entries:
         return Entries(*self.entries(payload), self.width)

@@ -1,7 +1,7 @@
 """The scheme for one gradient in one step, from counts that all ranks have told each other.
 
 No profile and no measured cluster is needed: what is known is how many units each rank has, and how
-many there were in the last step's mean. Links are taken for ``RATE``; a scheme's rank among the
+many there were in the last step's mean. Links are taken for 1 Gbit; a scheme's rank among the
 others hangs mostly on bytes, and these are exact.
 """
 

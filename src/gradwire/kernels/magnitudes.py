@@ -30,8 +30,7 @@ def histogram(
     A bin's counts are of its positive and of its negative elements. Its lower edge is the float32
     of bits bin << 16. Bin 0 holds zeros (and what is below 1e-40), bins from 0x7f80 on what is not
     finite. ``residual_N`` (the gradient's dtype) then holds c. Of another dtype than float32 an
-    element is in the bin of the nearest float32; beyond the range of those, and finite, in their
-    last.
+    element is in the bin of the float32 next to it towards zero, so it reaches its bin's edge.
     """
     check_floating("grad_N", grad_N)
     if residual_N is not None:
@@ -98,8 +97,10 @@ def _reference_histogram(
     grad_N: torch.Tensor, residual_N: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     c_N = grad_N if residual_N is None else residual_N.add_(grad_N)
-    near_N, last = c_N.to(torch.float32), torch.finfo(torch.float32).max
-    near_N = torch.where(c_N.isfinite(), near_N.clamp(-last, last), near_N)
+    near_N = c_N.to(torch.float32)
+    # Not rounded away from zero: what is counted in a bin reaches its edge.
+    beyond_N = near_N.to(c_N.dtype).abs() > c_N.abs()
+    near_N = torch.where(beyond_N, near_N.nextafter(torch.zeros_like(near_N)), near_N)
     bits_N = near_N.contiguous().view(torch.int32)
     place_N = 2 * ((bits_N >> 16) & (NUM_BINS - 1)) + (bits_N < 0)
     counts = torch.bincount(place_N, minlength=2 * NUM_BINS).view(NUM_BINS, 2)

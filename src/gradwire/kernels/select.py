@@ -81,12 +81,11 @@ def topk_ranges(
     _check_addressable("c_N", num_elements)
     for name, table_L in (("starts_L", starts_L), ("stops_L", stops_L), ("ks_L", ks_L)):
         check_vector(name, table_L, num_ranges, torch.int64)
-    num_selected = int(ks_L.sum())
+    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
+    num_selected = sum(k for _, _, k in ranges)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    lie_in = (starts_L >= 0) & (stops_L <= num_elements) & (ks_L >= 0)
-    if not bool((lie_in & (ks_L <= stops_L - starts_L)).all()):
-        ranges = list(zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True))
+    if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
         accepted = f"within [0, {num_elements}], each no shorter than its k"
         raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
     library = load_library("select") if serves_cpp(c_N) else None
@@ -153,38 +152,57 @@ def reaching(
 
 
 def scatter_add(
-    indices_K: torch.Tensor, values_K: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0
+    indices_K: torch.Tensor,
+    values: torch.Tensor,
+    out_N: torch.Tensor,
+    scale: float = 1.0,
+    width: int = 1,
 ) -> None:
     """out[indices] += scale * values, in the order of the list; an index may occur more than once.
 
-    Raises InvalidSetting, with ``out_N`` untouched, where an index lies outside ``out_N``.
+    Indices count units of ``width`` elements, and there are as many values for each; what of the
+    last unit lies beyond ``out_N`` is dropped. Raises InvalidSetting, with ``out_N`` untouched,
+    where an index lies outside ``out_N``.
     """
-    num_entries = indices_K.numel()
+    num_entries, num_units = indices_K.numel(), -(-out_N.numel() // width)
     check_floating("out_N", out_N)
     check_vector("indices_K", indices_K, num_entries, torch.int32)
-    check_vector("values_K", values_K, num_entries, out_N.dtype)
+    check_vector("values", values, num_entries * width, out_N.dtype)
     library = load_library("select") if serves_cpp(out_N) else None
     if library is None:
-        outside = ((indices_K < 0) | (indices_K >= out_N.numel())).nonzero()
-        bad = int(outside[0]) if outside.numel() else -1
-        if bad < 0:
-            out_N.index_add_(0, indices_K, values_K * scale)
+        bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:
-        library.gw_scatter_add.restype = ctypes.c_int64
-        bad = library.gw_scatter_add(
+        elements = (address(out_N), ctypes.c_int64(out_N.numel()))
+        add = library.gw_scatter_add if width == 1 else library.gw_scatter_add_units
+        add.restype = ctypes.c_int64
+        bad = add(
             address(indices_K),
-            address(values_K),
+            address(values),
             ctypes.c_int64(num_entries),
-            address(out_N),
-            ctypes.c_int64(out_N.numel()),
+            *(elements if width == 1 else (*elements, ctypes.c_int64(width))),
             ctypes.c_float(scale),
             torch.get_num_threads(),
         )
     if bad >= 0:
         raise InvalidSetting(
-            f"indices_K[{bad}] must lie in [0, {out_N.numel()}), got {int(indices_K[bad])}; "
+            f"indices_K[{bad}] must lie in [0, {num_units}), got {int(indices_K[bad])}; "
             "the entries were made for a vector of another length"
         )
+
+
+def _reference_scatter_add(
+    indices_K: torch.Tensor, values: torch.Tensor, out_N: torch.Tensor, scale: float, width: int
+) -> int:
+    num_units = -(-out_N.numel() // width)
+    outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
+    if outside.numel():
+        return int(outside[0])
+    missing = num_units * width - out_N.numel()
+    units = torch.cat([out_N, out_N.new_zeros(missing)]) if missing else out_N
+    units.view(-1, width).index_add_(0, indices_K, (values * scale).view(-1, width))
+    if missing:
+        out_N.copy_(units[: out_N.numel()])
+    return -1
 
 
 def _check_addressable(name: str, num_elements: int) -> None:

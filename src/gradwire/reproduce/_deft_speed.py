@@ -99,7 +99,7 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
             less,
             ""
             if less
-            else "DEFT makes four small collectives of latency before the values, Top-k two; here "
+            else "DEFT makes three small collectives before that of the values, Top-k none; here "
             "volumes are small and communication is mostly latency and waiting for slower ranks",
         ),
         Claim(

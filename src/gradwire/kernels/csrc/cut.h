@@ -40,9 +40,8 @@ inline int useful_threads(int threads, int64_t num_elements) {
   return static_cast<int>(min64(threads, num_elements / (int64_t{1} << 19) + 1));
 }
 
-// One digit of the offsets key - low, of which the digits above are known to be `prefix`.
+// One digit of keys whose digits above it are known to be `prefix`.
 struct Digit {
-  uint32_t low;
   uint32_t prefix;
   int prefix_shift;
   int shift;
@@ -54,9 +53,9 @@ struct Counts {
   std::vector<uint32_t> bins;
 };
 
-// Fills counts.bins with how often each value of the digit occurs; the last bin also counts all
-// values above it. Neighbours count in different copies of the histogram: where few values occur,
-// adding to one counter twice in a row waits for the first add.
+// Fills counts.bins with how often each value of the digit occurs. Neighbours count in different
+// copies of the histogram: where few values occur, adding to one counter twice in a row waits for
+// the first add.
 inline void count_digit(const std::vector<Part>& parts, const Digit& digit, int threads,
                         Counts& counts) {
   const int64_t num_parts = static_cast<int64_t>(parts.size());
@@ -68,10 +67,9 @@ inline void count_digit(const std::vector<Part>& parts, const Digit& digit, int 
     for (int64_t p = task * num_parts / num_tasks; p < (task + 1) * num_parts / num_tasks; ++p) {
       const Part& part = parts[static_cast<size_t>(p)];
       for (int64_t i = 0; i < part.count; ++i) {
-        const uint32_t offset = key_of(part.values[i]) - digit.low;
-        if (offset >> digit.prefix_shift != digit.prefix) continue;
-        const uint32_t value = (offset >> digit.shift) - first;
-        const uint32_t bin = value < kNumDigits ? value : kNumDigits - 1;
+        const uint32_t key = key_of(part.values[i]);
+        if (key >> digit.prefix_shift != digit.prefix) continue;
+        const uint32_t bin = (key >> digit.shift) - first;
         ++copies[(i % kNumCopies) * kNumDigits + bin];
       }
     }
@@ -94,26 +92,13 @@ struct Cut {
   int64_t num_ties;  // how many elements of that very key are selected
 };
 
-// No candidate's key is below `low`, and the cut is expected close above it: two digits suffice
-// then. Else the three digits of the whole key are counted.
-inline Cut find_cut(const std::vector<Part>& parts, int64_t k, uint32_t low, int threads,
-                    Counts& counts) {
-  if (k == 0) return {0x7fffffffu, 0};
+// The cut that takes the k largest, by counting the three digits of their keys.
+inline Cut count_cut(const std::vector<Part>& parts, int64_t k, int threads, Counts& counts) {
   int64_t left = k;
-  if (low > 0) {
-    count_digit(parts, {low, 0, 31, kDigitBits}, threads, counts);
-    const uint32_t high_digit = find_bin(counts.bins, left);
-    if (high_digit < kNumDigits - 1) {
-      count_digit(parts, {low, high_digit, kDigitBits, 0}, threads, counts);
-      const uint32_t low_digit = find_bin(counts.bins, left);
-      return {low + (high_digit << kDigitBits) + low_digit, left};
-    }
-  }
-  left = k;
   uint32_t key = 0;
   int prefix_shift = 31;
   for (const int shift : {20, 9, 0}) {
-    count_digit(parts, {0, key, prefix_shift, shift}, threads, counts);
+    count_digit(parts, {key, prefix_shift, shift}, threads, counts);
     key = (key << (prefix_shift - shift)) + find_bin(counts.bins, left);
     prefix_shift = shift;
   }

@@ -2,9 +2,11 @@
 // reference in select.py.
 //
 // The rank of an element is its bit pattern without the sign (its key), which orders NaN above inf
-// above the finite. A sample estimates a threshold that a few more than k elements pass; one pass
-// over memory collects those; the k-th key is found exactly among them by a radix histogram. Where
-// the estimate fails (ties, hostile data) the same histogram runs over the whole vector.
+// above the finite. Where few of many elements are selected, a sample estimates a threshold that a
+// few more than k of them pass; one pass over memory collects those, and the k-th key is found
+// exactly among them. Where many are selected, a sample estimates two keys that the k-th lies
+// between; one pass finds it there, a second lists what reaches it. A few thousand elements need no
+// estimate. Where estimates fail (hostile data), a radix histogram runs over the whole vector.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -13,24 +15,26 @@
 #include "blocks.h"
 #include "cut.h"
 #include "filter.h"
+#include "narrow.h"
 
 namespace {
 
 using namespace gw;
 
-constexpr int kSampleShift = 16;   // the sample's histogram has one bin for 2^16 keys
-constexpr int kNumSampleBins = 1 << (31 - kSampleShift);
 constexpr int kMaxAttempts = 2;
-constexpr int64_t kLeastSampled = 16;
+constexpr double kLeastSampled = 16.0;
+constexpr int64_t kFewShare = 8;  // where fewer than this share of elements are selected
 
 // Buffers that live as long as the calling thread, so that a training loop never allocates.
 struct Scratch {
   Pool pool;
   std::vector<Part> parts;
   std::vector<int64_t> num_above, num_equal;
-  std::vector<uint32_t> sample_bins;
+  std::vector<float> sample;
+  Kept kept;
   Counts counts;
   Cut cut = {};
+  int64_t num_chosen = 0;
 };
 
 Scratch& scratch() {
@@ -57,30 +61,11 @@ uint64_t mixed(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-struct Plan {
-  uint32_t threshold;
-  int64_t capacity;  // candidates there is room for
-};
-
-// Samples runs of `run` neighbours, one run at a random place of each stratum, and returns a
-// threshold that about k * (1 + margin) elements pass. Capacity 0: the sample is not worth it.
-Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
+// A sample of keys, in scratch().sample: runs of `run` neighbours, one at a random place of each
+// stratum. Returns how many keys that are.
+int64_t draw_sample(const Source& source, int64_t n, int attempt) {
   const int64_t run = attempt == 0 ? 16 : 4;
   const int64_t num_runs = min64(n / 256, attempt == 0 ? 8192 : 65536);
-  const int64_t num_samples = run * num_runs;
-  if (num_samples == 0) return {0, 0};
-  // So many that enough of them are in the sample: candidates beyond k are few and cost nothing.
-  const int64_t least = ceil_div(kLeastSampled * n, num_samples);
-  const int64_t sought = k > least ? k : least;
-  const double expected = static_cast<double>(sought) * static_cast<double>(num_samples) /
-                          static_cast<double>(n);
-  const double margin = 5.0 / __builtin_sqrt(expected);
-  const int64_t capacity =
-      static_cast<int64_t>(static_cast<double>(sought) * (1.2 + 3.0 * margin)) + 1024;
-  if (capacity > n / 2) return {0, 0};
-
-  std::vector<uint32_t>& bins = scratch().sample_bins;
-  bins.assign(kNumSampleBins, 0);
   const int64_t stratum = n / num_runs;
   const auto run_start = [&](int64_t r) {
     const uint64_t random = mixed(static_cast<uint64_t>(r * kMaxAttempts + attempt)) >> 32;
@@ -89,7 +74,9 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
   };
   constexpr int64_t kAhead = 8;
   int64_t starts[kAhead] = {};
-  uint32_t top = 0;  // the highest bin in use: for a short vector, most of the search is above it
+  std::vector<float>& sample = scratch().sample;
+  sample.resize(static_cast<size_t>(run * num_runs));
+  float* to = sample.data();
   for (int64_t r = 0; r < num_runs + kAhead; ++r) {  // each run is fetched kAhead runs early
     const int64_t start = starts[r % kAhead];
     if (r < num_runs) {
@@ -97,19 +84,46 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
       source.prefetch(starts[r % kAhead]);
     }
     if (r < kAhead) continue;
-    for (int64_t i = start; i < start + run; ++i) {
-      const uint32_t sampled = key_of(source.at(i)) >> kSampleShift;
-      ++bins[sampled];
-      top = sampled > top ? sampled : top;
-    }
+    for (int64_t i = start; i < start + run; ++i) *to++ = source.at(i);
   }
-  const double wanted = expected * (1.0 + margin);
-  int bin = static_cast<int>(top);
-  for (double seen = bins[bin]; seen < wanted && bin > 0; seen += bins[bin]) --bin;
+  return run * num_runs;
+}
+
+uint32_t sampled_key(int64_t rank) {
+  const std::vector<float>& sample = scratch().sample;
+  const int64_t size = static_cast<int64_t>(sample.size());
+  if (rank < 1) return kMaxKey;
+  return rank > size ? 0 : find_cut(sample.data(), size, rank, scratch().kept).key;
+}
+
+struct Plan {
+  uint32_t threshold;
+  int64_t capacity;  // candidates there is room for
+};
+
+// A threshold that about k * (1 + margin) elements pass.
+Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
+  const double num_samples = static_cast<double>(draw_sample(source, n, attempt));
+  // So many that enough of them are in the sample: candidates beyond k are few and cost nothing.
+  const double share = num_samples / static_cast<double>(n);
+  const double least = kLeastSampled / share;
+  const double sought = static_cast<double>(k) > least ? static_cast<double>(k) : least;
+  const double margin = 5.0 / __builtin_sqrt(sought * share);
+  const uint32_t key = sampled_key(static_cast<int64_t>(sought * share * (1.0 + margin)) + 1);
   // Zeros never are candidates: where they belong to the result, the lowest indices do. What is
   // not finite always is one: the residual must lose it even where it is not selected.
-  const uint32_t threshold = bin ? static_cast<uint32_t>(bin) << kSampleShift : 1u;
-  return {threshold < kInfKey ? threshold : kInfKey, capacity};
+  const uint32_t threshold = key < 1 ? 1 : key < kInfKey ? key : kInfKey;
+  return {threshold, static_cast<int64_t>(sought * (1.2 + 3.0 * margin)) + 1024};
+}
+
+// A band of keys that the k-th largest of n is in.
+Band plan_band(const Source& source, int64_t n, int64_t k, int attempt) {
+  const double num_samples = static_cast<double>(draw_sample(source, n, attempt));
+  const double share = static_cast<double>(k) / static_cast<double>(n);
+  const double rank = share * num_samples;
+  const double margin = 5.0 * __builtin_sqrt(rank * (1.0 - share)) + 5.0;
+  return {sampled_key(static_cast<int64_t>(rank + margin)),
+          sampled_key(static_cast<int64_t>(rank - margin))};
 }
 
 // The vector itself as candidates.
@@ -128,19 +142,27 @@ void emit_part(const Part& part, uint32_t cut, int64_t num_ties, int64_t num_out
   int64_t done = 0;
   int64_t i = 0;
 #ifdef GW_AVX512
-  if (part.indices) {
-    const __m512i bound = _mm512_set1_epi32(static_cast<int>(cut));
-    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-    for (; i + 16 <= part.count && done < num_out; i += 16) {
-      const __m512 c = _mm512_loadu_ps(part.values + i);
-      const __m512i key = _mm512_and_si512(_mm512_castps_si512(c), no_sign);
-      if (num_ties && _mm512_cmpeq_epi32_mask(key, bound)) break;
-      const __mmask16 take = _mm512_cmpgt_epi32_mask(key, bound);
-      _mm512_mask_compressstoreu_ps(out_values + done, take, c);
-      _mm512_mask_compressstoreu_epi32(out_indices + done, take,
-                                       _mm512_loadu_si512(part.indices + i));
-      done += __builtin_popcount(take);
+  const __m512i bound = _mm512_set1_epi32(static_cast<int>(cut));
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; i + 16 <= part.count && done < num_out; i += 16) {
+    const __m512i bits = _mm512_loadu_si512(part.values + i);
+    const __m512i key = _mm512_and_si512(bits, no_sign);
+    const __m512i index = part.indices ? _mm512_loadu_si512(part.indices + i)
+                                       : _mm512_add_epi32(lane, _mm512_set1_epi32(part.index(i)));
+    const uint32_t lowest = (1u << min64(num_ties, 16)) - 1;
+    const uint32_t ties = _pdep_u32(lowest, _mm512_cmpeq_epi32_mask(key, bound));
+    const uint32_t take = _mm512_cmpgt_epi32_mask(key, bound) | ties;
+    const __mmask16 mask = static_cast<__mmask16>(take);
+    if (done + 16 <= num_out) {  // the faster way, which writes beyond what is taken
+      _mm512_storeu_si512(out_values + done, _mm512_maskz_compress_epi32(mask, bits));
+      _mm512_storeu_si512(out_indices + done, _mm512_maskz_compress_epi32(mask, index));
+    } else if (mask) {
+      _mm512_mask_compressstoreu_epi32(out_values + done, mask, bits);
+      _mm512_mask_compressstoreu_epi32(out_indices + done, mask, index);
     }
+    num_ties -= __builtin_popcount(ties);
+    done += __builtin_popcount(take);
   }
 #endif
   for (; done < num_out; ++i) {  // without a branch: where half are taken, none is foreseen
@@ -177,13 +199,15 @@ void clear_residual(const Part& part, const int32_t* selected, int64_t num_selec
   }
 }
 
-void emit(const Cut& cut, float* residual, int32_t* indices, float* values, int threads) {
+// Lists the k that the cut takes of the candidates, in the order of the vector.
+void emit(const Cut& cut, int64_t k, float* residual, int32_t* indices, float* values,
+          int threads) {
   Scratch& s = scratch();
   const int64_t num_parts = static_cast<int64_t>(s.parts.size());
-  s.num_above.resize(s.parts.size());
-  s.num_equal.resize(s.parts.size());
+  s.num_above.assign(s.parts.size(), k - cut.num_ties);  // which is so of a single part
+  s.num_equal.assign(s.parts.size(), cut.num_ties);
   const int counting = useful_threads(threads, num_candidates(s.parts));
-  for_each_block(num_parts, counting, [&](int64_t p) {
+  for_each_block(num_parts > 1 ? num_parts : 0, counting, [&](int64_t p) {
     const size_t at = static_cast<size_t>(p);
     count_part(s.parts[at], cut.key, s.num_above[at], s.num_equal[at]);
   });
@@ -216,21 +240,56 @@ void accumulate(const float* g, float* r, int64_t n, int threads) {
   });
 }
 
+// Keeps the band's keys in the pool, in any order, as far as they fit, and counts those above.
+Split split_blocks(const float* c, int64_t n, Band band, int64_t capacity, int threads) {
+  Pool& pool = scratch().pool;
+  pool.reserve(capacity);
+  std::atomic<int64_t> num_above{0}, num_kept{0};
+  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b) {
+    LocalBuffer& local = local_buffer();
+    const Split found = split(c + b * kBlock, min64(kBlock, n - b * kBlock), band, local.values);
+    num_above.fetch_add(found.num_above, std::memory_order_relaxed);
+    const int64_t place = num_kept.fetch_add(found.num_kept, std::memory_order_relaxed);
+    if (place + found.num_kept > capacity) return;
+    std::memcpy(pool.values.data() + place, local.values,
+                static_cast<size_t>(found.num_kept) * sizeof(float));
+  });
+  return {num_above, num_kept};
+}
+
+// With all of c as candidates: for few elements, or where many of them are selected.
+Cut choose_whole(const float* c, int64_t n, int64_t k, int threads) {
+  Scratch& s = scratch();
+  take_all(c, n);
+  if (n <= kBlock) return find_cut(c, n, k, s.kept);
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    const Band band = plan_band({c, nullptr}, n, k, attempt);
+    const int64_t capacity = n / 2;
+    const Split found = split_blocks(c, n, band, capacity, threads);
+    const int64_t left = k - found.num_above;
+    if (left < 1 || left > found.num_kept) continue;
+    if (band.low == band.high) return {band.low, left};
+    if (found.num_kept <= capacity) {
+      return find_cut(s.pool.values.data(), found.num_kept, left, s.kept);
+    }
+  }
+  return count_cut(s.parts, k, threads, s.counts);
+}
+
 // Leaves the candidates in scratch().parts and returns the cut.
 Cut choose(const float* g, float* r, int64_t n, int64_t k, int threads) {
+  Scratch& s = scratch();
   bool accumulated = r == nullptr;
   const float* const c = r ? r : g;
-  std::vector<Part>& parts = scratch().parts;
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+  const bool few = n > kBlock && k < n / kFewShare;
+  for (int attempt = 0; few && attempt < kMaxAttempts; ++attempt) {
     const Source source = accumulated ? Source{c, nullptr} : Source{g, r};
     const Plan plan = plan_threshold(source, n, k, attempt);
-    if (plan.capacity == 0) break;
     const Operands operands = {accumulated ? c : g, accumulated ? nullptr : r, n, threads};
-    const int64_t num_passed =
-        filter(operands, plan.threshold, plan.capacity, scratch().pool, parts);
+    const int64_t num_passed = filter(operands, plan.threshold, plan.capacity, s.pool, s.parts);
     accumulated = true;
     if (num_passed >= k && num_passed <= plan.capacity) {
-      return find_cut(parts, k, plan.threshold, threads, scratch().counts);
+      return find_cut(s.pool.values.data(), num_passed, k, s.kept);
     }
     if (num_passed < k && plan.threshold == 1) {  // the rest of the k are zeros
       take_all(c, n);
@@ -238,8 +297,7 @@ Cut choose(const float* g, float* r, int64_t n, int64_t k, int threads) {
     }
   }
   if (!accumulated) accumulate(g, r, n, threads);
-  take_all(c, n);
-  return find_cut(parts, k, 0, threads, scratch().counts);
+  return choose_whole(c, n, k, threads);
 }
 
 // Leaves what reaches the threshold in scratch().parts, and the cut that takes it, or the `most`
@@ -256,11 +314,12 @@ int64_t reach(const float* g, float* r, int64_t n, uint32_t threshold, int64_t m
   if (num_passed <= most) {
     s.cut = {threshold - 1, 0};
   } else if (num_passed <= capacity) {
-    s.cut = find_cut(s.parts, most, threshold, threads, s.counts);
+    s.cut = find_cut(s.pool.values.data(), num_passed, most, s.kept);
   } else {
     s.cut = choose(c, nullptr, n, most, threads);
   }
-  return min64(num_passed, most);
+  s.num_chosen = min64(num_passed, most);
+  return s.num_chosen;
 }
 
 }  // namespace
@@ -271,15 +330,15 @@ GW_EXPORT int gw_topk(const float* grad, float* residual, int64_t n, int64_t k, 
   try {
     const int team = useful_threads(threads, n);
     const Cut cut = choose(grad, residual, n, k, team);
-    emit(cut, residual, indices, values, team);
+    emit(cut, k, residual, indices, values, team);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
   }
 }
 
-// Top-k of each range of c, one behind the other in the output. Ranges are shared out among threads,
-// the longest first; only those longer than a thread's equal share have all threads, in turn.
+// Top-k of each range of c, one behind the other in the output. Ranges are shared out among
+// threads, the longest first; only those longer than a thread's equal share have all, in turn.
 GW_EXPORT int gw_topk_ranges(const float* c, const int64_t* starts, const int64_t* stops,
                              const int64_t* ks, int64_t num_ranges, int32_t* indices,
                              float* values, int threads) {
@@ -336,11 +395,37 @@ GW_EXPORT int64_t gw_reach(const float* grad, float* residual, int64_t n, float 
 GW_EXPORT int gw_list(float* residual, int32_t* indices, float* values, int threads) {
   try {
     const int64_t most_read = static_cast<int64_t>(scratch().parts.size()) * kBlock;
-    emit(scratch().cut, residual, indices, values, useful_threads(threads, most_read));
+    const int team = useful_threads(threads, most_read);
+    emit(scratch().cut, scratch().num_chosen, residual, indices, values, team);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+// out[index * width + j] += scale * value for units of `width`; one that reaches beyond `n` is cut.
+// Returns the position of the first index that names no unit, or -1 when all was added. Threads
+// share the work only where no two of them can meet: in a strictly ascending list.
+GW_EXPORT int64_t gw_scatter_add_units(const int32_t* indices, const float* values, int64_t k,
+                                       float* out, int64_t n, int64_t width, float scale,
+                                       int threads) {
+  constexpr int64_t kAhead = 32;
+  const int64_t num_units = ceil_div(n, width), units = ceil_div(kBlock, width);
+  bool ascending = true;
+  for (int64_t i = 0; i < k; ++i) {
+    if (static_cast<uint32_t>(indices[i]) >= static_cast<uint64_t>(num_units)) return i;
+    ascending &= i == 0 || indices[i] > indices[i - 1];
+  }
+  for_each_block(ceil_div(k, units), ascending ? threads : 1, [&](int64_t b) {
+    const int64_t end = min64((b + 1) * units, k);
+    for (int64_t i = b * units; i < end; ++i) {
+      if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead] * width, 1);
+      float* const to = out + indices[i] * width;
+      const int64_t size = min64(width, n - indices[i] * width);
+      for (int64_t j = 0; j < size; ++j) to[j] += scale * values[i * width + j];
+    }
+  });
+  return -1;
 }
 
 // Returns the position of the first index outside [0, n), or -1 when all was added. Threads

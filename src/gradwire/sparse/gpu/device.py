@@ -135,7 +135,7 @@ def hash_entries(
     part = tl.load(places + i, mask=waiting, other=0) // length  # h0
     base = part.to(tl.int64) * (parallel + serial)
     for number in tl.static_range(1, REHASHES + 1):
-        bound = tl.zeros((BLOCK,), tl.uint32) + parallel.to(tl.uint32)
+        bound = tl.full((BLOCK,), parallel, tl.uint32)
         cell = base + tl.umulhi(_hashed(index, tl.full((), number, tl.uint32)), bound).to(tl.int64)
         expected = tl.where(waiting, EMPTY, _NEVER)
         found = tl.atomic_cas(table + tl.where(waiting, cell, last), expected, i)
