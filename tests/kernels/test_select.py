@@ -226,6 +226,20 @@ def test_topk_of_ranges_is_topk_of_each(kind, threads):
         done += k
 
 
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly zeros", "not finite", "all equal"])
+def test_short_ranges_and_dense_ones_are_the_reference(kind):
+    """Of few elements, and of some blocks of which about all, or half, is selected."""
+    for length in (1, 2, 15, 64, 65, 500, 4_000, 16_384, 40_000):
+        c_N = vector(length, kind, length)
+        for k in {1, length // 9, length // 2, length - 1, length} - {0}:
+            indices_K, values_K = selected_ranges(c_N, [0], [length], [k])
+            with reference_only():
+                want_K, want_values_K, _ = selected(c_N, k)
+            assert torch.equal(indices_K, want_K)
+            assert same_bits(values_K, want_values_K)
+
+
 def test_ranges_are_checked():
     c_N = torch.ones(10)
     for starts, stops, ks in (([5], [11], [1]), ([-1], [3], [1]), ([0], [2], [3]), ([4], [2], [0])):

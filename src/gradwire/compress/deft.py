@@ -17,11 +17,11 @@ Density: a layer's k is that of its owner's norms. The sum of any one rank's k i
     from that as norms do between ranks. With gradients that are half alike, layers 100-fold apart
     and error feedback: by up to 4 % at density 0.02 and 6 % at 0.1, among 2 to 16 ranks. At worst,
     if the gradient of every rank were nothing but the layers that it owns, W times as much.
-Wire, a rank: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
+Wire: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
     each other rank, how many indices follow; the indices, (W-1) * b * (the most that a rank
     selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
     of the union and one that tells whether all is finite, in the working dtype ->
-    2(W-1)/W * 4 * (K + 1) bytes (8 for float64).
+    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64).
 State: the partition, which follows from the spec; step, int64, the same on all ranks: rank step mod
     W is the delegate.
 Contributed: this rank's values at the union of what all ranks selected.

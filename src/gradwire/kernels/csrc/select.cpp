@@ -416,7 +416,8 @@ GW_EXPORT int64_t gw_scatter_add_units(const int32_t* indices, const float* valu
     if (static_cast<uint32_t>(indices[i]) >= static_cast<uint64_t>(num_units)) return i;
     ascending &= i == 0 || indices[i] > indices[i - 1];
   }
-  for_each_block(ceil_div(k, units), ascending ? threads : 1, [&](int64_t b) {
+  const int team = ascending ? useful_threads(threads, k * width) : 1;
+  for_each_block(ceil_div(k, units), team, [&](int64_t b) {
     const int64_t end = min64((b + 1) * units, k);
     for (int64_t i = b * units; i < end; ++i) {
       if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead] * width, 1);
