@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import invalid
 from ..sparse.choose import choose
 from ..sparse.formats._types import SparseFormat
 from ..sparse.permutation import Permutation
@@ -36,6 +37,10 @@ class zen(PushPull):
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "incremental", "parallelism", "balanced"
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise invalid("zen seed", self.seed, "a whole number, 0 or more", "leave it out")
 
     def permutation(self, num_units: int) -> Permutation | None:
         return Permutation(num_units, self.seed)

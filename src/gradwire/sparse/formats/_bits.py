@@ -73,7 +73,7 @@ def fill(payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, scal
     """``SparseFormat.fill`` for units of one element; False where the C++ cannot serve.
 
     One write to each line of memory, where ``scatter`` jumps from entry to entry: of 25 M float32
-    with 2 M entries it takes a quarter of the time.
+    with 2 M entries it takes 0.6 of the time.
     """
     values = [payload["values"] for payload in payloads]
     library = load_library("fill") if serves_cpp(*values, out_N) else None
