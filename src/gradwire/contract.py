@@ -16,6 +16,7 @@ from .errors import InvalidSetting, invalid
 from .member import Imbalance as Imbalance
 from .member import Member as Member
 from .member import Selection as Selection
+from .member import Shards as Shards
 from .payload import Format, Payload
 from .spec import TensorSpec, working_dtype
 

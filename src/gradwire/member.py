@@ -40,13 +40,22 @@ class Imbalance(NamedTuple):
     """max over parts j of W * |what j holds of all ranks| / |what all hold|."""
 
 
+class Shards(NamedTuple):
+    """How a message's layers are cut among a tensor-parallel group: this rank holds one part."""
+
+    place: int
+    """Which part, counted in the group's order."""
+    numels: tuple[int, ...]
+    """How many elements of the message each part has."""
+
+
 class Member:
     """One rank's place in one message: who it is, among how many, and the buffers it may reuse.
 
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "imbalance", "rank", "selection", "way", "world")
+    __slots__ = ("_buffers", "imbalance", "rank", "selection", "shards", "way", "world")
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
@@ -57,6 +66,8 @@ class Member:
         """Of the last step; None where gradients are not cut into parts."""
         self.way: str | None = None
         """Of the last step, where ranks chose one in it; see ``wrap.natural``."""
+        self.shards: Shards | None = None
+        """Where other ranks hold other parts of the same layers, and an exchange may ask them."""
         self._buffers: dict[str, Tensor] = {}
 
     def variant_of(self, codec: Compressor) -> Compressor:

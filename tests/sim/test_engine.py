@@ -8,6 +8,7 @@ from gradwire.collective._verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -157,6 +158,14 @@ def test_collectives_that_disagree_are_refused(other) -> None:
 def test_an_exchange_that_looks_at_values_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="looks at values, and there are none"):
         simulate_exchange(Says(looks_at_values), 8, THREE)
+
+
+def test_a_gather_among_shards_is_refused() -> None:
+    def rows(rank, world, grad_N):
+        return [AllGather(grad_N, grad_N, Among.SHARDS)]
+
+    with pytest.raises(InvalidSetting, match="no tensor-parallel links"):
+        simulate_exchange(Says(rows), 8, THREE)
 
 
 def test_computations_of_an_exchange_without_a_compressor_are_marked() -> None:

@@ -19,6 +19,7 @@ from ._verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -63,27 +64,33 @@ class _Rank:
     result: Any = None
 
 
-def drive(texts: Sequence[Steps[T]], *, seed: int = 0) -> Outcome[T]:
+def drive(texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1) -> Outcome[T]:
     """Runs one text a rank to its end.
+
+    With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each, text s * W + r
+    is that of rank r among those that average shard s. Ranks are named by their text then.
 
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
     ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
-    driver = _Driver([_Rank(text) for text in texts], random.Random(seed))
+    if len(texts) % num_shards:
+        accepted = f"a multiple of num_shards, {num_shards}"
+        raise InvalidSetting(f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'")
+    driver = _Driver([_Rank(text) for text in texts], random.Random(seed), num_shards)
     driver.run()
     return Outcome([rank.result for rank in driver.ranks], driver.sent)
 
 
 class _Driver:
-    def __init__(self, ranks: list[_Rank], rng: random.Random) -> None:
+    def __init__(self, ranks: list[_Rank], rng: random.Random, num_shards: int) -> None:
         self.ranks = ranks
         self.rng = rng
-        self.world = len(ranks)
+        self.world = len(ranks) // num_shards
         self.pending: list[_Pending] = []
         self.sent = [0] * len(ranks)
 
     def run(self) -> None:
-        for rank in range(self.world):
+        for rank in range(len(self.ranks)):
             self._resume(rank, None)
         while self.pending:
             ready = self._ready()
@@ -104,7 +111,7 @@ class _Driver:
         rank.single = not isinstance(asked, tuple)
         rank.waiting, rank.values, rank.group = len(verbs), [None] * len(verbs), rank.group + 1
         for slot, verb in enumerate(verbs):
-            self.sent[index] += sent_bytes(verb, index, self.world)
+            self.sent[index] += sent_bytes(verb, index % self.world, self.world)
             self.pending.append(_Pending(index, verb, slot, rank.group))
         if not verbs:
             self._resume(index, ())
@@ -117,20 +124,33 @@ class _Driver:
         receives = {}
         for p in reversed(self.pending):
             if isinstance(p.verb, Recv):
-                receives[p.verb.src, p.rank] = p
+                receives[self._peer(p, p.verb.src), p.rank] = p
         matched = set()
         for p in self.pending:
-            if isinstance(p.verb, Send) and (p.rank, p.verb.dst) not in matched:
-                matched.add((p.rank, p.verb.dst))
-                if (p.rank, p.verb.dst) in receives:
-                    found.append((p, receives[p.rank, p.verb.dst]))
+            ends = (p.rank, self._peer(p, p.verb.dst)) if isinstance(p.verb, Send) else None
+            if ends is not None and ends not in matched:
+                matched.add(ends)
+                if ends in receives:
+                    found.append((p, receives[ends]))
         heads: dict[int, _Pending] = {}
         for p in self.pending:
             if not isinstance(p.verb, Compute | Send | Recv):
                 heads.setdefault(p.rank, p)
-        if len(heads) == self.world:
-            found.append(tuple(heads[rank] for rank in range(self.world)))
+        for among, members in self._groups():
+            here = [heads[rank] for rank in members if rank in heads]
+            if len(here) == len(members) and all(_among(p.verb) is among for p in here):
+                found.append(tuple(here))
         return found
+
+    def _peer(self, p: _Pending, rank: int) -> int:
+        """The text of a rank that a text names: one of its own shard."""
+        return p.rank - p.rank % self.world + rank
+
+    def _groups(self) -> list[tuple[Among, range]]:
+        """Texts that meet in collectives: those of each shard, and those of each rank."""
+        count, world = len(self.ranks), self.world
+        averaging = [(Among.RANKS, range(at, at + world)) for at in range(0, count, world)]
+        return [*averaging, *((Among.SHARDS, range(rank, count, world)) for rank in range(world))]
 
     def _carry_out(self, chosen: tuple[_Pending, ...]) -> None:
         first = chosen[0].verb
@@ -158,6 +178,10 @@ class _Driver:
         return "deadlock: " + "; ".join(lines)
 
 
+def _among(verb: Verb) -> Among:
+    return verb.among if isinstance(verb, AllGather) else Among.RANKS
+
+
 def _describe(verb: Verb) -> str:
     match verb:
         case Send(dst, buf):
@@ -166,6 +190,8 @@ def _describe(verb: Verb) -> str:
             return f"Recv({buf.numel()} elements from rank {src})"
         case Compute(name, _, _):
             return f"Compute({name})"
+        case AllGather(_, buf, Among.SHARDS):
+            return f"AllGather({buf.numel()} elements among shards)"
         case _:
             return f"{type(verb).__name__}({verb.buf.numel()} elements)"
 

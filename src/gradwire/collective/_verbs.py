@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -42,12 +43,25 @@ class AllReduce:
     buf: Tensor
 
 
+class Among(Enum):
+    """Who takes part in a gather."""
+
+    RANKS = "ranks"
+    """Those that average the message: all whose gradients are of the same elements."""
+    SHARDS = "shards"
+    """Those that hold the other parts of the same layers: a tensor-parallel group, in its order.
+
+    They issue the same messages in the same order, of gradients that may be of other lengths.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class AllGather:
     """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one length."""
 
     out: Tensor
     buf: Tensor
+    among: Among = Among.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +121,8 @@ def sent_bytes(verb: Verb, rank: int, world: int) -> int:
             return buf.numel() * buf.element_size()
         case AllReduce(buf):
             return 2 * (world - 1) * buf.numel() * buf.element_size() // world
-        case AllGather(_, buf):
-            return (world - 1) * buf.numel() * buf.element_size()
+        case AllGather(out, buf):  # among however many
+            return (out.numel() - buf.numel()) * buf.element_size()
         case AllToAll(_, buf, _, in_sizes):
             return (sum(in_sizes) - in_sizes[rank]) * buf.element_size()
         case ReduceScatter(_, buf):

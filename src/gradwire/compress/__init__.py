@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .qsgd import qsgd as qsgd
     from .randomk import randomk as randomk
     from .redsync import redsync as redsync
+    from .sharded_dgc import sharded_dgc as sharded_dgc
     from .sidco import sidco as sidco
     from .tbq import tbq as tbq
     from .terngrad import terngrad as terngrad

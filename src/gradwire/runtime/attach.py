@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
 from .settings import Named, Settings, matrices, resolve, sparse_weights, tables, trained
+from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group, broadcast_all
@@ -51,6 +53,7 @@ def attach(
     *,
     optimizer: Optimizer | None = None,
     group: Group | DeviceMesh | None = None,
+    shards: Group | DeviceMesh | None = None,
     bucket_cap_mb: float | None = None,
     num_channels: int | None = None,
     compress_if: Callable[[str, Tensor], bool] = matrices,
@@ -74,44 +77,62 @@ def attach(
     waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks; without ``init_process_group``: this process alone). ``timeout`` bounds every wait for a
-    peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back. All ranks of the group
-    must call this, with the same arguments; every backward pass must reach at least one attached
-    parameter on every rank. Embeddings send their non-zero rows where that pays; see `natural`.
+    ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
+    one, if layers are cut along it, for an exchange that asks the other parts' ranks what to send:
+    ``sharded_dgc``. All ranks of both must call this then, and run the same steps. ``timeout``
+    bounds every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back.
+    All ranks of the group must call this, with the same arguments; every backward pass must reach
+    at least one attached parameter on every rank. Embeddings send their non-zero rows where that
+    pays; see `natural`.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     group = _group_of(model, group)
-    who = join(group)
+    grid = Grid(join(group), join_shards(shards, group))
+    rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps)
+    return _attach(model, exchange, rest, grid)
+
+
+class Grid(NamedTuple):
+    """This rank's two groups: those that average with it, and those that hold the other parts."""
+
+    who: Membership
+    shards: Membership
+
+
+def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) -> Handle:
+    """Checks; agrees with the other ranks, of which none waits for one that refuses; connects."""
+    who, shards = grid
     try:
         _refuse_wrong_moment(model)
-        rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps)
         settings = Settings(resolve(exchange), *rest)
         params = _params(model, settings)
-        own = _fingerprint(model, params, settings)
+        own = _fingerprint(model, params, settings, shards)
+        messages = _messages(model, params, settings, who)
     except Exception as error:
         refuse(who, error)
+        refuse(shards, error)
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
-    agree(who, own, timeout)
-    return _connect(who, model, params, settings)
+    try:
+        agree(who, own, settings.timeout)
+    except Exception as error:
+        refuse(shards, error)
+        raise
+    agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
+    return _connect(grid, model, params, settings, messages)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
     """The process group that the exchanges are to run in."""
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            given, names = f"a mesh of {group.ndim} dimensions", group.mesh_dim_names
-            remedy = f"write group=mesh[{names[0]!r}]" if names else "name the dimensions"
-            raise invalid("group", given, "one dimension of it: the data-parallel one", remedy)
-        group = group.get_group()
+    found: Group | None = one_dimension("group", group, "data-parallel", 0)
     if isinstance(model, DistributedDataParallel):
-        if group is not None:
-            raise invalid("group", group, "None for a DDP model", "DDP's own group is used")
-        group = model.process_group
-    if dist.is_initialized() and dist.get_rank(group) < 0:
-        raise invalid("group", group, "a group this rank is in", "attach on its ranks only")
-    return group
+        if found is not None:
+            raise invalid("group", found, "None for a DDP model", "DDP's own group is used")
+        found = model.process_group
+    if dist.is_initialized() and dist.get_rank(found) < 0:
+        raise invalid("group", found, "a group this rank is in", "attach on its ranks only")
+    return found
 
 
 def _params(model: nn.Module, settings: Settings) -> list[Named]:
@@ -122,13 +143,23 @@ def _params(model: nn.Module, settings: Settings) -> list[Named]:
     return params
 
 
-def _connect(who: Membership, model: nn.Module, params: list[Named], settings: Settings) -> Handle:
+def _connect(
+    grid: Grid,
+    model: nn.Module,
+    params: list[Named],
+    settings: Settings,
+    messages: list[AnyMessage],
+) -> Handle:
     recorder = Recorder(settings.trace_steps)
     engine = Engine(
-        who, num_channels=settings.channels, timeout=settings.timeout, on_span=recorder.add
+        grid.who,
+        num_channels=settings.channels,
+        timeout=settings.timeout,
+        on_span=recorder.add,
+        shards=grid.shards,
     )
     try:
-        return _begin(model, params, settings, engine, recorder)
+        return _begin(model, params, settings, messages, engine, recorder)
     except BaseException:
         engine.close()
         raise
@@ -138,6 +169,7 @@ def _begin(
     model: nn.Module,
     params: list[Named],
     settings: Settings,
+    messages: list[AnyMessage],
     engine: Engine,
     recorder: Recorder,
 ) -> Handle:
@@ -148,7 +180,6 @@ def _begin(
     _warn_of_no_overlap(model, settings)
     _warn_of_two_momenta(settings)
     _warn_of_no_momentum(model, params, settings)
-    messages = _messages(model, params, settings, engine)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
     if isinstance(model, DistributedDataParallel):
@@ -263,13 +294,16 @@ def _tensors(
     return tensors
 
 
-def _fingerprint(model: nn.Module, params: list[Named], settings: Settings) -> Fingerprint:
+def _fingerprint(
+    model: nn.Module, params: list[Named], settings: Settings, shards: Membership
+) -> Fingerprint:
     is_ddp = isinstance(model, DistributedDataParallel)
     shared: dict[str, object] = {
         "exchange": _digest(settings.exchange),
         "bucket_cap_mb": settings.bucket_cap_mb,
         "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
+        "shards": place_in(shards),
     }
     if not isinstance(settings.exchange, Plan):
         widths = tables(model)
@@ -293,16 +327,16 @@ def _digest(exchange: Exchange | Plan) -> object:
 
 
 def _messages(
-    model: nn.Module, params: list[Named], settings: Settings, engine: Engine
+    model: nn.Module, params: list[Named], settings: Settings, who: Membership
 ) -> list[AnyMessage]:
     """Messages in issue order."""
     if isinstance(settings.exchange, Plan):
-        return [*messages_of(settings.exchange, params, engine.rank, engine.world)]
-    return _fused(model, params, settings, settings.exchange, engine)
+        return [*messages_of(settings.exchange, params, who.rank, who.world)]
+    return _fused(model, params, settings, settings.exchange, who)
 
 
 def _fused(
-    model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, engine: Engine
+    model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, who: Membership
 ) -> list[AnyMessage]:
     """Without a plan. Vectors and row-sparse gradients do not take the exchange, and embeddings'
     tables take it in steps in which their rows would take longer."""
@@ -326,14 +360,14 @@ def _fused(
         if settings.bucket_cap_mb is not None:
             return int(settings.bucket_cap_mb * 2**20)
         members = [(name, p) for name, p in params if kind(name, p) == this_kind]
-        return default_cap_bytes(members, exchange_of(*members[0]), engine.world)
+        return default_cap_bytes(members, exchange_of(*members[0]), who.world)
 
     made: list[AnyMessage] = []
     for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
         name, param = members[0]
         if id(param) in sparse:
-            made.append(SparseMessage(index, name, param, engine.rank, engine.world))
+            made.append(SparseMessage(index, name, param, who.rank, who.world))
         else:
             parts = [Part.whole(*member) for member in members]
-            made.append(Message(index, parts, exchange_of(name, param), engine.rank, engine.world))
+            made.append(Message(index, parts, exchange_of(name, param), who.rank, who.world))
     return made

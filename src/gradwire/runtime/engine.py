@@ -4,8 +4,12 @@ A message is one text (a generator of verbs). Its verbs become tasks, and a task
 which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
 mod C; its first verb for the network waits for the end of the message before it there. So each
 process group sees one message at a time, whole and in issue order, which is the same on every rank;
-no rank can meet another in a different collective. Gather and encode do not wait for the channel,
-scatter does not hold it: while one message has the network, others have the compute lane.
+no rank can meet another in a different collective. A channel has a second group where ranks hold
+shards of layers, for the gathers among them. That adds no deadlock: shards issue the same messages,
+and a text's verbs do not depend on its rank's values, so all ranks of the grid have one order of
+(message, verb). Whoever waits, waits for ranks that are behind it in that order; the one furthest
+back waits for nobody. Gather and encode do not wait for the channel, scatter does not hold it:
+while one message has the network, others have the compute lane.
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from ..collective._verbs import Compute, Steps, Verb, sent_bytes
 from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
-from .membership import Membership
+from .membership import ALONE, Membership
 from .pulse import Alarm, Pulse
-from .wire import carry_out, open_channels
+from .wire import Channel, carry_out, is_among_shards, open_channels
 
 COMPUTE = "compute"
 _JOIN_S = 10.0
+_AMONG_SHARDS = " among shards"
 
 
 @dataclass
@@ -40,6 +45,7 @@ class StepCounters:
 class Engine:
     """Runs texts for one rank of those that ``who`` names.
 
+    ``shards`` are the ranks that hold the other parts of the same layers, if layers are cut.
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
     """
 
@@ -50,6 +56,7 @@ class Engine:
         num_channels: int,
         timeout: timedelta,
         on_span: Callable[[Span], None],
+        shards: Membership = ALONE,
     ) -> None:
         name, self.rank, self.world = who
         self.timeout = timeout
@@ -57,6 +64,7 @@ class Engine:
         self.channels = (
             open_channels(name, self.rank, self.world, num_channels + 1, timeout) if name else []
         )
+        self._shard_channels = open_channels(*shards, num_channels, timeout) if shards.name else []
         self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._tails: list[Task | None] = [None] * len(self._lanes)
         self._last_turn: Task | None = None
@@ -120,6 +128,15 @@ class Engine:
         self._manager.add(turn, [task for task in before if task is not None])
         return turn
 
+    def shard_channel(self, message: int, lane: int) -> Channel:
+        """The group among shards that goes with a channel."""
+        if not self._shard_channels:
+            raise InvalidSetting(
+                f"message {message} asks for a gather among shards, and attach was given none: "
+                "write shards=mesh['tp'], or have the exchange see whether me.shards is None"
+            )
+        return self._shard_channels[lane]
+
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
         over = threading.Event()
@@ -168,6 +185,7 @@ class Engine:
         self._manager.stop()
         self._manager.join(_JOIN_S)
         self.channels.clear()
+        self._shard_channels.clear()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = "communication" if task.lane != COMPUTE else COMPUTE
@@ -203,6 +221,8 @@ class Engine:
             return  # Another rank's alarm was heard while this one was still listening.
         if ranks:
             text = f"rank {', '.join(map(str, ranks))} of {self.world} stopped answering"
+        elif task.name.endswith(_AMONG_SHARDS):
+            text = "a rank with another shard of these layers is lost, and none with this one"
         elif ranks := self._pulse.last_ranks():
             text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get as far"
         else:
@@ -229,7 +249,7 @@ class Engine:
             self._failure = error
             waiters = list(self._waiters)
         self._manager.stop()
-        for channel in self.channels:
+        for channel in (*self.channels, *self._shard_channels):
             channel.abort()  # Lanes that wait for a lost peer come back.
         for waiter in waiters:
             waiter(error)
@@ -323,10 +343,13 @@ class _Text:
                 "of your own returns the gradient itself where world is 1"
             )
         channel = engine.channels[self.lane]
+        shards = None
+        if any(map(is_among_shards, verbs)):
+            shards = engine.shard_channel(self.index, self.lane)
         size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
         return self.task(
-            "+".join(type(verb).__name__ for verb in verbs),
-            lambda: carry_out(verbs, channel),
+            "+".join(_name(verb) for verb in verbs),
+            lambda: carry_out(verbs, channel, shards),
             engine._lanes[self.lane],
             size_bytes,
         )
@@ -342,6 +365,10 @@ class _Text:
             message=self.index,
             size_bytes=size_bytes,
         )
+
+
+def _name(verb: Verb) -> str:
+    return type(verb).__name__ + (_AMONG_SHARDS if is_among_shards(verb) else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -51,13 +51,16 @@ class Membership(NamedTuple):
         return PrefixStore(f"gradwire/{self.name}", default_store())
 
 
+ALONE = Membership("", 0, 1)
+
+
 def join(group: Group | None) -> Membership:
     """This rank's place in ``group`` (None: all ranks, or this process alone).
 
     To be called once an attach: calls are counted, and ranks that attach alike count alike.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return Membership("", 0, 1)
+        return ALONE
     ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     _JOINED[ranks] += 1
     name = f"{'-'.join(map(str, ranks))}/{_JOINED[ranks]}"

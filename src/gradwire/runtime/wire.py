@@ -15,6 +15,7 @@ from ..collective._verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Recv,
     ReduceScatter,
@@ -50,11 +51,19 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def carry_out(verbs: Sequence[Verb], channel: Channel) -> None:
-    """Starts all verbs on one channel, then waits for all of them."""
-    works = [_start(verb, channel) for verb in verbs]
+def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:
+    """Starts all verbs on one channel, then waits for all of them.
+
+    Gathers among shards take ``shards``, the channel's group of those.
+    """
+    works = [_start(verb, shards if is_among_shards(verb) else channel) for verb in verbs]
     for work in works:
         work.wait()
+
+
+def is_among_shards(verb: Verb) -> bool:
+    """Whether a verb is for the ranks that hold the other parts of the same layers."""
+    return isinstance(verb, AllGather) and verb.among is Among.SHARDS
 
 
 def _start(verb: Verb, channel: Channel) -> Any:

@@ -19,6 +19,7 @@ from ..collective._verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -208,6 +209,11 @@ def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tu
 
 def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
     assert not isinstance(verb, Compute)
+    if isinstance(verb, AllGather) and verb.among is Among.SHARDS:
+        raise InvalidSetting(
+            "a gather among shards cannot be simulated: a cluster has no tensor-parallel links; "
+            "have the exchange ask for it only where me.shards is not None"
+        )
     size_bytes = verb.buf.numel() * verb.buf.element_size()
     like: tuple[Any, ...] = (verb.buf.dtype, size_bytes)
     priced_bytes: float = size_bytes

@@ -1,0 +1,122 @@
+"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel group.
+
+A gradient is averaged among the ranks that hold the same part of it: ``group``. What it takes to
+pick its elements may be agreed on with those that hold the other parts: ``shards``. Every rank is
+in one of each, and no other rank is in both. Messages must correspond for that: the first message
+of one shard and the first of another are the parts of the same layers, and so on. They need not be
+equally long, as a vocabulary that does not divide is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import RanksDiffer, invalid
+from ..member import Shards
+from .membership import ALONE, Membership, join
+from .messages import Message
+from .synchroniser import AnyMessage
+from .wire import Group
+
+
+def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
+    """The process group of a mesh, which must be of one dimension; what is no mesh is returned.
+
+    ``kind`` is what the dimension is for, ``place`` where it usually stands among a mesh's.
+    """
+    if not isinstance(given, DeviceMesh):
+        return given
+    if given.ndim != 1:
+        shown, names = f"a mesh of {given.ndim} dimensions", given.mesh_dim_names
+        remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
+        raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
+    return given.get_group()
+
+
+def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membership:
+    """This rank's place among those that hold the other parts of its layers; alone if none do."""
+    found = one_dimension("shards", shards, "tensor-parallel", -1)
+    if found is None:
+        return ALONE
+    if not isinstance(found, dist.ProcessGroup) or dist.get_rank(found) < 0:
+        accepted = "a process group this rank is in, or one dimension of a mesh"
+        raise invalid("shards", shards, accepted, "write shards=mesh['tp']")
+    averaging = set(dist.get_process_group_ranks(group or dist.group.WORLD))
+    both = averaging.intersection(dist.get_process_group_ranks(found))
+    if len(both) > 1:
+        raise invalid(
+            "shards",
+            f"a group that shares the ranks {sorted(both)} with group=",
+            "one that shares this rank alone: others hold the same part of a layer, or another",
+            "write group=mesh['dp'], shards=mesh['tp']",
+        )
+    return join(found)
+
+
+def place_in(shards: Membership) -> str:
+    """Which part of every layer a rank holds: the same on all ranks that average."""
+    return f"part {shards.rank} of {shards.world}"
+
+
+def agree_among_shards(
+    who: Membership,
+    shards: Membership,
+    messages: Sequence[AnyMessage],
+    num_channels: int,
+    timeout: timedelta,
+) -> None:
+    """Tells every message how long its other parts are.
+
+    Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not correspond.
+    """
+    if shards.world == 1:
+        return
+    own = {
+        "place": f"rank {who.rank} of {who.world}",
+        "num_channels": num_channels,
+        "messages": [_described(message) for message in messages],
+        "numels": [_numel(message) for message in messages],
+    }
+    found = [json.loads(note) for note in shards.share(json.dumps(own), timeout)]
+    for index, other in enumerate(found):
+        if refusal := other.get("refusal"):
+            raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
+        if difference := _difference(found[0], other):
+            raise RanksDiffer(
+                f"shard 0 and shard {index} of a layer would not travel together: {difference}; "
+                "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
+                "alike, such as one below the size of each"
+            )
+    for place, message in enumerate(messages):
+        numels = tuple(int(other["numels"][place]) for other in found)
+        message.member.shards = Shards(shards.rank, numels)
+
+
+def _numel(message: AnyMessage) -> int:
+    """Rows travel as they are: nothing is asked of those that hold others."""
+    return message.spec.numel if isinstance(message, Message) else 0
+
+
+def _described(message: AnyMessage) -> str:
+    """What parts of one message must have in common."""
+    names = ", ".join(message.names)
+    if not isinstance(message, Message):
+        return f"rows of {names}"
+    return f"{names} as {message.spec.dtype} by {message.exchange!r}"
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    for key in ("place", "num_channels"):
+        if one[key] != other[key]:
+            return f"{key} is {one[key]} against {other[key]}"
+    for index, (a, b) in enumerate(zip(one["messages"], other["messages"], strict=False)):
+        if a != b:
+            return f"message {index} is of {a} against {b}"
+    a, b = len(one["messages"]), len(other["messages"])
+    return f"{a} messages against {b}" if a != b else None
