@@ -168,18 +168,18 @@ def scatter_add(
     check_floating("out_N", out_N)
     check_vector("indices_K", indices_K, num_entries, torch.int32)
     check_vector("values", values, num_entries * width, out_N.dtype)
-    library = load_library("select") if serves_cpp(out_N) else None
+    library = load_library("scatter") if serves_cpp(out_N) else None
     if library is None:
         bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:
-        elements = (address(out_N), ctypes.c_int64(out_N.numel()))
-        add = library.gw_scatter_add if width == 1 else library.gw_scatter_add_units
-        add.restype = ctypes.c_int64
-        bad = add(
+        library.gw_scatter_add.restype = ctypes.c_int64
+        bad = library.gw_scatter_add(
             address(indices_K),
             address(values),
             ctypes.c_int64(num_entries),
-            *(elements if width == 1 else (*elements, ctypes.c_int64(width))),
+            address(out_N),
+            ctypes.c_int64(out_N.numel()),
+            ctypes.c_int64(width),
             ctypes.c_float(scale),
             torch.get_num_threads(),
         )
