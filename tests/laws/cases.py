@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import isqrt
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -110,7 +111,12 @@ def pairs() -> tuple[Pair, ...]:
 
 
 def name_of(exchange: object) -> str:
-    """A short test id."""
+    """A short test id, the same in every process: functions have no addresses in it."""
+    if isinstance(exchange, partial):
+        settings = ", ".join(f"{name}={value}" for name, value in exchange.keywords.items())
+        return f"{name_of(exchange.func)}({settings})"
+    if isinstance(exchange, FunctionType):
+        return exchange.__name__
     if isinstance(exchange, Pair):
         return f"{exchange.codec!r}-{type(exchange.collective).__name__}".replace("torch.", "")
     return repr(exchange)

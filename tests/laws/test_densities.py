@@ -12,6 +12,7 @@ import torch
 from gradwire.load import examples
 
 from . import broken_density as broken
+from .cases import name_of
 from .density_laws import (
     KINDS,
     drawn,
@@ -78,7 +79,7 @@ def test_law_of_statements_bites(specimen: Any) -> None:
         (law_no_more_than_stated, broken.believes_in_normals(), "heavy-tailed"),
         (law_no_less_than_stated, broken.believes_in_normals(), "sparse"),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_laws_of_densities_bite(law: Callable[..., None], specimen: Any, kind: str) -> None:
     with pytest.raises(AssertionError, match="times as many"):

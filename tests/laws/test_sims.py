@@ -106,7 +106,7 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
         law(wrong, several_steps, 64, CLUSTER)
 
 
-@pytest.mark.parametrize("planner", examples("planner"), ids=repr)
+@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
 def test_dense_plans(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=300), cluster=several)
