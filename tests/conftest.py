@@ -23,16 +23,6 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shaped hosts are one machine's: what starts some, or looks whether all are gone, is one group
-    of tests, which a single worker runs one after another."""
-    for item in items:
-        if item.get_closest_marker("netns") is not None:
-            item.add_marker(pytest.mark.xdist_group("netns"))
-
-
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TERMINAL = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS")
 
