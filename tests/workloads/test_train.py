@@ -29,6 +29,7 @@ from gradwire.workloads.train import (
     train,
     without_momentum,
 )
+from gradwire.wrap.momentum import with_momentum_correction
 
 WIDTH, CLASSES = 12, 4
 WORLD = 4
@@ -180,6 +181,19 @@ def test_momentum_may_be_left_to_the_exchange() -> None:
     adam = replace(task(), make_optimizer=torch.optim.Adam)
     with pytest.raises(InvalidSetting, match="momentum"):
         without_momentum(adam).make_optimizer(make_model().parameters())
+
+
+def test_momentum_in_the_exchange_leaves_weights_to_decay_as_fast() -> None:
+    """Decay that is outside momentum is a tenth of what momentum of 0.9 makes of it."""
+    rates = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}
+    decaying = replace(task(), make_optimizer=partial(torch.optim.SGD, **rates))
+    dense = Replicas(decaying, exchange_for(none()), 2)
+    moved = Replicas(without_momentum(decaying), with_momentum_correction(none()), 2)
+    for _ in range(60):
+        dense.step()
+        moved.step()
+    apart = parameters_of(dense) - parameters_of(moved)
+    assert apart.norm() < 0.1 * parameters_of(dense).norm()  # 0.27 of it with a tenth of the decay
 
 
 def test_scoring_leaves_the_model_in_training() -> None:

@@ -57,6 +57,8 @@ def test_deep_gradient_compression_warms_up_to_its_density() -> None:
         made = gw.deep_gradient_compression(clip_norm=0.25, **without)
         assert type(made).__name__ == "Clipping"
         assert type(made.inner).__name__ == "MomentumCorrection"
+        assert made.inner.masking
+    assert not gw.deep_gradient_compression(warmup_steps=0, masking=False).masking
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,24 @@ def test_masking_is_what_clears_stale_momentum() -> None:
     assert means(masking=False)[:2] == [10.0, 9.0]
 
 
+@pytest.mark.parametrize("masking", [False, True])
+def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
+    """A constant gradient, of which every element leaves in every T-th step."""
+    period = 10
+    exchange = gw.with_momentum_correction(
+        gw.compress.topk(density=1 / period), MOMENTUM, masking=masking
+    )
+    states, moved_N = None, torch.zeros(period)
+    for step in range(9 * period):
+        results = run_local(exchange, [torch.ones(period)] * 2, states)
+        states = [state for _, _, state in results]
+        if step >= 8 * period:  # long after the start
+            moved_N += results[0][0] / period
+    lost = MOMENTUM * (1 - MOMENTUM**period) / ((1 - MOMENTUM) * period) if masking else 0.0
+    want_N = torch.full((period,), (1 - lost) / (1 - MOMENTUM))
+    torch.testing.assert_close(moved_N, want_N, rtol=1e-3, atol=0.0)
+
+
 def test_error_feedback_is_taken_out_wherever_it_is() -> None:
     pair = gw.pair(topk, gw.collective.allgather_sparse())
     twice = gw.with_error_feedback(gw.with_error_feedback(pair))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective._local import drive
+from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.cost.counted import LOSSLESS, counted, fastest
 from gradwire.errors import InvalidSetting
@@ -111,6 +112,19 @@ class Selfish(Natural):
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
         own = count_units(grad_N, None, self.width)
         return super()._choose([own] * len(counts), growth, grad_N)
+
+
+def test_a_table_is_looked_through_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Tensor] = []
+    fill = nonzero._fill
+
+    def counting(self: nonzero, room: Tensor, grad_N: Tensor, residual_N: Tensor | None) -> int:
+        looked.append(grad_N)
+        return fill(self, room, grad_N, residual_N)
+
+    monkeypatch.setattr(nonzero, "_fill", counting)
+    assert INNER not in ways(DENSE, tables(3, 5))
+    assert len(looked) == 3
 
 
 def test_a_choice_of_one_rank_alone_is_caught() -> None:

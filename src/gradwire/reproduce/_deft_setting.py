@@ -22,6 +22,8 @@ from ..wrap.deep_gradient_compression import deep_gradient_compression
 DENSE = "dense"
 FULL_DGC = "dgc in full"
 """With momentum correction, factor masking and density warm-up; ``dgc`` is its selection alone."""
+UNMASKED_DGC = "dgc in full, unmasked"
+"""The same without factor masking."""
 DENSITY_WARM_UP = 0.1
 """Share of the steps in which full DGC's density comes down."""
 METHODS = (DENSE, "topk", "cltk", "deft")
@@ -142,9 +144,12 @@ def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[
     """
     if method == DENSE:
         return task, exchange_for(load("compress", "none")())
-    if method == FULL_DGC:
-        warmup_steps = round(DENSITY_WARM_UP * num_steps)
-        exchange = deep_gradient_compression(density=density, warmup_steps=warmup_steps)
+    if method in (FULL_DGC, UNMASKED_DGC):
+        exchange = deep_gradient_compression(
+            density=density,
+            warmup_steps=round(DENSITY_WARM_UP * num_steps),
+            masking=method == FULL_DGC,
+        )
         return without_momentum(task), exchange
     kind = partial(load("compress", method), density=density)
     return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())

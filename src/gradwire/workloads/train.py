@@ -181,13 +181,18 @@ def layer_sizes(task: Task) -> tuple[int, ...]:
 
 
 def without_momentum(task: Task) -> Task:
-    """The task with an optimizer that has no momentum, for exchanges that keep it themselves."""
+    """The task with an optimizer that has no momentum, for exchanges that keep it themselves.
+
+    Its weight decay is what momentum m made of it, 1 / (1 - m) times as much: an exchange adds
+    momentum to gradients only.
+    """
 
     def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         made = task.make_optimizer(parameters)
         for group in made.param_groups:
             if "momentum" not in group:
                 raise invalid("optimizer", made, "one with a setting momentum", "use SGD")
+            group["weight_decay"] /= 1.0 - group["momentum"]
             group["momentum"] = 0.0
         return made
 

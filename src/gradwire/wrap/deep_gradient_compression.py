@@ -24,6 +24,7 @@ def deep_gradient_compression(
     density: float = 0.001,
     momentum: float = 0.9,
     nesterov: bool = False,
+    masking: bool = True,
     clip_norm: float | None = None,
     sample_share: float = 0.001,
     seed: int = 0,
@@ -32,9 +33,12 @@ def deep_gradient_compression(
 
     ``warmup_steps`` is how long, in steps, the density takes to fall from 25 % to ``density``, in
     stages of equal length, which is rounded up to whole steps; the paper takes four epochs, 0 is
-    none, and from 25 % on there is nothing to warm up. ``clip_norm`` is the norm that gradients are
-    clipped to (see ``with_clipping``), as the paper does for recurrent networks. ``sample_share``
-    of a gradient is looked at to find the threshold, drawn from ``seed``.
+    none, and from 25 % on there is nothing to warm up. ``masking`` is the paper's momentum factor
+    masking; what it clears acts like a lower learning rate for what is sent often, so try without
+    it where training falls behind (see ``with_momentum_correction``). ``clip_norm`` is the norm
+    that gradients are clipped to (see ``with_clipping``), as the paper does for recurrent networks.
+    ``sample_share`` of a gradient is looked at to find the threshold, drawn from ``seed``. Weight
+    decay is to be 1 / (1 - momentum) times momentum SGD's.
 
     >>> exchange = deep_gradient_compression(warmup_steps=400, clip_norm=0.25)
     >>> exchange.densities, exchange.steps_per_stage
@@ -44,7 +48,7 @@ def deep_gradient_compression(
         accepted = "a whole number, 0 or more"
         raise invalid("warmup_steps", warmup_steps, accepted, "write 4 * len(train_loader)")
     codec = dgc(density=density, sample_share=sample_share, seed=seed)
-    exchange: Exchange = with_momentum_correction(codec, momentum, nesterov)
+    exchange: Exchange = with_momentum_correction(codec, momentum, nesterov, masking)
     if clip_norm is not None:
         exchange = with_clipping(exchange, clip_norm)
     densities = warming_to(density)

@@ -30,6 +30,7 @@ from ..cost.counted import counted, fastest, other_way_s
 from ..errors import invalid
 from ..exchange import ErrorFeedback, Pair, Wrapper, exchange_for, pair, synchronise
 from ..load import load
+from ..payload import Payload
 from ..sparse.entries import num_units
 from ..spec import TensorSpec
 
@@ -45,6 +46,23 @@ class NaturalState(NamedTuple):
 
     growth_1: Tensor
     inner: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class _counted(nonzero):
+    """Whose state is the payload, if counting made it: a table is looked through once a step."""
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        if isinstance(state, Payload):
+            return state, None
+        return super().encode(None, grad_N, residual_N=residual_N, buffer=buffer)
 
 
 @dataclass(frozen=True)
@@ -77,45 +95,50 @@ class Natural(Wrapper):
     ) -> Steps[State]:
         me.way = me.imbalance = None
         if me.world > 1:
-            counts = yield from self._tell(me, grad_N, residual_N)
+            counts, payload = yield from self._tell(me, grad_N, residual_N)
             me.way = self._choose(counts, float(state.growth_1), grad_N)
         if me.way in (None, INNER):
             inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
-        scheme = pair(nonzero(width=self.width), load("collective", me.way)())
-        yield from scheme.synchronise(me, None, grad_N, out_N, residual_N)
+        scheme = pair(_counted(width=self.width), load("collective", me.way)())
+        yield from scheme.synchronise(me, payload, grad_N, out_N, residual_N)
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
             state.growth_1.fill_(arrived / self.width / max(counts))
         return state
 
-    def _tell(self, me: Member, grad_N: Tensor, residual_N: Tensor | None) -> Steps[list[int]]:
-        """How many units every rank has to send; known to all."""
-        own = yield me.sized(
+    def _tell(
+        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
+    ) -> Steps[tuple[list[int], Payload | None]]:
+        """How many units every rank has to send, known to all; and this one's, if encoded."""
+        most = num_units(grad_N.numel(), self.width)
+        own, payload = yield me.sized(
             "encode",
             lambda: self._count(me, grad_N, residual_N),
             grad_N.numel(),
-            lambda: num_units(grad_N.numel(), self.width),
+            lambda: (most, None),
         )
         own_1 = me.scratch("own units", 1, grad_N, torch.int64).fill_(own)
         told_W = me.scratch("told units", me.world, grad_N, torch.int64)
         yield AllGather(told_W, own_1)
-        most = num_units(grad_N.numel(), self.width)
-        return me.sizes(told_W, [most] * me.world, unit="units", usual=[own] * me.world)
+        counts = me.sizes(told_W, [most] * me.world, unit="units", usual=[own] * me.world)
+        return counts, payload
 
-    def _count(self, me: Member, grad_N: Tensor, residual_N: Tensor | None) -> int:
-        """By the codec's own kernel where there is no residual, which that would take.
+    def _count(
+        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
+    ) -> tuple[int, Payload | None]:
+        """By encoding where there is no residual, which that would take.
 
-        What it writes lies where the collectives of sparse payloads have theirs.
+        What is encoded lies where the collectives of sparse payloads have theirs.
         """
         if residual_N is not None:
-            return count_units(grad_N, residual_N, self.width)
+            return count_units(grad_N, residual_N, self.width), None
         codec = nonzero(width=self.width)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
         payload, _ = codec.encode(None, grad_N, buffer=own[: form.size_bytes])
-        return payload["indices"].numel()
+        return payload["indices"].numel(), payload
 
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
         """A pure function of what all ranks know."""
