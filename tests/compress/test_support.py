@@ -284,5 +284,15 @@ def test_randomk_draws_others_for_another_seed_message_or_step() -> None:
     [elsewhere] = drawn(gw.compress.randomk(), gw.TensorSpec("another", 10_000), 1)
     assert drawn(gw.compress.randomk(), spec, 1) == [one]
     assert all(len(set(one) & set(them)) < 15 for them in (two, other, elsewhere))
-    with pytest.raises(gw.InvalidSetting, match="randomk seed must be a whole number"):
-        gw.compress.randomk(seed=0.5)
+    for wrong in (0.5, True, -1, 2**64):
+        with pytest.raises(gw.InvalidSetting, match="randomk seed must be a whole number from 0"):
+            gw.compress.randomk(seed=wrong)
+    [last] = drawn(gw.compress.randomk(seed=2**64 - 1), spec, 1)
+    assert len(set(one) & set(last)) < 15
+
+
+@every_kind
+def test_what_int32_cannot_address_is_refused_before_a_step(kind: type[SharedSupport]) -> None:
+    kind().init(gw.TensorSpec("largest", 2**31 - 1), 2)
+    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):
+        kind().init(gw.TensorSpec("too large", 2**31), 2)

@@ -82,12 +82,6 @@ def test_is_scaled_before_it_is_rounded() -> None:
     assert back_N.tolist() == [60000.0]
 
 
-@pytest.mark.parametrize("density", [0, 4, -0.1, float("nan")])
-def test_density_must_be_a_fraction(density: float) -> None:
-    with pytest.raises(ValueError, match=r"density must be .*\(0, 1\], got .*; write density=0.01"):
-        gw.compress.topk(density=density)
-
-
 def test_values_must_be_a_wire_dtype() -> None:
     with pytest.raises(InvalidSetting, match=r"topk values must be .*, got torch.int8"):
         gw.compress.topk(values=torch.int8)

@@ -1,4 +1,4 @@
-"""take: the C++ against its torch reference, and what it refuses."""
+"""take and lay_runs: the C++ against their torch references, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
-from gradwire.kernels.gather import take
+from gradwire.kernels.gather import lay_runs, take
 from tests.laws.tolerance import same_bits
 from tests.strategies import bounded
 
@@ -54,3 +54,26 @@ def test_indices_outside_are_refused_and_nothing_is_written(index: int, dtype: t
         take(source_N, indices_K, values_K, residual_N=residual_N)
     assert residual_N.all()
     assert not values_K.any()
+
+
+def test_runs_are_laid_where_they_are_told_and_shifted() -> None:
+    counts_R, tos_R = torch.tensor([2, 0, 3]), torch.tensor([3, 9, 0])
+    shifts_R = torch.tensor([10, 7, -5])
+    numbers_K = torch.tensor([0, 4, 5, 6, 9], dtype=torch.int32)
+    for backend in (nullcontext(), reference_only()):
+        out = torch.full((9,), -1, dtype=torch.int32)
+        with backend:
+            lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
+            assert out.tolist() == [0, 1, 4, 10, 14, -1, -1, -1, -1]
+            lay_runs(None, counts_R, tos_R, shifts_R, out)
+            assert out.tolist() == [-5, -4, -3, 10, 11, -1, -1, -1, -1]
+
+
+def test_runs_that_do_not_fit_are_refused() -> None:
+    one, out = torch.ones(1, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    for counts_R, tos_R in ((4 * one, one), (-one, one), (one, -one)):
+        with pytest.raises(InvalidSetting, match=r"within \[0, 4\]"):
+            lay_runs(None, counts_R, tos_R, one, out)
+    with pytest.raises(InvalidSetting, match="numbers_K must be a contiguous vector of 2"):
+        lay_runs(out, 2 * one, one, one, out)
+    assert not out.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -198,11 +199,13 @@ def test_a_threshold_is_a_magnitude():
             reaching(torch.ones(3), threshold, 3)
 
 
-def selected_ranges(c_N, starts, stops, ks):
+def selected_ranges(c_N, starts, stops, ks, firsts=None):
     indices_K = torch.full((sum(ks),), -1, dtype=torch.int32)
     values_K = torch.full((sum(ks),), 7.0, dtype=c_N.dtype)
-    tables = [torch.tensor(table, dtype=torch.int64) for table in (starts, stops, ks)]
-    select.topk_ranges(c_N, *tables, indices_K, values_K)
+    starts_L, stops_L, ks_L, firsts_L = (
+        torch.tensor(table, dtype=torch.int64) for table in (starts, stops, ks, firsts or starts)
+    )
+    select.topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K, firsts_L)
     return indices_K, values_K
 
 
@@ -245,6 +248,17 @@ def test_ranges_are_checked():
     for starts, stops, ks in (([5], [11], [1]), ([-1], [3], [1]), ([0], [2], [3]), ([4], [2], [0])):
         with pytest.raises(InvalidSetting, match="within"):
             selected_ranges(c_N, starts, stops, ks)
+    one_L, two_K = torch.tensor([1]), torch.empty(2, dtype=torch.int32)
+    with pytest.raises(InvalidSetting, match="of 1 elements, the sum of ks_L, got 2"):
+        select.topk_ranges(c_N, 0 * one_L, 3 * one_L, one_L, two_K, torch.empty(2))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_indices_count_from_what_is_asked():
+    operands = (torch.tensor([1.0, 3.0, 2.0, 5.0, 4.0]), [0, 2], [2, 5], [1, 2])
+    for way in (nullcontext, reference_only):
+        with way():
+            assert selected_ranges(*operands, firsts=[10, 0])[0].tolist() == [11, 1, 2]
 
 
 @pytest.mark.usefixtures("compiled")

@@ -226,6 +226,65 @@ def test_selection_gets_faster_with_ranks_by_the_equations(
     assert _deft_speed.draw9(found.rows, tmp_path / "9.png").exists()
 
 
+def test_speedups_by_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tensors alike, a rank each: n log k against n / 2 log(k / 2), and none where k <= n."""
+    monkeypatch.setattr(_deft_speed, "LSTM", replace(_deft_setting.LSTM, density=2**-6))
+    numel, k = 2**20, 2**14
+    found = _deft_speed._expected(torch.ones(numel), [numel // 2] * 2, 2)
+    assert found["speedup_by_equation_6"] == pytest.approx(2 * 14 / 13)
+    assert found["speedup_by_equation_8"] == pytest.approx(2 * 14 / 13)
+    fixed, chosen = 2_000 + 16_384, 8
+    whole, part = numel + fixed + chosen * k, numel / 2 + fixed + chosen * k / 2
+    assert found["speedup_by_work"] == pytest.approx(whole / part)
+    few = _deft_speed._expected(torch.ones(256), [256], 4)
+    assert few["speedup_by_equation_8"] is None
+    assert few["speedup_by_equation_6"] is None  # k of each part is 1
+    speedup = {"num_ranks": 4, "speedup": 5.0}
+    _, bounded = _deft_speed._speedup_claims([{**few, **speedup}])
+    assert "4:" not in bounded.ours
+    sublinear = {"speedup_by_equation_6": 3.9, "speedup_by_equation_8": 3.8, "speedup_by_work": 4.0}
+    _, bounded = _deft_speed._speedup_claims([{**speedup, **sublinear}])
+    assert bounded.agrees is False
+
+
+def test_all_iterations_are_all() -> None:
+    def claim(topk: list[float]) -> bool | None:
+        errors = {"topk": topk, "cltk": [2.0] * 100, "deft": [3.0] * 100}
+        found = {
+            ("lstm", name): History(losses=[1.0], actual=[0.1], sent_bytes=[8.0], errors=own)
+            for name, own in errors.items()
+        }
+        return _deft_error._lower("lstm", found).agrees
+
+    assert claim([1.0] * 100) is True
+    assert claim([1.0] * 99 + [2.5]) is False
+
+
+@pytest.mark.parametrize(("selection_s", "agrees"), [(0.004, True), (0.009, False)])
+def test_significantly_less_is_half(selection_s: float, agrees: bool) -> None:
+    row = {"selection_s": 0.01, "communication_s": 0.01, "partition_s": 0.0, "step_s": 1.0}
+    rows = {"topk": row, "cltk": row, "deft": {**row, "selection_s": selection_s}}
+    less, *_ = _deft_speed._breakdown_claims(rows)
+    assert less.agrees is agrees
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "agrees"),
+    [
+        ([110, 104, 103, 100], True),
+        ([150, 104, 103, 100], False),  # not slightly
+        ([99, 98, 97, 96], False),  # not slower
+        ([110, 104, 120, 100], False),  # a difference between half and the end
+    ],
+)
+def test_slower_at_first_and_no_difference_later(perplexity: list[float], agrees: bool) -> None:
+    def row(density: float, scores: list[float]) -> dict[str, object]:
+        return {"density": density, POINTS: [[10 * i + 10, s] for i, s in enumerate(scores)]}
+
+    rows = [row(0.1, [100] * 4), row(0.01, [101] * 4), row(0.001, perplexity)]
+    assert _deft_convergence._catches_up(rows, 40).agrees is agrees
+
+
 def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
     first = [[1.0, 2.0, 3.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 0.0, 1.0, 9.0]]
     second = [[1.0, 1.0, 1.0, 0.5, 0.0, 8.0], [2.0, 2.0, 2.0, 0.0, 0.0, 7.0]]

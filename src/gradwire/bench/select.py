@@ -20,7 +20,7 @@ from .. import catalogue
 from ..compress._allocation import owners
 from ..compress._layer_k import layer_k
 from ..compress._layerwise import select_layers
-from ..compress._packing import costs, loads
+from ..compress._packing import loads, work
 from ..compress._partition import partition_of
 from ..compress.dgc import dgc
 from ..compress.gaussiank import gaussiank
@@ -115,7 +115,7 @@ def _deft_cases(density: float, grad_N: Tensor, peers: Peers) -> Iterator[Case]:
         if world == RANKS[0]:
             yield Case("deft/norms", 4, norms, peers)
         k_L = layer_k(norms_L.sqrt(), partition.sizes_L, max(1, round(density * grad_N.numel())))
-        layers_P = _busiest(owners(partition, k_L, world, 0), costs(partition.sizes_L, k_L), world)
+        layers_P = _busiest(owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world)
         share = int(partition.sizes_L[layers_P].sum()) / grad_N.numel()
         run = partial(select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P])
         yield Case(f"deft/{world}", (4 + 8 * density) * share, run, peers)
@@ -123,7 +123,6 @@ def _deft_cases(density: float, grad_N: Tensor, peers: Peers) -> Iterator[Case]:
 
 def _busiest(owners_L: Tensor, costs_L: Sequence[float], world: int) -> Tensor:
     """The layers (int64, ascending) of the rank whose selection costs most."""
-    by_rank = loads(costs_L, owners_L.tolist(), world + 1)[
-        :world
-    ]  # the last sends all, for nothing
+    # Behind the ranks come the layers that nobody selects in, at no cost.
+    by_rank = loads(costs_L, owners_L.tolist(), world + 1)
     return (owners_L == by_rank.index(max(by_rank))).nonzero().flatten()

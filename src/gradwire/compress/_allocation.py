@@ -10,7 +10,6 @@ Legend: L layers in the order of the gradient, P those of parts in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ..contract import Member
 from ..errors import RanksDiffer
+from ..kernels.gather import lay_runs
 from . import _packing
 from ._partition import Partition
 
@@ -28,7 +28,7 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
     Those are layers whose k is their size, as of one element. Rank r gets bin (delegate + r) mod W:
     the first bin has the largest layer, and is another rank's in each step.
     """
-    bins = _packing.pack(_packing.costs(partition.sizes_L, k_L), world)
+    bins = _packing.pack(_packing.work(partition.sizes_L, k_L), world)
     owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
     return owners_L.where(k_L < partition.sizes_L, world).int()
 
@@ -60,11 +60,10 @@ class Allocation:
         layers: Tensor = self._layers[rank]
         return layers
 
-    def to_part(self, rank: int, indices_K: Tensor, ks_P: Tensor) -> None:
-        """Makes a rank's indices, ``ks_P`` of each of its layers, relative to its part."""
-        first = sum(map(len, self._layers[:rank]))
-        shifts_P = self._shifts_P[first : first + len(ks_P)] + self.first_places[rank]
-        _add_each(torch.split(indices_K, ks_P.tolist()), (-shifts_P).tolist())
+    def firsts_of(self, rank: int) -> Tensor:
+        """Where in a rank's part each of its layers begins (int64)."""
+        sizes_P = self.partition.sizes_L[self._layers[rank]]
+        return sizes_P.cumsum(0) - sizes_P
 
     def union(self, me: Member, places_K: Tensor) -> Tensor:
         """The support (int32, ascending): what lies at these places (int32, ascending), and all
@@ -81,19 +80,10 @@ class Allocation:
             )
         counts_L = self.partition.sizes_L.clone()
         counts_L[self._owned_P] = counts_P
-        total = int(counts_L.sum())
+        tos_L = counts_L.cumsum(0) - counts_L
+        total = places_K.numel() + self.num_common
         support_K = me.scratch("support", total, places_K, torch.int32, varies=True)
-        into = torch.split(support_K, counts_L.tolist())
-        owned = [into[layer] for layer in self._owned_P.tolist()]
-        if owned:
-            torch._foreach_copy_(owned, torch.split(places_K, counts_P.tolist()))
-        _add_each(owned, self._shifts_P.tolist())
-        for layer in self._common.tolist():
-            start = self.partition.starts[layer]
-            torch.arange(start, start + self.partition.sizes[layer], out=into[layer])
+        lay_runs(places_K, counts_P, tos_L[self._owned_P], self._shifts_P, support_K)
+        common, starts_L = self._common, self.partition.starts_L
+        lay_runs(None, counts_L[common], tos_L[common], starts_L[common], support_K)
         return support_K
-
-
-def _add_each(tensors: Sequence[Tensor], numbers: list[int]) -> None:
-    if tensors:
-        torch._foreach_add_(list(tensors), numbers)

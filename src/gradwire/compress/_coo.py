@@ -29,11 +29,11 @@ def check_addressable(name: str, spec: TensorSpec) -> None:
         raise invalid(f"{name} gradient", given, "below 2**31", "cut it into chunks")
 
 
-def check_density(setting: str, density: object) -> None:
-    """Refuses what is no share of a gradient."""
-    if not isinstance(density, float | int) or not 0 < density <= 1:
-        accepted = "the kept fraction k/n, a number in (0, 1]"
-        raise invalid(setting, density, accepted, "write density=0.01 to keep 1 %")
+def check_share(setting: str, given: object) -> None:
+    """Refuses what is no share of a gradient, such as a density."""
+    is_number = isinstance(given, float | int) and not isinstance(given, bool)
+    if not (is_number and 0 < given <= 1):  # type: ignore[operator]
+        raise invalid(setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %")
 
 
 def share_of(density: float, numel: int) -> int:

@@ -1,8 +1,15 @@
-"""Two-stage partitioning of a gradient into layers: DEFT, algorithm 2.
+"""Partitioning of a gradient into layers: DEFT, algorithm 2, and the cut that is used here.
 
 Source: Yoon and Oh, ICPP 2023, section 4.1.
-Differences from the paper: a fraction of no element is no layer, as where a tensor has fewer
-    elements than there are ranks.
+Differences from the paper:
+    - Algorithm 2 (``two_stage``) leaves tensors of up to n_g / n elements whole, and layers as
+      coarse cannot be shared out evenly: of an LSTM's language model one of 16 ranks selects from a
+      quarter more than the mean, so its selection does not get n times as fast. ``packable`` cuts
+      on where the packing would leave a rank with more than its share.
+    - A tensor is cut into as few layers as that takes and not into n, as each costs something
+      whatever its size: ResNet-50's 160 tensors become 165 layers on 16 ranks, and not 220.
+    - A fraction of no element is no layer, as where a tensor has fewer elements than there are
+      ranks.
 """
 
 from __future__ import annotations
@@ -10,29 +17,102 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ._packing import PER_LAYER, loads, pack, work
+
+_ENOUGH = 1.01
+"""A cut that gives the busiest rank so much of its share is fine enough."""
+_PATIENCE = 8
+"""So many cuts in turn may make nothing better."""
+_MOST_TRIED = 8
+"""Tensors of the busiest rank that are tried, the largest: smaller ones change little."""
+
 
 def two_stage(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
-    """Sizes of the layers that tensors of these sizes make, in order, without a gap.
+    """Algorithm 2: sizes of the layers of tensors of these sizes, in order, without a gap.
 
-    A tensor of more than n_g / n elements becomes n layers of equal size, the first ones longer by
-    one where it cannot be divided; any other is a layer. So none has more than ceil(n_g / n).
+    A tensor of more than n_g / n elements becomes n layers of equal size, any other is a layer. So
+    none has more than ceil(n_g / n).
 
     >>> two_stage([2, 11, 3, 4], world=4)
     (2, 3, 3, 3, 2, 3, 4)
     """
     numel = sum(tensor_sizes)
+    return _cut(tensor_sizes, [world if size * world > numel else 1 for size in tensor_sizes])
+
+
+def packable(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
+    """Sizes of the layers of tensors of these sizes, in order, without a gap.
+
+    Each tensor becomes as few layers of equal size as none is larger than n_g / n. While the
+    busiest of n ranks has more than its share to do, one of the tensors that it selects in is cut
+    into one layer more, the one by which the busiest then has least. The best cut met is taken.
+
+    >>> packable([600_000, 600_000, 600_000], world=2)
+    (600000, 600000, 300000, 300000)
+    """
+    numel, share = max(sum(tensor_sizes), 1), sum(_costs(tensor_sizes)) / world
+    coarsest = [min(size, -(-size * world // numel)) for size in tensor_sizes]
+    found = best = _packed(tensor_sizes, coarsest, world)
+    in_vain = 0
+    while best.most > _ENOUGH * share and in_vain < _PATIENCE:
+        largest = sorted(found.busiest, key=lambda tensor: -tensor_sizes[tensor])
+        finer = [
+            _packed(tensor_sizes, _one_more(found.counts, tensor), world)
+            for tensor in largest[:_MOST_TRIED]
+            if tensor_sizes[tensor] > PER_LAYER * found.counts[tensor]
+        ]
+        if not finer:
+            break
+        found = min(finer)
+        in_vain = 0 if found < best else in_vain + 1
+        best = min(best, found)
+    return _cut(tensor_sizes, best.counts)
+
+
+class _Packed(NamedTuple):
+    """How tensors, cut into layers, fill the ranks. That is less which leaves the busiest less."""
+
+    most: float
+    squares: float
+    """Sum of the squares of loads: less where ranks are more alike."""
+    counts: list[int]
+    """Layers of each tensor."""
+    busiest: list[int]
+    """The tensors that the busiest rank selects in."""
+
+
+def _packed(tensor_sizes: Sequence[int], counts: list[int], world: int) -> _Packed:
+    costs = _costs(_cut(tensor_sizes, counts))
+    ranks = pack(costs, world)
+    by_rank = loads(costs, ranks, world)
+    most = max(by_rank)
+    tensor_of = chain.from_iterable(repeat(i, n) for i, n in enumerate(counts))
+    busiest = {i for i, rank in zip(tensor_of, ranks, strict=True) if by_rank[rank] == most}
+    return _Packed(most, sum(load * load for load in by_rank), counts, sorted(busiest))
+
+
+def _one_more(counts: list[int], tensor: int) -> list[int]:
+    return [count + (i == tensor) for i, count in enumerate(counts)]
+
+
+def _costs(layer_sizes: Sequence[int]) -> list[int]:
+    """With one element chosen of each layer: the cut may not depend on the gradient."""
+    sizes_L = torch.tensor(layer_sizes, dtype=torch.int64, device="cpu")
+    return work(sizes_L, torch.ones_like(sizes_L))
+
+
+def _cut(tensor_sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """So many layers of each tensor, the first ones longer by one where it cannot be divided."""
     layers: list[int] = []
-    for size in tensor_sizes:
-        if size * world > numel:
-            quotient, remainder = divmod(size, world)
-            layers += [quotient + 1] * remainder + [quotient] * (world - remainder)
-        else:
-            layers.append(size)
+    for size, count in zip(tensor_sizes, counts, strict=True):
+        quotient, remainder = divmod(size, max(count, 1))
+        layers += [quotient + 1] * remainder + [quotient] * (count - remainder)
     return tuple(filter(None, layers))
 
 
@@ -66,4 +146,4 @@ class Partition:
 @lru_cache(maxsize=4096)
 def partition_of(tensor_sizes: tuple[int, ...], world: int) -> Partition:
     """The layers of a gradient among so many ranks."""
-    return Partition(two_stage(tensor_sizes, world))
+    return Partition(packable(tensor_sizes, world))

@@ -5,16 +5,9 @@ from __future__ import annotations
 import math
 
 from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort
-from ..errors import invalid
 
 LEAST_ABOVE = 64
 """How many of a sample are to lie above its threshold: their number has a spread of an eighth."""
-
-
-def check_share(setting: str, value: float) -> None:
-    """Refuses what is no fraction in (0, 1]."""
-    if not 0 < value <= 1:
-        raise invalid(setting, value, "a fraction in (0, 1]", "write 0.01 for 1 %")
 
 
 def reaching(gradient: Vector, density: float, share: float) -> Vector:

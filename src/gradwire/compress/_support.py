@@ -30,8 +30,8 @@ from ..kernels import select
 from ..kernels.gather import take
 from ..kernels.magnitudes import range_norms
 from ..spec import TensorSpec, working_dtype
+from ._coo import check_share
 from ._partition import Partition, partition_of
-from ._sampled import check_share
 from ._settle import as_working
 
 

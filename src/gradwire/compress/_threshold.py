@@ -19,7 +19,7 @@ from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_density, layout, round_to_wire, share_of
+from ._coo import Coo, check_addressable, check_share, layout, round_to_wire, share_of
 from ._magnitudes import Magnitudes
 from ._settle import as_working, spec_of
 
@@ -100,7 +100,7 @@ class Estimated(Reaching):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_density(f"{name} density", self.density)
+        check_share(f"{name} density", self.density)
         if not isinstance(self.cap, float | int) or not 1 <= self.cap < inf:
             accepted = "a multiple of the density, 1 or more"
             raise invalid(f"{name} cap", self.cap, accepted, "leave it at 2")

@@ -24,6 +24,7 @@ from ..collective._verbs import Broadcast, Steps
 from ..contract import Member
 from ..kernels import select
 from ..spec import TensorSpec
+from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
 from ._support import Chosen, Pending, SharedSupport, nothing, values_bytes
 
@@ -39,6 +40,7 @@ class cltk(SharedSupport):
     """
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
+        check_addressable("cltk", spec)
         return torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
@@ -70,4 +72,4 @@ class cltk(SharedSupport):
         return [values_bytes(spec, world, count) + led] * world
 
 
-EXAMPLES = (cltk(density=0.3),)
+EXAMPLES = (cltk(), cltk(density=0.3))

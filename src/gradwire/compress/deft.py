@@ -6,6 +6,8 @@ Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference betwe
 Differences from the paper (what one algorithm does otherwise stands in its file):
     - The layers are those of one message: n_g is its number of elements, and norms are compared
       within it. Fused into one message, a model is treated as in the paper.
+    - Tensors are cut on beyond algorithm 2, where ranks could not be given equal work otherwise,
+      and layers are weighed by what our selection costs. See ``_partition``, ``_packing``.
     - A layer of which all is sent (k is its size, as of one element) is common to all ranks: no
       rank selects in it and none of its indices travels. As k comes from each rank's own norms,
       ranks might differ in which these are: the delegate alone says so, with the allocation.
@@ -45,6 +47,7 @@ from ..contract import Member, Traits
 from ..errors import invalid
 from ..spec import TensorSpec
 from ._allocation import Allocation, owners
+from ._coo import check_addressable
 from ._layer_k import layer_k
 from ._layerwise import select_layers
 from ._narrow import narrow, widen, width_of
@@ -90,12 +93,12 @@ class deft(SharedSupport):
         object.__setattr__(self, "layers", tuple(given))
 
     def init(self, spec: TensorSpec, world: int) -> DeftState:
-        return DeftState(
-            self.partition(spec, world), torch.zeros(1, dtype=torch.int64, device="cpu")
-        )
+        check_addressable("deft", spec)
+        first = torch.zeros(1, dtype=torch.int64, device="cpu")
+        return DeftState(self.partition(spec, world), first)
 
     def partition(self, spec: TensorSpec, world: int) -> Partition:
-        """The layers of a message, those cut that are larger than 1/W of it."""
+        """The layers of a message: its tensors, cut so that W ranks can share them out evenly."""
         sizes = self.layers
         if sizes is None:
             sizes = [prod(shape) for shape in spec.shapes] or [spec.numel]
@@ -167,8 +170,10 @@ def _united(
 
     def choose() -> None:
         layers_P = allocation.layers_of(me.rank)
-        indices_K = select_layers(me, whole_N, allocation.partition, layers_P, k_L[layers_P])
-        allocation.to_part(me.rank, indices_K, k_L[layers_P])
+        firsts_P = allocation.firsts_of(me.rank)
+        indices_K = select_layers(
+            me, whole_N, allocation.partition, layers_P, k_L[layers_P], firsts_P
+        )
         narrow(indices_K, width, own[: sizes[me.rank]])
 
     def unite() -> Tensor:

@@ -20,7 +20,8 @@ from __future__ import annotations
 from ..contract import Layout
 from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
 from ..dsl.program import Program
-from ._sampled import check_share, reaching
+from ._coo import check_share
+from ._sampled import reaching
 
 
 class dgc(

@@ -61,4 +61,4 @@ class gaussiank(Estimated):
         return nearest(seen, tried, num_asked)
 
 
-EXAMPLES = (gaussiank(density=0.3),)
+EXAMPLES = (gaussiank(), gaussiank(density=0.3))

@@ -20,7 +20,8 @@ from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indic
 from ..dsl.program import Program
 from ..payload import Format
 from ..spec import TensorSpec
-from ._sampled import check_share, reaching
+from ._coo import check_share
+from ._sampled import reaching
 
 
 class graddrop(

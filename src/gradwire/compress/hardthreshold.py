@@ -23,7 +23,7 @@ from ..contract import Layout, State, Traits
 from ..errors import invalid
 from ..payload import Format, Payload
 from ..spec import TensorSpec
-from ._coo import check_density, layout, share_of
+from ._coo import check_share, layout, share_of
 from ._settle import as_working, spec_of
 from ._threshold import Reaching
 
@@ -56,7 +56,7 @@ class hardthreshold(Reaching):
             raise invalid(
                 "hardthreshold threshold", self.threshold, "a finite number above 0", remedy
             )
-        check_density("hardthreshold max_density", self.max_density)
+        check_share("hardthreshold max_density", self.max_density)
 
     def most(self, numel: int) -> int:
         return share_of(self.max_density, numel)
@@ -77,4 +77,4 @@ class hardthreshold(Reaching):
         return self.listed(whole_N, self.threshold, residual_N, buffer), state
 
 
-EXAMPLES = (hardthreshold(threshold=1.0, max_density=0.3),)
+EXAMPLES = (hardthreshold(), hardthreshold(threshold=1.0, max_density=0.3))

@@ -25,6 +25,7 @@ from ..dsl.philox import words
 from ..errors import invalid
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
+from ._coo import check_addressable
 from ._support import Chosen, Pending, SharedSupport, values_bytes
 
 
@@ -32,7 +33,7 @@ from ._support import Chosen, Pending, SharedSupport, values_bytes
 class randomk(SharedSupport):
     """Averages a random ``density`` share of elements, others in each step.
 
-    ``seed`` begins the random numbers that draw them, on all ranks the same.
+    ``seed`` (below 2^64) begins the random numbers that draw them, on all ranks the same.
 
     >>> from gradwire.exchange import run_local
     >>> grads = [torch.ones(1000), 3 * torch.ones(1000)]
@@ -45,10 +46,13 @@ class randomk(SharedSupport):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise invalid("randomk seed", self.seed, "a whole number", "leave it out")
+        is_whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if not is_whole or not 0 <= self.seed < 2**64:
+            accepted = "a whole number from 0 to 2**64 - 1"
+            raise invalid("randomk seed", self.seed, accepted, "leave it out or take seed % 2**64")
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
+        check_addressable("randomk", spec)
         return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
 
     def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
@@ -73,4 +77,4 @@ class randomk(SharedSupport):
         return [values_bytes(spec, world, self.kept(spec.numel))] * world
 
 
-EXAMPLES = (randomk(density=0.3, seed=1),)
+EXAMPLES = (randomk(), randomk(density=0.3, seed=1))

@@ -96,4 +96,4 @@ def _halving(seen: Magnitudes, num_asked: int, cap: float) -> float:
     return low
 
 
-EXAMPLES = (redsync(density=0.3, trimmed_below=0),)
+EXAMPLES = (redsync(), redsync(density=0.3, trimmed_below=0))

@@ -37,8 +37,8 @@ from ..errors import invalid
 from ..hollow import Hollow
 from ..payload import Format, Payload
 from ..spec import TensorSpec, working_dtype
-from ._coo import layout, share_of
-from ._sampled import LEAST_ABOVE, check_share
+from ._coo import check_share, layout, share_of
+from ._sampled import LEAST_ABOVE
 from ._settle import as_working
 from ._support import nothing
 from ._threshold import Reaching, estimating

@@ -99,4 +99,4 @@ def _pareto(above: Moments, share: float) -> float:
     return scale / shape * expm1(-shape * log(share))
 
 
-EXAMPLES = (sidco(density=0.3, distribution="gamma"),)
+EXAMPLES = (sidco(), sidco(density=0.3, distribution="gamma"))

@@ -27,7 +27,7 @@ from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_density, layout, round_to_wire, share_of
+from ._coo import Coo, check_addressable, check_share, layout, round_to_wire, share_of
 from ._settle import as_working, spec_of
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,7 +53,7 @@ class topk(Coo):
     )
 
     def __post_init__(self) -> None:
-        check_density("topk density", self.density)
+        check_share("topk density", self.density)
         if self.values not in _VALUE_DTYPES:
             raise invalid(
                 "topk values",

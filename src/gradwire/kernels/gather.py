@@ -1,6 +1,6 @@
-"""Taking the values at listed elements out of a dense vector.
+"""Taking the values at listed elements out of a dense vector; laying lists of elements together.
 
-Legend: N elements, K listed elements.
+Legend: N elements, K listed elements, R runs of a list.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, invalid
 from ._build import load_library
 from ._operands import address, check_floating, check_vector, serves_cpp
 
@@ -55,6 +55,43 @@ def take(
             f"indices_K[{bad}] must lie in [0, {numel}), got {int(indices_K[bad])}; the list was "
             "made for a vector of another length"
         )
+
+
+def lay_runs(
+    numbers_K: Tensor | None, counts_R: Tensor, tos_R: Tensor, shifts_R: Tensor, out: Tensor
+) -> None:
+    """Writes run r of ``numbers_K``, ``counts_R[r]`` long, from ``out[tos_R[r]]`` on, shifted.
+
+    Runs lie one behind the other in ``numbers_K`` and do not overlap in ``out``; ``shifts_R[r]`` is
+    added to each number. None for ``numbers_K`` stands for 0, 1, 2, ... in every run. Numbers are
+    int32, tables int64, all on one host. Raises InvalidSetting, with nothing written, for runs that
+    do not lie in ``out`` or are not as long as ``numbers_K``.
+    """
+    num_runs = counts_R.numel()
+    for name, table_R in (("counts_R", counts_R), ("tos_R", tos_R), ("shifts_R", shifts_R)):
+        check_vector(name, table_R, num_runs, torch.int64)
+    check_vector("out", out, out.numel(), torch.int32)
+    if numbers_K is not None:
+        check_vector("numbers_K", numbers_K, int(counts_R.sum()), torch.int32)
+    if bool(((counts_R < 0) | (tos_R < 0) | (tos_R + counts_R > out.numel())).any()):
+        accepted = f"within [0, {out.numel()}]"
+        raise invalid("tos_R and counts_R", (tos_R, counts_R), accepted, "make out longer")
+    library = load_library("gather") if out.device.type == "cpu" else None
+    if library is None:
+        _reference_lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
+        return
+    tables = (address(counts_R), address(tos_R), address(shifts_R), ctypes.c_int64(num_runs))
+    library.gw_lay_runs(address(numbers_K), *tables, address(out))
+
+
+def _reference_lay_runs(
+    numbers_K: Tensor | None, counts_R: Tensor, tos_R: Tensor, shifts_R: Tensor, out: Tensor
+) -> None:
+    done = 0
+    for count, to, shift in zip(counts_R.tolist(), tos_R.tolist(), shifts_R.tolist(), strict=True):
+        run_K = torch.arange(count) if numbers_K is None else numbers_K[done : done + count]
+        out[to : to + count] = run_K + shift
+        done += count
 
 
 def _reference_take(

@@ -19,6 +19,8 @@ from ..errors import InvalidSetting, invalid
 from ._build import load_library
 from ._operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
 
+_REFUSED = 2
+"""What the C++ returns for ranges that are none."""
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -69,35 +71,60 @@ def topk_ranges(
     ks_L: torch.Tensor,
     indices_K: torch.Tensor,
     values_K: torch.Tensor,
+    firsts_L: torch.Tensor | None = None,
 ) -> None:
     """Top-k of each of L ranges of ``c_N``, one behind the other: DEFT's layer-wise selection.
 
     ``starts_L``, ``stops_L`` and ``ks_L`` are int64 on the CPU, K the sum of ``ks_L``.
     ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do not overlap.
+    With ``firsts_L`` (int64) that is what a range's first element is called instead of its start.
     Short ranges are shared out among threads, so a thousand small layers cost one call.
     """
-    num_elements, num_ranges = c_N.numel(), starts_L.numel()
+    num_elements, num_ranges, num_selected = c_N.numel(), starts_L.numel(), indices_K.numel()
     check_floating("c_N", c_N)
     _check_addressable("c_N", num_elements)
-    for name, table_L in (("starts_L", starts_L), ("stops_L", stops_L), ("ks_L", ks_L)):
+    tables = (starts_L, stops_L, ks_L, starts_L if firsts_L is None else firsts_L)
+    for name, table_L in zip(("starts_L", "stops_L", "ks_L", "firsts_L"), tables, strict=True):
         check_vector(name, table_L, num_ranges, torch.int64)
-    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
-    num_selected = sum(k for _, _, k in ranges)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
+    library = load_library("select") if serves_cpp(c_N) else None
+    if library is None:
+        _check_ranges(num_elements, num_selected, *tables)
+        _reference_topk_ranges(c_N, *tables, indices_K, values_K)
+        return
+    status = library.gw_topk_ranges(
+        address(c_N),
+        ctypes.c_int64(num_elements),
+        *map(address, tables),
+        ctypes.c_int64(num_ranges),
+        address(indices_K),
+        address(values_K),
+        ctypes.c_int64(num_selected),
+        torch.get_num_threads(),
+    )
+    if status == _REFUSED:
+        _check_ranges(num_elements, num_selected, *tables)
+    if status:
+        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+
+
+def _check_ranges(
+    num_elements: int,
+    num_selected: int,
+    starts_L: torch.Tensor,
+    stops_L: torch.Tensor,
+    ks_L: torch.Tensor,
+    firsts_L: torch.Tensor,
+) -> None:
+    """Raises InvalidSetting for what the C++ refuses."""
+    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
     if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
         accepted = f"within [0, {num_elements}], each no shorter than its k"
         raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
-    library = load_library("select") if serves_cpp(c_N) else None
-    if library is None:
-        _reference_topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K)
-        return
-    tables = (address(starts_L), address(stops_L), address(ks_L), ctypes.c_int64(num_ranges))
-    failed = library.gw_topk_ranges(
-        address(c_N), *tables, address(indices_K), address(values_K), torch.get_num_threads()
-    )
-    if failed:
-        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+    if int(ks_L.sum()) != num_selected:
+        accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
+        raise invalid("indices_K", num_selected, accepted, "slice it to that length")
 
 
 Room = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -226,14 +253,16 @@ def _reference_topk_ranges(
     starts_L: torch.Tensor,
     stops_L: torch.Tensor,
     ks_L: torch.Tensor,
+    firsts_L: torch.Tensor,
     indices_K: torch.Tensor,
     values_K: torch.Tensor,
 ) -> None:
     done = 0
-    for start, stop, k in zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True):
+    tables = (starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), firsts_L.tolist())
+    for start, stop, k, first in zip(*tables, strict=True):
         into = slice(done, done + k)
         _reference_topk(c_N[start:stop], indices_K[into], values_K[into], None)
-        indices_K[into] += start
+        indices_K[into] += first
         done += k
 
 

@@ -1,4 +1,5 @@
-// Values at listed elements, which leave the residual. Definition: the torch reference in gather.py.
+// Values at listed elements, which leave the residual, and runs of numbers laid out elsewhere.
+// Definition: the torch references in gather.py.
 #include "blocks.h"
 
 namespace {
@@ -26,4 +27,18 @@ GW_EXPORT int64_t gw_take(const float* source, const int32_t* indices, int64_t k
     }
   });
   return -1;
+}
+
+// Run r of the numbers, counts[r] of them behind those of the run before, goes to out + tos[r], with
+// shifts[r] added; without numbers a run counts up from its shift. Runs do not overlap in `out`.
+GW_EXPORT void gw_lay_runs(const int32_t* numbers, const int64_t* counts, const int64_t* tos,
+                           const int64_t* shifts, int64_t num_runs, int32_t* out) {
+  for (int64_t r = 0; r < num_runs; ++r) {
+    const int32_t shift = static_cast<int32_t>(shifts[r]);
+    int32_t* const to = out + tos[r];
+    for (int64_t i = 0; i < counts[r]; ++i) {
+      to[i] = (numbers ? numbers[i] : static_cast<int32_t>(i)) + shift;
+    }
+    if (numbers) numbers += counts[r];
+  }
 }

@@ -61,11 +61,19 @@ uint64_t mixed(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
+// Sampled keys that cost least in all: of m, what is ranked beyond the k-th in vain is as
+// sqrt(k * n / m), so m is as the cube root of k * n. The factor is measured, and flat.
+int64_t worth_sampling(int64_t n, int64_t k) {
+  const double product = static_cast<double>(n) * static_cast<double>(k);
+  return static_cast<int64_t>(4.0 * __builtin_cbrt(product));
+}
+
 // A sample of keys, in scratch().sample: runs of `run` neighbours, one at a random place of each
 // stratum. Returns how many keys that are.
-int64_t draw_sample(const Source& source, int64_t n, int attempt) {
+int64_t draw_sample(const Source& source, int64_t n, int64_t k, int attempt) {
   const int64_t run = attempt == 0 ? 16 : 4;
-  const int64_t num_runs = min64(n / 256, attempt == 0 ? 8192 : 65536);
+  const int64_t most = attempt == 0 ? min64(worth_sampling(n, k) / run + 1, 8192) : 65536;
+  const int64_t num_runs = min64(n / 256, most);
   const int64_t stratum = n / num_runs;
   const auto run_start = [&](int64_t r) {
     const uint64_t random = mixed(static_cast<uint64_t>(r * kMaxAttempts + attempt)) >> 32;
@@ -103,7 +111,7 @@ struct Plan {
 
 // A threshold that about k * (1 + margin) elements pass.
 Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
-  const double num_samples = static_cast<double>(draw_sample(source, n, attempt));
+  const double num_samples = static_cast<double>(draw_sample(source, n, k, attempt));
   // So many that enough of them are in the sample: candidates beyond k are few and cost nothing.
   const double share = num_samples / static_cast<double>(n);
   const double least = kLeastSampled / share;
@@ -118,7 +126,7 @@ Plan plan_threshold(const Source& source, int64_t n, int64_t k, int attempt) {
 
 // A band of keys that the k-th largest of n is in.
 Band plan_band(const Source& source, int64_t n, int64_t k, int attempt) {
-  const double num_samples = static_cast<double>(draw_sample(source, n, attempt));
+  const double num_samples = static_cast<double>(draw_sample(source, n, k, attempt));
   const double share = static_cast<double>(k) / static_cast<double>(n);
   const double rank = share * num_samples;
   const double margin = 5.0 * __builtin_sqrt(rank * (1.0 - share)) + 5.0;
@@ -337,23 +345,28 @@ GW_EXPORT int gw_topk(const float* grad, float* residual, int64_t n, int64_t k, 
   }
 }
 
-// Top-k of each range of c, one behind the other in the output. Ranges are shared out among
-// threads, the longest first; only those longer than a thread's equal share have all, in turn.
-GW_EXPORT int gw_topk_ranges(const float* c, const int64_t* starts, const int64_t* stops,
-                             const int64_t* ks, int64_t num_ranges, int32_t* indices,
-                             float* values, int threads) {
+// Top-k of each range of c, one behind the other in the output; a range's indices count from its
+// entry in `firsts`. Ranges are shared out among threads, the longest first; only those longer than
+// a thread's equal share have all, in turn. Returns 2, with nothing done, where ranges do not lie
+// in c, are shorter than their k or select another number than there is room for.
+GW_EXPORT int gw_topk_ranges(const float* c, int64_t n, const int64_t* starts, const int64_t* stops,
+                             const int64_t* ks, const int64_t* firsts, int64_t num_ranges,
+                             int32_t* indices, float* values, int64_t room, int threads) {
   std::atomic<int> failed{0};
   const auto length = [&](int64_t i) { return stops[i] - starts[i]; };
   try {
     std::vector<int64_t> order, places;
     int64_t total = 0, num_out = 0;
     for (int64_t i = 0; i < num_ranges; ++i) {
+      const bool fits = starts[i] >= 0 && stops[i] <= n && ks[i] >= 0 && ks[i] <= length(i);
+      if (!fits) return 2;
       places.push_back(num_out);
       num_out += ks[i];
       if (ks[i] == 0) continue;
       total += length(i);
       order.push_back(i);
     }
+    if (num_out != room) return 2;
     std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
       return length(a) != length(b) ? length(a) > length(b) : a < b;
     });
@@ -361,7 +374,7 @@ GW_EXPORT int gw_topk_ranges(const float* c, const int64_t* starts, const int64_
       const int64_t place = places[static_cast<size_t>(i)];
       failed |= gw_topk(c + starts[i], nullptr, length(i), ks[i], indices + place, values + place,
                         team);
-      for (int64_t o = place; o < place + ks[i]; ++o) indices[o] += static_cast<int32_t>(starts[i]);
+      for (int64_t o = place; o < place + ks[i]; ++o) indices[o] += static_cast<int32_t>(firsts[i]);
     };
     const int team = useful_threads(threads, total);
     size_t num_long = 0;

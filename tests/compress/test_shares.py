@@ -1,0 +1,30 @@
+"""Densities are fractions: a percentage, a text or a truth value is refused by every sparsifier."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from gradwire.errors import InvalidSetting
+from gradwire.load import load, names
+
+SHARES = [
+    (name, field.name)
+    for name in names("compress")
+    for field in fields(load("compress", name))
+    if field.name in ("density", "sample_share", "max_density")
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), SHARES)
+def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
+    for given in (0, -0.1, 1.5, 50, float("nan"), "1%", None, True):
+        with pytest.raises(InvalidSetting, match=f"{name} {setting} must be"):
+            load("compress", name)(**{setting: given})
+    for given in (1, 1.0, 1e-12):
+        load("compress", name)(**{setting: given})
+
+
+def test_most_sparsifiers_have_a_density() -> None:
+    assert {"topk", "deft", "dgc", "randomk", "sidco"} <= {name for name, _ in SHARES}
