@@ -17,6 +17,7 @@ from gradwire.spec import TensorSpec
 WORLD, NUMEL = 5, 1003
 SCHEMES = (
     gw.collective.zen(),
+    gw.collective.zen(formats="paper"),
     gw.collective.sparse_ps(),
     gw.collective.omnireduce(block=16),
     gw.collective.sparcml(),
@@ -64,6 +65,21 @@ def test_buffers_only_grow(scheme: gw.Collective) -> None:
 
 
 @each_scheme
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_a_mean_may_take_the_gradients_place(scheme: gw.Collective, share: float) -> None:
+    """Of few elements only what is not zero is cleared first; NaN and -0.0 are not zero."""
+    exchange, grads = gw.pair(gw.compress.nonzero(), scheme), gradients(share)
+    grads[0][7], grads[1][8] = torch.nan, -0.0
+    apart = [torch.full_like(grad_N, 9.0) for grad_N in grads]
+    for means in (apart, grads):
+        members = [Member(rank, WORLD) for rank in range(WORLD)]
+        given = zip(members, grads, means, strict=True)
+        drive([synchronise(exchange, me, None, grad_N, mean_N) for me, grad_N, mean_N in given])
+    for own, other in zip(grads, apart, strict=True):
+        assert torch.equal(own.view(torch.int32), other.view(torch.int32))
+
+
+@each_scheme
 def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
     exchange = gw.pair(gw.compress.nonzero(), scheme)
     of_own = [texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]]
@@ -86,3 +102,8 @@ def test_doubling_folds_the_ranks_beyond_a_power_of_two() -> None:
 def test_a_seed_of_the_hash_is_a_whole_number(seed: object) -> None:
     with pytest.raises(gw.InvalidSetting, match="zen seed must be a whole number"):
         gw.collective.zen(seed=seed)
+
+
+def test_formats_of_zen_are_those_that_are_named() -> None:
+    with pytest.raises(gw.InvalidSetting, match="zen formats must be smallest or paper or coo"):
+        gw.collective.zen(formats="bitmap")

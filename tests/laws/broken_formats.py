@@ -81,16 +81,20 @@ def overwrites(entries: Entries, num_units: int, world: int, permutation: Any) -
 class loses_index_0(coo):
     """Takes index 0 for the mark of an empty slot."""
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
-        found = super().decode(payload, num_units, width)
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        found = super().decode(payload, num_units, width, room=room)
         return _Kept(found, found.indices_K.nonzero().squeeze(1)).taken()
 
 
 class loses_the_last(hash_bitmap):
     """Rounds the number of bytes down."""
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
-        found = super().decode(payload, num_units, width)
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        found = super().decode(payload, num_units, width, room=room)
         kept_K = (found.indices_K < num_units // 8 * 8).nonzero().squeeze(1)
         return _Kept(found, kept_K).taken()
 
@@ -112,11 +116,3 @@ class reads_one_more(coo):
     ) -> Format:
         found = super().received(size_bytes, num_units, width, dtype)
         return self.layout(found.fields[0].numel + 1, num_units, width, dtype)
-
-
-class adds_to_what_is_there(hash_bitmap):
-    """``fill`` clears nothing."""
-
-    def fill(self, payloads: Any, parts: Any, out_N: Tensor, **settings: Any) -> None:
-        for payload, part in zip(payloads, parts, strict=True):
-            self.scatter(payload, part, out_N, **settings)

@@ -15,7 +15,6 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Imbalance, Member, State
 from gradwire.exchange import Pair
 from gradwire.sparse.entries import Entries
-from gradwire.sparse.merge import Accumulator
 from gradwire.sparse.parts import part_length
 from gradwire.sparse.permutation import Permutation
 
@@ -54,8 +53,8 @@ class forgets_small_messages(zen):
 class counts_one_more(zen):
     """Counts an element that nobody took in every part."""
 
-    def arrived(self, merged: Accumulator, count: int) -> int:
-        return super().arrived(merged, count) + 1
+    def arrived(self, merged: Entries) -> int:
+        return super().arrived(merged) + 1
 
 
 class claims_balance(zen):

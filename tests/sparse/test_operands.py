@@ -9,14 +9,14 @@ import torch
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
-from gradwire.payload import Payload
 from gradwire.sparse.entries import Entries, check_entries, nonzero
 from gradwire.sparse.formats.bitmap import bitmap
 from gradwire.sparse.formats.coo import coo
+from gradwire.sparse.formats.elias_fano import elias_fano
 from gradwire.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.sparse.merge import Accumulator
-from gradwire.sparse.partition import partition, partition_into_coo
-from gradwire.sparse.parts import Part, parts_of
+from gradwire.sparse.merge import merge
+from gradwire.sparse.partition import partition
+from gradwire.sparse.parts import Part
 from gradwire.sparse.permutation import Permutation
 from gradwire.sparse.scatter import scatter
 
@@ -43,20 +43,54 @@ def test_an_index_outside_is_named(wrong: int) -> None:
         partition(at(3, wrong), 10, 2, Permutation(10))
     with pytest.raises(InvalidSetting, match=message):
         Permutation(10).places(at(3, wrong).indices_K)
-    with pytest.raises(InvalidSetting, match=message):
-        Accumulator(10).add(at(3, wrong))
+    with pytest.raises(InvalidSetting, match=r"place 1 must lie in \[0, 10\), not below"):
+        merge([at(1), at(3, wrong)], 10)
     out_N = torch.zeros(10)
     with pytest.raises(InvalidSetting, match=message):
         scatter(at(3, wrong), Part(10), out_N)
     assert not out_N.any()
 
 
-def test_nothing_is_added_where_a_place_is_outside() -> None:
-    total = Accumulator(4)
-    total.add(at(1))
-    with pytest.raises(InvalidSetting):
-        total.add(at(2, 4))
-    assert total.entries().indices_K.tolist() == [1]
+def test_a_merge_takes_ascending_places_of_one_width_and_room_for_all() -> None:
+    with pytest.raises(InvalidSetting, match="not below the one before it, got 2"):
+        merge([at(1, 2), at(4, 2)], 10)
+    with pytest.raises(InvalidSetting, match="width must be 1"):
+        merge([at(1), Entries(at(1).indices_K, torch.ones(2), 2)], 10)
+    with pytest.raises(InvalidSetting, match="room must be 3 places"):
+        merge([at(1, 2), at(1)], 10, room=(torch.zeros(2, dtype=torch.int32), torch.zeros(3)))
+
+
+@pytest.mark.parametrize("wrong", [(4, 3), (3, 10), (-1, 3)])
+def test_elias_and_fanos_code_takes_ascending_places_only(wrong: tuple[int, int]) -> None:
+    with pytest.raises(InvalidSetting, match="indices must ascend"):
+        elias_fano().encode(at(*wrong), 10)
+
+
+def test_elias_and_fanos_code_keeps_duplicates() -> None:
+    payload = elias_fano().encode(at(3, 3, 9), 10)
+    assert elias_fano().decode(payload, 10).indices_K.tolist() == [3, 3, 9]
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "says"),
+    [
+        ("high", [0b11], "bitmap must be one of 3 set bits"),
+        ("high", [0b1111], "bitmap must be one of 3 set bits"),
+        ("high", [0b1000_0011], "bitmap must be one of 3 set bits"),
+        ("low", [0b111], "elias_fano must be ascending places"),
+        ("low", [0b001], "elias_fano must be ascending places"),
+    ],
+)
+def test_codes_that_no_places_have_are_refused(field: str, given: list[int], says: str) -> None:
+    """Of places below 9, two of which share their high bits."""
+    payload = elias_fano().encode(at(0, 1, 8), 9)
+    assert payload["high"].tolist() == [0b100_0011]
+    assert payload["low"].tolist() == [0b010]
+    payload[field].copy_(torch.tensor(given, dtype=torch.uint8))
+    out_N = torch.zeros(9)
+    with pytest.raises(InvalidSetting, match=says):
+        elias_fano().scatter(payload, Part(9), out_N)
+    assert not out_N.any()
 
 
 @pytest.mark.parametrize("wrong", [(3, 3), (4, 3), (3, 10), (-1, 3)])
@@ -74,8 +108,6 @@ def test_bits_that_do_not_fit_the_values_are_refused(bits: list[int]) -> None:
         hash_bitmap().decode(payload, 10)
     with pytest.raises(InvalidSetting, match="bitmap must be one of 3 set bits"):
         hash_bitmap().scatter(payload, Part(10), out_N)
-    with pytest.raises(InvalidSetting, match="bitmap must be one of 3 set bits"):
-        hash_bitmap().fill([payload], [Part(10)], out_N)
     assert not out_N.any()
 
 
@@ -94,17 +126,11 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
         Part(10, 2, 2)
     with pytest.raises(InvalidSetting, match="out_N must be a contiguous vector of 10 units"):
         scatter(at(1), Part(10), torch.zeros(11))
-    with pytest.raises(InvalidSetting, match="sums must be a contiguous vector of 8"):
-        Accumulator(4, 2, sums=torch.zeros(4))
-    with pytest.raises(InvalidSetting, match="width must be 2"):
-        Accumulator(4, 2).add(at(1))
     with pytest.raises(InvalidSetting, match="2147483647"):
         Permutation(2**31)
-    with pytest.raises(InvalidSetting, match="size of a coo payload of 10 units"):
-        coo().received(9, 10)
-    buffer = torch.zeros(20, dtype=torch.uint8)
-    with pytest.raises(InvalidSetting, match="ask coo_slots_bytes"):
-        partition_into_coo(at(1, 2), 10, 2, buffer=buffer)
+    for form in (coo(), elias_fano()):
+        with pytest.raises(InvalidSetting, match=f"size of a {type(form).__name__} payload of 10"):
+            form.received(9, 10)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +146,6 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
 def test_entries_belong_together(wrong: Entries) -> None:
     with pytest.raises(InvalidSetting):
         check_entries(wrong)
-
-
-def test_fill_wants_the_parts_of_all_ranks() -> None:
-    shuffle = Permutation(10, 1)
-    parts = parts_of(10, 2, shuffle)
-    payloads: list[Payload] = []
-    for part in parts:
-        total = Accumulator(part.length)
-        total.add(partition(at(3, 4), 10, 2, shuffle).of(part.rank))
-        payloads.append(total.encode(hash_bitmap()))
-    out_N = torch.full((10,), 7.0)
-    hash_bitmap().fill(payloads, parts, out_N)
-    assert out_N.nonzero().flatten().tolist() == [3, 4]
-    with pytest.raises(InvalidSetting, match="parts must be"):
-        hash_bitmap().fill(payloads[::-1], parts[::-1], out_N)
-    with pytest.raises(InvalidSetting, match="parts must be"):
-        hash_bitmap().fill(payloads[:1], parts, out_N)
 
 
 def test_nonzero_units_of_a_dense_vector() -> None:

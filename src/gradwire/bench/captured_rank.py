@@ -6,7 +6,6 @@ all-reduce among them; the runtime's engine carries them, encode and decode incl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collective._push_pull import Cut
 from ..compress.nonzero import nonzero
 from ..contract import Exchange
 from ..exchange import pair
@@ -23,27 +21,16 @@ from ..kernels._build import backend
 from ..load import load
 from ..runtime.engine import Engine
 from ..runtime.membership import join
-from ..sparse.formats._types import SparseFormat
-from ..sparse.formats.coo import coo
 from . import sparse_rank
 from .ranks import Report
 from .sharing import share_cores
 from .sparse_rank import DENSE, Side, compare, timed
 
 _zen = load("collective", "zen")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ZenInCoordinates(_zen):  # type: ignore[misc, valid-type]
-    """``zen`` whose pulls are COO as well: Balanced Parallelism without the hash bitmap."""
-
-    def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        return coo()
-
-
 IN_COO, ROWS = "zen_in_coo", "zen_rows"
 SCHEMES = (*sparse_rank.SCHEMES, IN_COO, ROWS)
-"""``zen_rows`` sends whole units (rows of an embedding), the others single elements."""
+"""``zen_in_coo`` is Balanced Parallelism without the hash bitmap; ``zen_rows`` sends whole units
+(rows of an embedding), the others single elements."""
 
 
 class Units(NamedTuple):
@@ -73,9 +60,9 @@ class Units(NamedTuple):
 def exchange_of(scheme: str, width: int) -> Exchange:
     """The exchange that a scheme of ``SCHEMES``, or the dense one, is."""
     if scheme == ROWS:
-        return pair(nonzero(width=width), _zen())
+        return pair(nonzero(width=width), _zen(formats="paper"))
     if scheme == IN_COO:
-        return pair(nonzero(), _ZenInCoordinates())
+        return pair(nonzero(), _zen(formats="coo"))
     return sparse_rank.exchange_of(scheme)
 
 

@@ -1,8 +1,8 @@
 """Times what ZEN computes on one rank against the transfer that it saves, all in one run, in turn.
 
 A round is: a copy of the vector (what the memory does just then), the partition of this rank's
-entries into coo payloads, the merge of all ranks' entries of one part, its hash bitmap, and the
-dense vector made of the hash bitmaps of all parts. ``zen`` is the sum of the last four, beside the
+entries, the merge of all ranks' entries of one part, its hash bitmap, and the dense vector made of
+the hash bitmaps of all parts. ``zen`` is the sum of the last four, beside the
 seconds that its messages save on a link: the bytes of a dense all-reduce (2 (W - 1) / W of the
 vector) less those pushed and pulled. On a GPU the partition is timed both ways: in two passes, and
 by algorithm 1 with its hash table.
@@ -23,8 +23,8 @@ from ..sparse.entries import Entries
 from ..sparse.formats.coo import coo
 from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.gpu import partition as gpu
-from ..sparse.merge import Accumulator
-from ..sparse.partition import coo_slots_bytes, partition_into_coo
+from ..sparse.merge import merge
+from ..sparse.partition import partition
 from ..sparse.parts import parts_of
 from ..sparse.permutation import Permutation
 from ._draws import Draws
@@ -69,21 +69,19 @@ class _Rank:
         self.parts = parts_of(numel, world, self.shuffle)
         ranks = [_entries(draws.taken(rank, pool), rank) for rank in range(world)]
         self.own = ranks[0]
-        self.sent = torch.zeros(coo_slots_bytes(self.own, world), dtype=torch.uint8)
-        pushed = [partition_into_coo(one, numel, world, self.shuffle) for one in ranks]
-        lists = [
-            [coo().decode(payloads[part.rank], part.length) for payloads in pushed]
-            for part in self.parts
-        ]
-        totals = [Accumulator(part.length) for part in self.parts]
+        self.placed = _room(self.own.num)
+        pushed = [partition(one, numel, world, self.shuffle) for one in ranks]
+        self.given = [one.of(0) for one in pushed]
+        self.summed = _room(sum(one.num for one in self.given))
         self.pulled = []
-        for total, given in zip(totals, lists, strict=True):
-            _add_all(total, given)
-            self.pulled.append(total.encode(hash_bitmap()))
-        self.total, self.given = totals[0], lists[0]
+        for part in self.parts:
+            sums = merge([one.of(part.rank) for one in pushed], part.length)
+            self.pulled.append(hash_bitmap().encode(sums, part.length))
+        self.sums = merge(self.given, self.parts[0].length)
         self.bits = torch.zeros(self.pulled[0].size_bytes, dtype=torch.uint8)
         self.vector_N, self.out_N = torch.zeros(numel), torch.zeros(numel)
-        push_bytes = sum(payload.size_bytes for payload in pushed[0][1:])
+        length = self.parts[0].length
+        push_bytes = sum(coo().size_bytes(count, length) for count in pushed[0].counts_W[1:])
         pull_bytes = sum(payload.size_bytes for payload in self.pulled[1:])
         self.saved_bytes = 2 * (world - 1) / world * 4 * numel - push_bytes - pull_bytes
 
@@ -91,28 +89,30 @@ class _Rank:
         return self.out_N.copy_(self.vector_N)
 
     def steps(self) -> Steps:
-        numel, world = self.out_N.numel(), len(self.parts)
+        numel, world, length = self.out_N.numel(), len(self.parts), self.parts[0].length
+        places_K, values = self.placed
         return {
-            "partition": lambda: partition_into_coo(
-                self.own, numel, world, self.shuffle, buffer=self.sent
+            "partition": lambda: partition(
+                self.own, numel, world, self.shuffle, places_K=places_K, values=values
             ),
-            "merge": lambda: _add_all(self.total, self.given),
-            "encode": lambda: self.total.encode(hash_bitmap(), self.bits),
-            "decode": lambda: hash_bitmap().fill(
-                self.pulled, self.parts, self.out_N, scale=1 / world
-            ),
+            "merge": lambda: merge(self.given, length, room=self.summed),
+            "encode": lambda: hash_bitmap().encode(self.sums, length, self.bits),
+            "decode": self._decode,
         }
+
+    def _decode(self) -> None:
+        self.out_N.zero_()
+        for part, payload in zip(self.parts, self.pulled, strict=True):
+            hash_bitmap().scatter(payload, part, self.out_N, scale=1 / len(self.parts))
+
+
+def _room(num: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(num, dtype=torch.int32), torch.zeros(num)
 
 
 def _entries(indices_K: Tensor, seed: int) -> Entries:
     draw = torch.Generator().manual_seed(seed)
     return Entries(indices_K, torch.randn(indices_K.numel(), generator=draw))
-
-
-def _add_all(total: Accumulator, given: list[Entries]) -> None:
-    total.clear()
-    for entries in given:
-        total.add(entries)
 
 
 def _on_gpu(draws: Draws, rounds: int, device: torch.device) -> list[Row]:

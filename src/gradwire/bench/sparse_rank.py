@@ -23,12 +23,14 @@ from ._draws import Draws
 from .ranks import Report
 
 DENSE = "dense"
+PAPER = "zen_paper"
 SCHEMES: dict[str, Collective] = {
-    type(scheme).__name__: scheme
+    type(scheme).__name__: type(scheme)()
     for scheme in examples("collective")
     if scheme.dimensions is not None
-}
-"""Every collective that has a place among the paper's schemes (table 3), by name."""
+} | {PAPER: load("collective", "zen")(formats="paper")}
+"""Every collective that has a place among the paper's schemes (table 3), by name, and zen as the
+paper has it."""
 
 
 def exchange_of(name: str) -> Exchange:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..payload import Format
 from ..sparse.formats._types import SparseFormat
-from ..sparse.formats.coo import coo
 from ..sparse.parts import Part, part_length, parts_of
 from ..sparse.permutation import Permutation
 from ..spec import working_dtype
@@ -41,9 +40,9 @@ class Cut:
     def sum_dtype(self) -> torch.dtype:
         return working_dtype(self.pulled_dtype)
 
-    def pushed(self, count: int) -> Format:
+    def pushed(self, form: SparseFormat, server: int, count: int) -> Format:
         """The payload of so many units on their way to a server."""
-        return coo().layout(count, self.num_units, self.width, self.pushed_dtype)
+        return form.layout(count, self.parts[server].length, self.width, self.pushed_dtype)
 
     def pulled(self, form: SparseFormat, rank: int, count: int) -> Format:
         """The payload of so many units that ``rank`` merged."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member
 from ..payload import Format, Payload
-from ..sparse.entries import Entries
+from ..sparse.entries import Entries, num_units
 from ..sparse.formats._types import SparseFormat
-from ..sparse.merge import Accumulator, touched_bytes
+from ..sparse.merge import merge
+from ..sparse.parts import Part
+from ..sparse.scatter import scatter
 from ..spec import TensorSpec, working_dtype
 
 
@@ -41,17 +44,57 @@ def split(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [buffer[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
 
-def accumulator(
-    me: Member, num_places: int, width: int, dtype: torch.dtype, like: Tensor
-) -> Accumulator:
-    """An empty one in the member's buffers: the same ones at every call."""
-    return Accumulator(
-        num_places,
-        width,
-        dtype,
-        sums=me.scratch("sums", num_places * width, like, dtype),
-        touched=me.scratch("touched", touched_bytes(num_places), like, torch.uint8),
-    )
+def merged(
+    me: Member, ranks: Sequence[Entries], num_places: int, dtype: torch.dtype, scale: float = 1.0
+) -> Entries:
+    """``scale`` times the ranks' sums, in the member's buffers: the same ones at every call."""
+    most, like = sum(entries.num for entries in ranks), ranks[0].values
+    places_K = me.scratch("merged places", most, like, torch.int32, varies=True)
+    values = me.scratch("merged values", most * ranks[0].width, like, dtype, varies=True)
+    return merge(ranks, num_places, scale=scale, dtype=dtype, room=(places_K, values))
+
+
+class Message(NamedTuple):
+    """Units of one part, as they came."""
+
+    form: SparseFormat
+    payload: Payload
+
+
+def decoded(
+    me: Member, messages: Sequence[Message], lengths: Sequence[int], width: int
+) -> list[Entries]:
+    """What messages hold, each of a part of so many places; valid until the next call."""
+    counts = [message.payload["values"].numel() // width for message in messages]
+    like = messages[0].payload["values"]
+    rooms = split(me.scratch("decoded", sum(counts), like, torch.int32, varies=True), counts)
+    return [
+        form.decode(payload, length, width, room=room)
+        for (form, payload), length, room in zip(messages, lengths, rooms, strict=True)
+    ]
+
+
+def cleared(
+    me: Member, codec: Compressor, all_of: Payload | None, grad_N: Tensor, out_N: Tensor
+) -> None:
+    """Makes zeros of ``out_N``.
+
+    Where that is the gradient, and ``all_of`` it is known, only what is not zero is written.
+    """
+    if all_of is not None and out_N.data_ptr() == grad_N.data_ptr():
+        indices_K, _ = codec.entries(all_of)
+        size = indices_K.numel() * codec.width
+        if size * _LINE < out_N.numel():
+            # A buffer is made of zeros, and nobody writes to this one.
+            zeros = me.scratch("zeros", size, out_N, out_N.dtype, varies=True)
+            part = Part(num_units(out_N.numel(), codec.width))
+            scatter(Entries(indices_K, zeros, codec.width), part, out_N)
+            return
+    out_N.zero_()
+
+
+_LINE = 16
+"""float32 in a line of memory: where more are there, all lines are written anyway."""
 
 
 def scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
@@ -59,15 +102,3 @@ def scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
     values = entries.values
     own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
     return entries._replace(values=own)
-
-
-def encode_sums(
-    total: Accumulator, form: SparseFormat, dtype: torch.dtype, payload: Payload
-) -> None:
-    """Writes what was added up into ``payload``, in ``dtype``."""
-    if total.sums.dtype == dtype:
-        total.encode(form, payload.buffer)
-        return
-    entries = total.entries()
-    rounded = entries._replace(values=entries.values.to(dtype))
-    form.encode(rounded, total.num_places, payload.buffer)

@@ -7,10 +7,11 @@ Differences: servers sit with the workers, so a rank's own part does not travel.
     in 115 ms that way and in 155 ms by threes; 101 ms are the bytes.)
 Wire: a rank sends, each payload rounded up to 8 bytes,
     8 (W-1)                         how many units it pushes to each
-    sum over the others j of COO(units pushed to j)
+    sum over the others j of PUSH(units pushed to j)
     32 (W-1)                        what it merged and pushed
     (W-1) * max over ranks of PULL(units merged there)
-    with COO(k) = (4 + width * itemsize) k, and PULL as the scheme says. ``sent_bytes`` is that.
+    with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
+    ``sent_bytes`` is that.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from ..payload import Format, Payload
 from ..sparse.entries import Entries, num_units
 from ..sparse.formats._types import SparseFormat
 from ..sparse.formats.coo import coo
-from ..sparse.merge import Accumulator
-from ..sparse.partition import coo_slots_bytes, partition_into_coo
+from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
+from ..sparse.scatter import scatter
 from ..spec import TensorSpec
 from ._cut import Cut as Cut
 from ._cut import cached_parts
 from ._entries import (
-    accumulator,
-    encode_sums,
+    Message,
+    cleared,
+    decoded,
     expected_union,
+    merged,
     num_entries,
-    scaled,
     split,
     value_dtype,
 )
@@ -87,9 +89,13 @@ class PushPull(Collective):
         """The indices of ``units``, ascending."""
         return indices_K
 
-    def arrived(self, merged: Accumulator, count: int) -> int:
+    def arrived(self, merged: Entries) -> int:
         """How many elements some rank took of those that were merged."""
-        return count * merged.width
+        return merged.num * merged.width
+
+    def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
+        """How so many units are written for a server; from what it and the sender know."""
+        return coo()
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
         """How ``rank`` writes so many units for the others; from what all ranks know."""
@@ -125,15 +131,21 @@ class PushPull(Collective):
             "partition",
             lambda: self._partition(codec, me, cut, payload, spec.numel),
             spec.numel,
-            lambda: _usual_parts(me, cut, usual, grad_N),
+            lambda: self._usual_parts(me, cut, usual[0], grad_N),
         )
-        arrived = yield from push(me, cut, sent, counts, out_N)
-        total, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
+        is_all = codec.traits.lossless and residual_N is None
+        clear = Compute(
+            "clear",
+            lambda: cleared(me, codec, payload if is_all else None, grad_N, out_N),
+            spec.numel,
+        )
+        arrived = yield from self.push(me, cut, sent, counts, clear, out_N)
+        sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
-        def put(rank: int, form: SparseFormat, payload: Payload) -> None:
-            form.scatter(payload, cut.parts[rank], out_N, width=cut.width)
+        def put(rank: int, entries: Entries) -> None:
+            scatter(entries, cut.parts[rank], out_N)
 
-        yield from self.pull(me, cut, total, told, out_N, put)
+        yield from self.pull(me, cut, sums, told, out_N, put)
         return state
 
     def _partition(
@@ -143,31 +155,84 @@ class PushPull(Collective):
         taken = Entries(*codec.entries(payload), codec.width)
         me.selection = Selection(asked_of(codec, numel), min(taken.num * codec.width, numel), 0)
         units = self.units(me, taken, numel)
-        return spread(me, cut, units._replace(values=units.values.to(cut.pushed_dtype)))
+        return self.spread(me, cut, units._replace(values=units.values.to(cut.pushed_dtype)))
+
+    def spread(self, me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
+        """The slot for each server, and how many of the units each holds."""
+        places_K = me.scratch("places", units.num, units.values, torch.int32, varies=True)
+        size, dtype = units.values.numel(), units.values.dtype
+        values = me.scratch("values", size, units.values, dtype, varies=True)
+        parts = partition(
+            units, cut.num_units, me.world, cut.permutation, places_K=places_K, values=values
+        )
+        slots = self._slots(me, cut, parts.counts_W, units.values)
+        for rank, (slot, count) in enumerate(zip(slots, parts.counts_W, strict=True)):
+            form = self.push_format(cut, rank, count)
+            room = slot[: cut.pushed(form, rank, count).size_bytes]
+            form.encode(parts.of(rank), cut.parts[rank].length, room)
+        return slots, list(parts.counts_W)
+
+    def _slots(self, me: Member, cut: Cut, counts: Sequence[int], like: Tensor) -> list[Tensor]:
+        """Room for the payload of each server, of so many units."""
+        sizes = [self._push_layout(cut, rank, k).slot_bytes for rank, k in enumerate(counts)]
+        return split(me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes)
+
+    def _usual_parts(
+        self, me: Member, cut: Cut, counts: list[int], like: Tensor
+    ) -> tuple[list[Tensor], list[int]]:
+        """What ``_partition`` returns, in a simulation."""
+        return self._slots(me, cut, counts, like), counts
+
+    def push(
+        self,
+        me: Member,
+        cut: Cut,
+        sent: list[Tensor],
+        counts: list[int],
+        beside: Compute,
+        like: Tensor,
+    ) -> Steps[list[Message]]:
+        """Sends every server its part; returns what all ranks pushed here, in rank order.
+
+        ``beside`` is done while the network is busy: the gradient has been read by now.
+        """
+        own_W = me.scratch("own counts", me.world, like, torch.int64).copy_(torch.tensor(counts))
+        told_W = me.scratch("told counts", me.world, like, torch.int64)
+        one_each = (1,) * me.world
+        yield AllToAll(told_W, own_W, one_each, one_each)
+        limits, usual = [cut.parts[me.rank].length] * me.world, [counts[me.rank]] * me.world
+        told = me.sizes(told_W, limits, unit="units", usual=usual)
+        forms = [self.push_format(cut, me.rank, count) for count in told]
+        layouts = [cut.pushed(form, me.rank, k) for form, k in zip(forms, told, strict=True)]
+        slots = [layout.slot_bytes for layout in layouts]
+        arrived = split(me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots)
+        arrived[me.rank] = sent[me.rank]
+        yield from to_each(me, sent, arrived, beside=beside)
+        return [
+            Message(form, Payload(layout, slot[: layout.size_bytes]))
+            for form, layout, slot in zip(forms, layouts, arrived, strict=True)
+        ]
 
     def merge(
         self,
         me: Member,
         cut: Cut,
-        arrived: list[Payload],
+        arrived: list[Message],
         counts: list[int],
         usual: tuple[list[int], list[int]],
         out_N: Tensor,
-    ) -> Steps[tuple[Accumulator, list[Told]]]:
+    ) -> Steps[tuple[Entries | None, list[Told]]]:
         """Adds up, in rank order, what arrived; returns the sums and what every rank told."""
         length = cut.parts[me.rank].length
-        total = accumulator(me, length, cut.width, cut.sum_dtype, out_N)
 
-        def merge() -> Told:
-            for payload in arrived:
-                taken = coo().decode(payload, cut.num_units, cut.width)
-                total.add(scaled(taken, 1 / me.world, cut.sum_dtype))
-            count = total.count
-            return Told(count, self.arrived(total, count), sum(counts), max(counts))
+        def merge() -> tuple[Entries | None, Told]:
+            ranks = decoded(me, arrived, [length] * me.world, cut.width)
+            sums = merged(me, ranks, length, cut.sum_dtype, 1 / me.world)
+            return sums, Told(sums.num, self.arrived(sums), sum(counts), max(counts))
 
-        pushed, merged = usual
-        usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in merged]
-        own = yield me.sized("merge", merge, cut.numel, lambda: usually[0])
+        pushed, union = usual
+        usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in union]
+        sums, own = yield me.sized("merge", merge, cut.numel, lambda: (None, usually[0]))
         own_T = me.scratch("own told", _TOLD, out_N, torch.int64).copy_(torch.tensor(own))
         told_WT = me.scratch("told", _TOLD * me.world, out_N, torch.int64)
         yield AllGather(told_WT, own_T)
@@ -183,16 +248,16 @@ class PushPull(Collective):
         )
         told = [Told(*flat[i : i + _TOLD]) for i in range(0, len(flat), _TOLD)]
         _note(me, cut, told)
-        return total, told
+        return sums, told
 
     def pull(
         self,
         me: Member,
         cut: Cut,
-        total: Accumulator,
+        sums: Entries | None,
         told: list[Told],
         like: Tensor,
-        put: Callable[[int, SparseFormat, Payload], None],
+        put: Callable[[int, Entries], None],
     ) -> Steps[None]:
         """Writes the own sums for all others, and calls ``put`` for those of each rank."""
         forms = [self.pull_format(cut, rank, one.merged) for rank, one in enumerate(told)]
@@ -200,28 +265,37 @@ class PushPull(Collective):
             cut.pulled(form, rank, one.merged)
             for rank, (form, one) in enumerate(zip(forms, told, strict=True))
         ]
-        slot = max(layout.slot_bytes for layout in layouts)
-        own = me.scratch("own pull", slot, like, torch.uint8, varies=True)
-        whole = me.scratch("pulled", me.world * slot, like, torch.uint8, varies=True)
-        mine = Payload(layouts[me.rank], own[: layouts[me.rank].size_bytes])
-        yield me.sized(
-            "encode",
-            lambda: encode_sums(total, forms[me.rank], cut.pulled_dtype, mine),
-            cut.parts[me.rank].length,
-            lambda: None,
-        )
+        size = max(layout.slot_bytes for layout in layouts)
+        own = me.scratch("own pull", size, like, torch.uint8, varies=True)
+        whole = me.scratch("pulled", me.world * size, like, torch.uint8, varies=True)
+
+        def encode() -> Entries:
+            assert sums is not None
+            rounded = sums._replace(values=sums.values.to(cut.pulled_dtype))
+            room = own[: layouts[me.rank].size_bytes]
+            forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
+            return rounded
+
+        mine = yield me.sized("encode", encode, cut.parts[me.rank].length, lambda: None)
 
         def decode() -> None:
-            for rank, received in enumerate(split(whole, [slot] * me.world)):
-                if rank != me.rank:
-                    layout = layouts[rank]
-                    put(rank, forms[rank], Payload(layout, received[: layout.size_bytes]))
+            others = [rank for rank in range(me.world) if rank != me.rank]
+            received = split(whole, [size] * me.world)
+            messages = [
+                Message(forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes]))
+                for r in others
+            ]
+            lengths = [cut.parts[rank].length for rank in others]
+            for rank, entries in zip(
+                others, decoded(me, messages, lengths, cut.width), strict=True
+            ):
+                put(rank, entries)
 
-        # Its own part a rank has: that is decoded while the others' travel.
+        # Its own part a rank has: that is put while the others' travel.
         ready = cut.parts[me.rank].length * cut.width
         yield (
             AllGather(whole, own),
-            me.sized("decode", lambda: put(me.rank, forms[me.rank], mine), ready, lambda: None),
+            me.sized("decode", lambda: put(me.rank, mine), ready, lambda: None),
         )
         yield me.sized("decode", decode, cut.numel - ready, lambda: None)
 
@@ -247,7 +321,9 @@ class PushPull(Collective):
         pull = max(self._pull_layout(cut, r, k).slot_bytes for r, k in enumerate(merged_W))
         return [
             others * (SIZE_BYTES * (1 + _TOLD) + pull)
-            + sum(cut.pushed(count).slot_bytes for to, count in enumerate(own) if to != rank)
+            + sum(
+                self._push_layout(cut, to, k).slot_bytes for to, k in enumerate(own) if to != rank
+            )
             for rank, own in enumerate(pushed_WW)
         ]
 
@@ -256,7 +332,10 @@ class PushPull(Collective):
     ) -> tuple[list[int], list[int]]:
         """Bytes of what each rank pushes, its own part included, and of each rank's pull."""
         cut, pushed, merged = self._counts(codec, spec, taken)
-        pushes = [sum(cut.pushed(count).size_bytes for count in own) for own in pushed]
+        pushes = [
+            sum(self._push_layout(cut, to, k).size_bytes for to, k in enumerate(own))
+            for own in pushed
+        ]
         return pushes, [self._pull_layout(cut, r, k).size_bytes for r, k in enumerate(merged)]
 
     def _counts(
@@ -265,6 +344,9 @@ class PushPull(Collective):
         """Units by worker and server, and units that each server merges."""
         cut = self.cut(codec, spec, len(taken))
         return cut, *cut.counts([self.unit_indices(codec, indices_K) for indices_K in taken])
+
+    def _push_layout(self, cut: Cut, server: int, count: int) -> Format:
+        return cut.pushed(self.push_format(cut, server, count), server, count)
 
     def _pull_layout(self, cut: Cut, rank: int, count: int) -> Format:
         return cut.pulled(self.pull_format(cut, rank, count), rank, count)
@@ -291,49 +373,6 @@ class PushPull(Collective):
 
 _UNLIMITED = (2**62, 2**62)
 """What a rank tells of its own pushes is for statistics alone; nobody's memory depends on it."""
-
-
-def _usual_parts(
-    me: Member, cut: Cut, usual: tuple[list[int], list[int]], like: Tensor
-) -> tuple[list[Tensor], list[int]]:
-    """What ``_partition`` returns, in a simulation."""
-    counts, _ = usual
-    slots = [cut.pushed(count).slot_bytes for count in counts]
-    return split(me.scratch("pushed", sum(slots), like, torch.uint8), slots), counts
-
-
-def spread(me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
-    """The slot for each server, and how many of the units each holds."""
-    room = coo_slots_bytes(units, me.world)
-    buffer = me.scratch("pushed", room, units.indices_K, torch.uint8, varies=True)
-    payloads = partition_into_coo(units, cut.num_units, me.world, cut.permutation, buffer=buffer)
-    counts = [payload["indices"].numel() for payload in payloads]
-    return split(buffer, [cut.pushed(count).slot_bytes for count in counts]), counts
-
-
-def push(
-    me: Member, cut: Cut, sent: list[Tensor], counts: list[int], out_N: Tensor
-) -> Steps[list[Payload]]:
-    """Sends every server its part; returns what all ranks pushed here, in rank order.
-
-    The gradient has been read by now, so ``out_N``, which may be the same tensor, is cleared while
-    the network is busy.
-    """
-    own_W = me.scratch("own counts", me.world, out_N, torch.int64).copy_(torch.tensor(counts))
-    told_W = me.scratch("told counts", me.world, out_N, torch.int64)
-    one_each = (1,) * me.world
-    yield AllToAll(told_W, own_W, one_each, one_each)
-    limits, usual = [cut.parts[me.rank].length] * me.world, [counts[me.rank]] * me.world
-    layouts = [cut.pushed(k) for k in me.sizes(told_W, limits, unit="units", usual=usual)]
-    slots = [layout.slot_bytes for layout in layouts]
-    whole = me.scratch("arrived", sum(slots), out_N, torch.uint8, varies=True)
-    arrived = split(whole, slots)
-    arrived[me.rank] = sent[me.rank]
-    yield from to_each(me, sent, arrived, beside=Compute("clear", out_N.zero_, out_N.numel()))
-    return [
-        Payload(layout, slot[: layout.size_bytes])
-        for layout, slot in zip(layouts, arrived, strict=True)
-    ]
 
 
 def _note(me: Member, cut: Cut, told: Sequence[Told]) -> None:

@@ -22,15 +22,12 @@ import torch
 from torch import Tensor
 
 from ..contract import Member
-from ..payload import Payload
+from ..sparse.choose import LISTS, choose
 from ..sparse.entries import Entries
 from ..sparse.formats._types import SparseFormat
-from ..sparse.formats.coo import coo
-from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.parts import parts_of
 from ..spec import working_dtype
 from ._cut import Cut
-from ._push_pull import push, spread
 from ._verbs import AllGather, Compute, Steps
 from .zen import zen
 
@@ -95,14 +92,17 @@ def _served(me: Member, rows_R: Tensor, values_RC: Tensor, num_rows: int) -> Ste
     cut = Cut(num_rows * width, width, parts, dtype, dtype)
     units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), width)
     like = values_RC.new_empty(0)  # stands for a dense mean, of which there is none
-    sent, counts = yield Compute("partition", lambda: spread(me, cut, units), rows_R.numel())
-    arrived = yield from push(me, cut, sent, counts, like)
+    sent, counts = yield Compute(
+        "partition", lambda: servers.spread(me, cut, units), rows_R.numel()
+    )
+    nothing = Compute("clear", lambda: None)
+    arrived = yield from servers.push(me, cut, sent, counts, nothing, like)
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
     total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
     found = [units] * me.world
 
-    def put(rank: int, form: SparseFormat, payload: Payload) -> None:
-        places_K, values, _ = form.decode(payload, parts[rank].length, width)
+    def put(rank: int, entries: Entries) -> None:
+        places_K, values, _ = entries
         found[rank] = Entries(parts[rank].indices(places_K), values, width)
 
     yield from servers.pull(me, cut, total, told, like, put)
@@ -123,5 +123,4 @@ class _RowServers(zen):
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
         length = cut.parts[rank].length
-        forms = (coo(), hash_bitmap())
-        return min(forms, key=lambda f: f.size_bytes(count, length, cut.width, cut.pulled_dtype))
+        return choose(count, length, cut.width, cut.pulled_dtype, among=LISTS).format

@@ -22,7 +22,6 @@ from ..contract import Compressor, Member
 from ..errors import invalid
 from ..sparse.entries import Entries, num_units
 from ..sparse.formats.blocks import blocks
-from ..sparse.merge import Accumulator
 from ._push_pull import PushPull
 from ._types import Dimensions
 
@@ -60,8 +59,8 @@ class omnireduce(PushPull):
         is_first_K[1:] = block_K[1:] != block_K[:-1]
         return block_K[is_first_K]
 
-    def arrived(self, merged: Accumulator, count: int) -> int:
-        return int(torch.count_nonzero(merged.entries().values))
+    def arrived(self, merged: Entries) -> int:
+        return int(torch.count_nonzero(merged.values))
 
 
 EXAMPLES = (omnireduce(),)

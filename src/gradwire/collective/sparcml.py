@@ -33,7 +33,7 @@ from ..sparse.formats.coo import coo
 from ..sparse.formats.dense import dense
 from ..sparse.parts import Part
 from ..spec import TensorSpec, working_dtype
-from ._entries import accumulator, encode_sums, expected_union, num_entries, scaled
+from ._entries import expected_union, merged, num_entries, scaled
 from ._selection import asked_of
 from ._sizes import SIZE_BYTES
 from ._types import Collective, Dimensions, Needs
@@ -205,13 +205,12 @@ class _Held:
         """Holds the sum of what it held and what landed; the lower rank's is added first."""
         own = self._entries(self.slot("held", self.count), self.count)
         theirs = self._entries(landed, count)
-        num_places, width, dtype = self.whole
-        total = accumulator(self.me, num_places, width, dtype, self.like)
-        for entries in (own, theirs) if is_lower else (theirs, own):
-            total.add(entries)
-        self.count = total.count
+        num_places, _, dtype = self.whole
+        both = (own, theirs) if is_lower else (theirs, own)
+        total = merged(self.me, both, num_places, dtype)
+        self.count = total.num
         room = self.whole.payload(self.slot("held", self.count), self.count)
-        encode_sums(total, self.whole.form(self.count), dtype, room)
+        self.whole.form(self.count).encode(total, num_places, room.buffer)
 
     def write(self, out_N: Tensor) -> None:
         """Writes the sum into the dense vector."""

@@ -2,12 +2,14 @@
 
 Source: ZEN (Wang et al., OSDI 2025), definition 6, sections 3.1 to 3.3.
 Differences: the hash is a seeded permutation of the units (``sparse/permutation``), so that parts
-    are equally large and no rank stores an index set. Push is COO, as there; each rank's pull is
-    the smallest of hash bitmap, COO and dense, from counts that all ranks know. Entries are merged
-    in rank order.
-Wire: see ``_push_pull``; PULL(k) of a part of L places, with v = width * itemsize, is the least of
-    v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO) and v L (dense) bytes. A part holds about 1 / W
-    of what is taken: theorem 2, and ``Imbalance``.
+    are equally large and no rank stores an index set. Push and pull are each in the smallest of
+    several formats, by counts that both sides know; among them Elias and Fano's code, which the
+    paper does not have. ``formats="paper"`` is its own form: push in COO, pull in the smallest of
+    hash bitmap, COO and dense. Entries are merged in rank order.
+Wire: see ``_push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width * itemsize, are
+    the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L (dense, pull alone), and
+    v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / k))
+    (``elias_fano``) bytes. A part holds about 1 / W of what is taken: theorem 2, and ``Imbalance``.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -16,24 +18,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
 
 from ..errors import invalid
-from ..sparse.choose import choose
+from ..sparse.choose import LISTS, OF_PARTS, Formats, choose
 from ..sparse.formats._types import SparseFormat
+from ..sparse.formats.coo import coo
+from ..sparse.formats.dense import dense
+from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.permutation import Permutation
 from ._push_pull import Cut, PushPull
 from ._types import Dimensions
 
 
+class _Sent(NamedTuple):
+    """What push and pull choose from. A push lists its units: those that are zero count as well."""
+
+    push: Formats
+    pull: Formats
+
+
+FORMATS = {
+    "smallest": _Sent(LISTS, OF_PARTS),
+    "paper": _Sent((coo(),), (dense(), coo(), hash_bitmap())),
+    "coo": _Sent((coo(),), (coo(),)),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class zen(PushPull):
-    """Push to ranks that a hash names, merge, pull in the smallest format.
+    """Push to ranks that a hash names, merge, pull.
 
-    ``seed`` numbers the hash; all ranks have the same.
+    ``seed`` numbers the hash, and ``formats`` says what is sent: the "smallest" of all formats,
+    those of the "paper", or "coo" alone. All ranks have the same.
     """
 
     seed: int = 0
+    formats: str = "smallest"
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "incremental", "parallelism", "balanced"
     )
@@ -41,12 +65,28 @@ class zen(PushPull):
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise invalid("zen seed", self.seed, "a whole number, 0 or more", "leave it out")
+        if self.formats not in FORMATS:
+            accepted = " or ".join(FORMATS)
+            raise invalid("zen formats", self.formats, accepted, "leave it out")
 
     def permutation(self, num_units: int) -> Permutation | None:
         return Permutation(num_units, self.seed)
 
+    def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
+        among, length = FORMATS[self.formats].push, cut.parts[server].length
+        return _smallest(among, count, length, cut.width, cut.pushed_dtype)
+
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        return choose(count, cut.parts[rank].length, cut.width, cut.pulled_dtype).format
+        among, length = FORMATS[self.formats].pull, cut.parts[rank].length
+        return _smallest(among, count, length, cut.width, cut.pulled_dtype)
+
+
+@lru_cache(maxsize=256)
+def _smallest(
+    among: Formats, count: int, length: int, width: int, dtype: torch.dtype
+) -> SparseFormat:
+    """What ``choose`` says; a step asks more than once of the same message."""
+    return choose(count, length, width, dtype, among=among).format
 
 
 def imbalance_bound(world: int, num_taken: int) -> float:
@@ -60,4 +100,4 @@ def imbalance_bound(world: int, num_taken: int) -> float:
     return 1 + 3 * math.sqrt(world * math.log(world) / num_taken)
 
 
-EXAMPLES = (zen(),)
+EXAMPLES = (zen(), zen(formats="paper"))

@@ -172,7 +172,7 @@ def _blocks(rows: Sequence[Row]) -> Claim:
     share = _share(row, "blocks")
     agrees = share > PAPER_BLOCKS
     why = "" if agrees else "what DGC selects lies closer together here, in few rows"
-    return Claim(says, place, f"{100 * share:.0f} % of the transformer's", agrees, why)
+    return Claim(says, place, f"{100 * share:.1f} % of the transformer's", agrees, why)
 
 
 def _above_coo(rows: Sequence[Row]) -> Claim:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cost.cluster import Cluster
-from ..cost.sparse_schemes import SCHEMES, Setting
+from ..cost.sparse_schemes import SCHEMES, Setting, zen
 from ..cost.sparsity import TensorSparsity
 from ..report import curves
 from ..sparse.permutation import Permutation
@@ -102,13 +102,14 @@ def _row(
 
 
 def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
-    """The planner's formulas for elements, over that of the all-reduce."""
+    """The planner's formulas for elements, over that of the all-reduce; ZEN in its own formats."""
     rate = 1e9
     cluster = Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=0.0)
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
     at = Setting(numel=numel, units=units, blocks=tensor.blocks, cluster=cluster)
     dense_s = dense_bytes(numel, num_ranks) / rate
-    found = [scheme(at) for scheme in SCHEMES]
+    schemes = [scheme for scheme in SCHEMES if scheme is not zen]
+    found = [zen(at, "paper"), *(scheme(at) for scheme in schemes)]
     return {
         f"predicted_{FORMULAS[one.scheme]}": one.transfer_s / dense_s
         for one in found

@@ -2,7 +2,8 @@
 
 Source: ZEN (OSDI 2025), section 3.3 and figure 17a.
 Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here sizes decide, so a
-    pull of few entries takes coordinates, and a dense one no indices at all.
+    pull of few entries takes coordinates, and a dense one no indices at all. Elias and Fano's
+    code is considered as well.
 """
 
 from __future__ import annotations
@@ -17,22 +18,47 @@ from .formats.bitmap import bitmap
 from .formats.blocks import blocks
 from .formats.coo import coo
 from .formats.dense import dense
+from .formats.elias_fano import elias_fano
 from .formats.hash_bitmap import hash_bitmap
+
+Formats = tuple[SparseFormat, ...]
+LISTS: Formats = (coo(), hash_bitmap(), elias_fano())
+"""Those for a permuted part that say which units there are."""
+OF_PARTS: Formats = (dense(), *LISTS)
+"""All that can carry a permuted part."""
+OF_RANGES: Formats = (dense(), coo(), bitmap(), elias_fano(), blocks())
+"""All that can carry a range of indices."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """A format, and what it and all others would take."""
 
-    format: SparseFormat
+    count: int
+    num_units: int
     sizes: tuple[tuple[SparseFormat, int], ...]
     """Bytes of each that was considered, smallest first; the first is the chosen one."""
-    why: str
+
+    @property
+    def format(self) -> SparseFormat:
+        """The chosen one."""
+        return self.sizes[0][0]
 
     @property
     def size_bytes(self) -> int:
         """Of the chosen one."""
         return self.sizes[0][1]
+
+    @property
+    def why(self) -> str:
+        """What was chosen, and what it was compared with."""
+        others = ", ".join(
+            f"{format_bytes(size)} as {_name(form)}" for form, size in self.sizes[1:]
+        )
+        return (
+            f"{_name(self.format)}: {format_bytes(self.size_bytes)} for {self.count} of "
+            f"{self.num_units} units, against {others}"
+        )
 
 
 def choose(
@@ -41,32 +67,24 @@ def choose(
     width: int = 1,
     dtype: torch.dtype = torch.float32,
     *,
-    hashed: bool = True,
+    among: Formats = OF_PARTS,
     num_blocks: int | None = None,
-    block: int = 256,
 ) -> Choice:
     """The smallest format for ``count`` entries among ``num_units`` units (those of a part).
 
-    ``hashed`` says that the part is a permuted one: its bitmap is a hash bitmap. Blocks can be
-    considered only where ranks know how many are not zero (``num_blocks``). Of equal sizes the one
-    that is simpler to read wins: dense, coo, bitmap, blocks.
+    Blocks can be considered only where ranks know how many are not zero (``num_blocks``). Of equal
+    sizes the one that ``among`` has first wins: there, those that are simpler to read come first.
 
-    >>> choose(10, 1000).why
-    'coo: 80 B for 10 of 1000 units, against 165 B as hash_bitmap, 4.00 kB as dense'
+    >>> choose(500, 1000).format, choose(10, 1000).size_bytes
+    (hash_bitmap(), 52)
     """
-    bits = hash_bitmap() if hashed else bitmap()
-    counts: list[tuple[SparseFormat, int]] = [(dense(), count), (coo(), count), (bits, count)]
-    if num_blocks is not None:
-        counts.append((blocks(block=block), num_blocks))
-    sizes = [(form, form.size_bytes(n, num_units, width, dtype)) for form, n in counts]
-    ordered = tuple(sorted(sizes, key=lambda pair: pair[1]))
-    best, size_bytes = ordered[0]
-    others = ", ".join(f"{format_bytes(size)} as {_name(form)}" for form, size in ordered[1:])
-    why = (
-        f"{_name(best)}: {format_bytes(size_bytes)} for {count} of {num_units} units, "
-        f"against {others}"
-    )
-    return Choice(best, ordered, why)
+    counts = {form: num_blocks if isinstance(form, blocks) else count for form in among}
+    sizes = [
+        (form, form.size_bytes(known, num_units, width, dtype))
+        for form, known in counts.items()
+        if known is not None
+    ]
+    return Choice(count, num_units, tuple(sorted(sizes, key=lambda pair: pair[1])))
 
 
 def _name(form: SparseFormat) -> str:

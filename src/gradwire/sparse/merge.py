@@ -1,176 +1,127 @@
-"""Entries of all ranks added up over one part, and emitted in the format that travels on.
+"""Entries of all ranks added up over one part.
 
 Source: ZEN (OSDI 2025), section 2.2: incremental aggregation at the server of a part.
-Differences: a sum for each place and a bit that says whether it was touched, instead of a table.
-    Entries are added rank by rank in the order of the calls, so sums have the same bits whoever
-    sends first; a place's sum starts at zero, as a dense sum's does.
-
-Only the bits are cleared between steps (one for each place: L / 8 bytes), and a sum is defined only
-where its bit is set: buffers may hold anything before.
-Legend: K entries, L places, B bytes.
+Differences: lists ascend, so all are gone through once, side by side, and neither a table nor a sum
+    for each place is needed. A place's sum starts at zero, as a dense sum's does, and adds the
+    ranks' values in rank order: the same bits whoever sends first.
+Legend: K entries.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from ..kernels._build import load_library
 from ..kernels._operands import address, serves_cpp
-from ..payload import Payload
 from .entries import Entries, check_entries
-from .formats import _bits
-from .formats._types import SparseFormat
-from .formats.bitmap import bitmap
-from .formats.coo import coo
-from .formats.dense import dense
-from .formats.hash_bitmap import hash_bitmap
-from .scatter import out_of_part
 
-_WORD_BYTES = 8
+_NO_MEMORY, _FIRST_WRONG = -2, -3
 
 
-def touched_bytes(num_places: int) -> int:
-    """Length of an accumulator's ``touched``: a bit for each place, in whole words of 8 bytes."""
-    return -(-num_places // (8 * _WORD_BYTES)) * _WORD_BYTES
+def merge(
+    ranks: Sequence[Entries],
+    num_places: int,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
+) -> Entries:
+    """``scale`` times the values of each place, added up: a sum for each place that any rank has.
 
+    ``ranks`` (one at least, of one width) hold ascending places below ``num_places``. Values are
+    scaled and added in ``dtype``, by default their own. ``room`` is what the result lies in, places
+    (int32) and values (``dtype``), each for the entries of all ranks; without it new tensors are
+    made. Raises InvalidSetting where a place is none or descends.
 
-class Accumulator:
-    """Sums over a part of ``num_places`` places.
-
-    ``sums`` (num_places * width elements of the dtype that is summed in) and ``touched`` (uint8,
-    ``touched_bytes(num_places)`` long) are the caller's, to be used again in the next step; without
-    them new ones are made.
-
-    >>> total = Accumulator(4)
-    >>> total.add(Entries(torch.tensor([3, 1], dtype=torch.int32), torch.tensor([1.0, 2.0])))
-    >>> total.add(Entries(torch.tensor([3], dtype=torch.int32), torch.tensor([5.0])))
-    >>> total.count, total.entries().values
-    (2, tensor([2., 6.]))
+    >>> one = Entries(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 1.0]))
+    >>> two = Entries(torch.tensor([3], dtype=torch.int32), torch.tensor([5.0]))
+    >>> merge([one, two], 4).values
+    tensor([2., 6.])
     """
-
-    def __init__(
-        self,
-        num_places: int,
-        width: int = 1,
-        dtype: torch.dtype = torch.float32,
-        *,
-        sums: Tensor | None = None,
-        touched: Tensor | None = None,
-    ) -> None:
-        device = None if sums is None else sums.device
-        self.num_places, self.width = num_places, width
-        self.sums = torch.empty(num_places * width, dtype=dtype) if sums is None else sums
-        num_bytes = touched_bytes(num_places)
-        self.touched = (
-            torch.empty(num_bytes, dtype=torch.uint8, device=device) if touched is None else touched
-        )
-        for name, given, numel in (
-            ("sums", self.sums, num_places * width),
-            ("touched", self.touched, num_bytes),
-        ):
-            if given.numel() != numel or not given.is_contiguous():
-                accepted = f"a contiguous vector of {numel}"
-                raise invalid(name, given.numel(), accepted, "make it for this part")
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets all that was added: the start of a step."""
-        self.touched.zero_()
-
-    @property
-    def count(self) -> int:
-        """How many places were touched: the entries that ``encode`` will write."""
-        return _bits.count(self.touched, self.num_places)
-
-    def add(self, entries: Entries) -> None:
-        """Adds one rank's entries, which hold local places, in any order, duplicates included.
-
-        Raises InvalidSetting where a place is not in [0, num_places); nothing is added then.
-        """
+    width = ranks[0].width
+    for entries in ranks:
         check_entries(entries)
-        if entries.width != self.width:
-            raise invalid("width", entries.width, f"{self.width}", "use one width everywhere")
-        places_K, values, _ = entries
-        library = load_library("bits") if serves_cpp(values, self.sums) else None
-        if library is None:
-            bad = self._reference_add(entries)
-        else:
-            library.gw_bits_add.restype = ctypes.c_int64
-            bad = library.gw_bits_add(
-                address(self.touched),
-                address(self.sums),
-                ctypes.c_int64(self.num_places),
-                ctypes.c_int64(self.width),
-                address(places_K),
-                address(values),
-                ctypes.c_int64(entries.num),
-                torch.get_num_threads(),
-            )
-        if bad >= 0:
-            raise out_of_part(bad, int(places_K[bad]), self.num_places)
+        if entries.width != width:
+            raise invalid("width", entries.width, f"{width}", "use one width everywhere")
+    dtype = dtype or ranks[0].values.dtype
+    most = sum(entries.num for entries in ranks)
+    places_K, values = _room(ranks[0], most, dtype) if room is None else room
+    if min(places_K.numel(), values.numel() // width) < most or values.dtype != dtype:
+        given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
+        accepted = f"{most} places and units of {width} {dtype}"
+        raise invalid("room", given, accepted, "make it for the entries of all ranks")
+    library = load_library("merge") if serves_cpp(values, *(one.values for one in ranks)) else None
+    if library is None:
+        return _reference(ranks, num_places, scale, dtype)
+    count = _run(library, ranks, num_places, scale, places_K, values)
+    if count == _NO_MEMORY:
+        raise MemoryError(f"sums of {most} entries: no memory for a window of them")
+    if count <= _FIRST_WRONG:
+        raise _wrong(ranks[_FIRST_WRONG - count], num_places)
+    return Entries(places_K[:count], values[: count * width], width)
 
-    def entries(self) -> Entries:
-        """The sums of the touched places, ascending; new tensors."""
-        count = self.count
-        places_K = torch.empty(count, dtype=torch.int32, device=self.sums.device)
-        values = self.sums.new_empty(count * self.width)
-        self._gather(places_K, values)
-        return Entries(places_K, values, self.width)
 
-    def size_bytes(self, format: SparseFormat) -> int:
-        """Of what ``encode`` would write."""
-        count = self.count
-        if not isinstance(format, coo | dense | bitmap | hash_bitmap):
-            count = format.count(self.entries(), self.num_places)
-        return format.size_bytes(count, self.num_places, self.width, self.sums.dtype)
+def _room(like: Entries, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return like.indices_K.new_empty(most), like.values.new_empty(most * like.width, dtype=dtype)
 
-    def encode(self, format: SparseFormat, buffer: Tensor | None = None) -> Payload:
-        """What ``format.encode(self.entries(), num_places, buffer)`` gives, without a detour."""
-        if not isinstance(format, coo | bitmap | hash_bitmap):
-            return format.encode(self.entries(), self.num_places, buffer)
-        form = format.layout(self.count, self.num_places, self.width, self.sums.dtype)
-        payload = Payload.empty(form, buffer, self.sums.device)
-        if isinstance(format, coo):
-            self._gather(payload["indices"], payload["values"])
-        else:
-            payload["bits"].copy_(self.touched[: _bits.num_bytes(self.num_places)])
-            self._gather(None, payload["values"])
-        return payload
 
-    def _gather(self, places_K: Tensor | None, values: Tensor) -> None:
-        """Writes the touched places, and what was summed there."""
-        library = load_library("bits") if serves_cpp(values, self.sums) else None
-        if library is None:
-            set_K = _bits.flags(self.touched).nonzero().squeeze(1)
-            values.copy_(self.sums.view(-1, self.width)[set_K].reshape(-1))
-            if places_K is not None:
-                places_K.copy_(set_K)
-            return
-        library.gw_bits_gather.restype = ctypes.c_int64
-        found = library.gw_bits_gather(
-            address(self.touched),
-            ctypes.c_int64(self.num_places),
-            address(self.sums),
-            ctypes.c_int64(self.width),
-            address(places_K),
-            address(values),
-            torch.get_num_threads(),
-        )
-        _bits.check_found(found, values.numel() // self.width, self.num_places)
+def _run(
+    library: ctypes.CDLL,
+    ranks: Sequence[Entries],
+    num_places: int,
+    scale: float,
+    places_K: Tensor,
+    values: Tensor,
+) -> int:
+    number = len(ranks)
+    library.gw_merge.restype = ctypes.c_int64
+    found: int = library.gw_merge(
+        (ctypes.c_void_p * number)(*[entries.indices_K.data_ptr() for entries in ranks]),
+        (ctypes.c_void_p * number)(*[entries.values.data_ptr() for entries in ranks]),
+        (ctypes.c_int64 * number)(*[entries.num for entries in ranks]),
+        ctypes.c_int64(number),
+        ctypes.c_int64(num_places),
+        ctypes.c_int64(ranks[0].width),
+        ctypes.c_float(scale),
+        address(places_K),
+        address(values),
+        torch.get_num_threads(),
+    )
+    return found
 
-    def _reference_add(self, entries: Entries) -> int:
-        """The definition: returns the position of the first place that is none, or -1."""
-        places_K = entries.indices_K.long()
-        bad = ((places_K < 0) | (places_K >= self.num_places)).nonzero()
-        if bad.numel():
-            return int(bad[0])
-        sums, flags_L = self.sums.view(-1, self.width), _bits.flags(self.touched)
-        sums[~flags_L[: self.num_places]] = 0.0
-        sums.index_add_(0, places_K, entries.values.view(-1, self.width).to(sums.dtype))
-        flags_L[places_K] = True
-        _bits.write(flags_L.nonzero().squeeze(1).int(), flags_L.numel(), self.touched)
-        return -1
+
+def _reference(
+    ranks: Sequence[Entries], num_places: int, scale: float, dtype: torch.dtype
+) -> Entries:
+    """The definition."""
+    for entries in ranks:
+        if _first_wrong(entries, num_places) >= 0:
+            raise _wrong(entries, num_places)
+    places_K = torch.cat([entries.indices_K for entries in ranks])
+    places_K = torch.unique(places_K)
+    width = ranks[0].width
+    sums = ranks[0].values.new_zeros(places_K.numel(), width, dtype=dtype)
+    for entries in ranks:
+        units = entries.values.view(-1, width).to(dtype) * scale
+        sums.index_add_(0, torch.searchsorted(places_K, entries.indices_K), units)
+    return Entries(places_K, sums.view(-1), width)
+
+
+def _first_wrong(entries: Entries, num_places: int) -> int:
+    places_K = entries.indices_K
+    before_K = torch.cat([places_K.new_zeros(1), places_K[:-1]])[: entries.num]
+    wrong = ((places_K < before_K) | (places_K >= num_places)).nonzero()
+    return int(wrong[0]) if wrong.numel() else -1
+
+
+def _wrong(entries: Entries, num_places: int) -> InvalidSetting:
+    bad = _first_wrong(entries, num_places)
+    return InvalidSetting(
+        f"place {bad} must lie in [0, {num_places}), not below the one before it, got "
+        f"{int(entries.indices_K[bad])}; give every rank the same vector, world and permutation"
+    )

@@ -1,14 +1,12 @@
-"""Entries grouped by the part they belong to: none is lost, and their order follows from the list.
+"""Entries grouped by the part they belong to, by ascending place: none is lost.
 
 Source: ZEN (OSDI 2025), section 3.2; what algorithm 1 is for.
-Differences: no hash table, so no collision, no rehash and no serial memory. Two passes over the
-    entries: count those of each part, then write each where the counts say. An index may occur more
-    than once.
+Differences: no hash table, so no collision, no rehash and no serial memory, but a radix sort by
+    place. An index may occur more than once; entries of one place stay in their order.
 
-Within a part entries come window by window, a window being 2^s adjacent places, and in a window as
-they came: whoever adds them up then sweeps over its sums once a rank, instead of jumping. The
-result does not depend on the number of threads. On a GPU (``gpu.partition.two_passes``) a part has
-no windows: its entries come as they came.
+Ascending places are what the codes of formats and the merge ask for. The result does not depend on
+the number of threads. On a GPU (``gpu.partition.two_passes``) entries are grouped in two passes,
+and sorted within their parts.
 
 Legend: K entries, W parts.
 """
@@ -23,22 +21,11 @@ from torch import Tensor
 from ..errors import invalid
 from ..kernels._build import load_library
 from ..kernels._operands import address
-from ..payload import Payload, slot_bytes
 from .entries import Entries, check_entries
 from .formats._bits import NO_MEMORY
-from .formats.coo import coo
 from .gpu import partition as gpu
 from .parts import Parts, out_of_range, part_length
 from .permutation import Permutation
-
-_LEAST_SHIFT = 14  # a window's sums take 64 KiB
-_MOST_WINDOWS = 1024  # of all parts: as many streams are written at a time
-
-
-def window_shift(length: int, world: int) -> int:
-    """s: windows of 2^s places cut parts of ``length`` places, so that there are not too many."""
-    windows = max(1, _MOST_WINDOWS // world)
-    return max(_LEAST_SHIFT, (-(-length // windows) - 1).bit_length())
 
 
 def partition(
@@ -69,52 +56,11 @@ def partition(
         raise invalid("places_K and values", given, accepted, "make them for these entries")
     library = _library(entries, out.values)
     if library is not None:
-        arguments = (address(out.indices_K), address(out.values))
-        return Parts(_run(library, entries, num_units, world, permutation, *arguments), out)
+        return Parts(_run(library, entries, out, num_units, world, permutation), out)
     grouped = _grouped(entries, num_units, world, permutation)
     out.indices_K.copy_(grouped.entries.indices_K)
     out.values.copy_(grouped.entries.values)
     return Parts(grouped.counts_W, out)
-
-
-def partition_into_coo(
-    entries: Entries,
-    num_units: int,
-    world: int,
-    permutation: Permutation | None = None,
-    *,
-    buffer: Tensor | None = None,
-) -> list[Payload]:
-    """As ``partition``, written as what is sent: one ``coo`` payload for each part.
-
-    They lie in ``buffer`` (uint8, at least ``coo_slots_bytes`` long) one behind the other, each in
-    a slot of ``payload.slot_bytes``. Without one a new buffer is made.
-    """
-    _check(entries, num_units, world, permutation)
-    needed = coo_slots_bytes(entries, world)
-    if buffer is None:
-        buffer = torch.empty(needed, dtype=torch.uint8, device=entries.values.device)
-    if buffer.dtype != torch.uint8 or buffer.numel() < needed:
-        given = f"{buffer.numel()} of {buffer.dtype}"
-        raise invalid("buffer", given, f"{needed} uint8", "ask coo_slots_bytes")
-    library = _library(entries, buffer)
-    if library is not None:
-        counts_W = _run(library, entries, num_units, world, permutation, None, address(buffer))
-        return _slots(counts_W, entries, num_units, buffer)
-    grouped = _grouped(entries, num_units, world, permutation)
-    payloads = _slots(grouped.counts_W, entries, num_units, buffer)
-    for rank, payload in enumerate(payloads):
-        coo().encode(grouped.of(rank), num_units, payload.buffer)
-    return payloads
-
-
-def coo_slots_bytes(entries: Entries, world: int) -> int:
-    """The most bytes that ``partition_into_coo`` writes, however entries fall into parts.
-
-    Of one part all together, and for each part what rounds a slot and aligns its values.
-    """
-    size_bytes = entries.num * 4 + entries.values.numel() * entries.values.element_size()
-    return slot_bytes(size_bytes) + world * 16
 
 
 def _check(entries: Entries, num_units: int, world: int, permutation: Permutation | None) -> None:
@@ -130,21 +76,9 @@ def _check(entries: Entries, num_units: int, world: int, permutation: Permutatio
         )
 
 
-def _slots(
-    counts_W: tuple[int, ...], entries: Entries, num_units: int, buffer: Tensor
-) -> list[Payload]:
-    """Views of the payloads that lie one behind the other."""
-    payloads, start = [], 0
-    for count in counts_W:
-        form = coo().layout(count, num_units, entries.width, entries.values.dtype)
-        payloads.append(Payload(form, buffer[start : start + form.size_bytes]))
-        start += form.slot_bytes
-    return payloads
-
-
-def _library(entries: Entries, *outputs: Tensor) -> ctypes.CDLL | None:
+def _library(entries: Entries, values: Tensor) -> ctypes.CDLL | None:
     """The C++ where it can serve: it moves whole units, of whatever dtype, in the CPU's memory."""
-    tensors = (*entries[:2], *outputs)
+    tensors = (*entries[:2], values)
     on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
     return load_library("partition") if on_cpu else None
 
@@ -152,29 +86,24 @@ def _library(entries: Entries, *outputs: Tensor) -> ctypes.CDLL | None:
 def _run(
     library: ctypes.CDLL,
     entries: Entries,
+    out: Entries,
     num_units: int,
     world: int,
     permutation: Permutation | None,
-    places: ctypes.c_void_p | None,
-    values: ctypes.c_void_p,
 ) -> tuple[int, ...]:
-    item_bytes = entries.values.element_size()
-    length = max(1, part_length(num_units, world))
     counts_W = (ctypes.c_int64 * world)()
     library.gw_partition.restype = ctypes.c_int64
     bad = library.gw_partition(
         address(entries.indices_K),
         address(entries.values),
         ctypes.c_int64(entries.num),
-        ctypes.c_int64(item_bytes * entries.width),
-        ctypes.c_int64(item_bytes),
+        ctypes.c_int64(entries.values.element_size() * entries.width),
         ctypes.c_int64(num_units),
-        ctypes.c_int64(length),
-        window_shift(length, world),
+        ctypes.c_int64(part_length(num_units, world)),
         ctypes.c_int64(world),
         None if permutation is None else permutation.constants,
-        places,
-        values,
+        address(out.indices_K),
+        address(out.values),
         counts_W,
         torch.get_num_threads(),
     )
@@ -189,26 +118,29 @@ def _grouped(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
     """What the C++ does not serve: in Triton on a GPU, else by the definition."""
-    on_gpu = entries.indices_K.device.type == "cuda" and gpu.available()
-    way = gpu.two_passes if on_gpu else _reference
-    return way(entries, num_units, world, permutation)
+    if entries.indices_K.device.type != "cuda" or not gpu.available():
+        return _reference(entries, num_units, world, permutation)
+    counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
+    sizes_W = torch.tensor(counts_W, device=grouped.indices_K.device)
+    part_K = torch.arange(world, device=sizes_W.device).repeat_interleave(sizes_W)
+    return Parts(counts_W, _sorted(grouped, part_K * num_units + grouped.indices_K))
 
 
 def _reference(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
-    """The definition: a stable sort by part and window."""
+    """The definition: a stable sort by place."""
     indices_K, values, width = entries
     bad = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
     if bad.numel():
         raise out_of_range(int(bad[0]), int(indices_K[bad[0]]), num_units)
     places_K = indices_K if permutation is None else permutation.places(indices_K)
     length = max(1, part_length(num_units, world))
-    part_K = places_K // length
-    local_K = places_K - part_K * length
-    window_K = part_K * length + (local_K >> window_shift(length, world))
-    order_K = window_K.argsort(stable=True)
-    local_K = local_K[order_K]
-    counts_W = part_K.bincount(minlength=world).tolist()
-    moved = values.view(-1, width)[order_K].reshape(-1)
-    return Parts(tuple(counts_W), Entries(local_K, moved, width))
+    counts_W = (places_K // length).bincount(minlength=world).tolist()
+    return Parts(tuple(counts_W), _sorted(Entries(places_K % length, values, width), places_K))
+
+
+def _sorted(entries: Entries, keys_K: Tensor) -> Entries:
+    order_K = keys_K.argsort(stable=True)
+    units_Kw = entries.values.view(-1, entries.width)[order_K]
+    return Entries(entries.indices_K[order_K], units_Kw.reshape(-1), entries.width)

@@ -25,7 +25,7 @@ def scatter(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> 
     where a place is not in the part.
     """
     check_entries(entries)
-    check_out(part, out_N, entries.width)
+    _check_out(part, out_N, entries.width)
     local_K, values, width = entries
     library = load_library("bits") if serves_cpp(values, out_N) else None
     if library is not None:
@@ -35,25 +35,18 @@ def scatter(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> 
             address(values),
             ctypes.c_int64(entries.num),
             ctypes.c_int64(part.length),
-            *target_arguments(part, out_N, width, scale),
+            ctypes.c_int64(part.first),
+            None if part.permutation is None else part.permutation.constants,
+            address(out_N),
+            ctypes.c_int64(out_N.numel()),
+            ctypes.c_int64(width),
+            ctypes.c_float(scale),
+            torch.get_num_threads(),
         )
         if bad >= 0:
             raise out_of_part(bad, int(local_K[bad]), part.length)
         return
     _reference(entries, part, out_N, scale)
-
-
-def target_arguments(part: Part, out_N: Tensor, width: int, scale: float) -> tuple[object, ...]:
-    """What the C++ needs to know of where entries go."""
-    return (
-        ctypes.c_int64(part.first),
-        None if part.permutation is None else part.permutation.constants,
-        address(out_N),
-        ctypes.c_int64(out_N.numel()),
-        ctypes.c_int64(width),
-        ctypes.c_float(scale),
-        torch.get_num_threads(),
-    )
 
 
 def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> None:
@@ -75,7 +68,7 @@ def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
             out_N[whole * width :] = unit_w[: out_N.numel() - whole * width]
 
 
-def check_out(part: Part, out_N: Tensor, width: int) -> None:
+def _check_out(part: Part, out_N: Tensor, width: int) -> None:
     """Raises InvalidSetting unless ``out_N`` is the vector that ``part`` is a part of."""
     if num_units(out_N.numel(), width) != part.num_units or not out_N.is_contiguous():
         raise invalid(

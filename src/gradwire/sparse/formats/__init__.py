@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .blocks import blocks as blocks
     from .coo import coo as coo
     from .dense import dense as dense
+    from .elias_fano import elias_fano as elias_fano
     from .hash_bitmap import hash_bitmap as hash_bitmap
 
 make_registry(__name__)

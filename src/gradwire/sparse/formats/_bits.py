@@ -1,4 +1,4 @@
-"""Bits that say which units are there: the half that both bitmaps share.
+"""Bits that say which units are there: the half that both bitmaps share, and bits in general.
 
 Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit are zeros.
 Legend: K entries, B bytes.
@@ -7,19 +7,15 @@ Legend: K entries, B bytes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
 from ...kernels._build import load_library
-from ...kernels._operands import address, serves_cpp
+from ...kernels._operands import address
 from ...payload import Field, Format, Payload
 from ..entries import Entries
-from ..parts import Part
-from ..scatter import check_out, target_arguments
-from ..scatter import scatter as scatter_entries
 
 
 def layout(count: int, num_units: int, width: int, dtype: torch.dtype) -> Format:
@@ -43,63 +39,11 @@ def encode(entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
     return payload
 
 
-def decode(payload: Payload, num_units: int, width: int) -> Entries:
+def decode(payload: Payload, num_units: int, width: int, room: Tensor | None) -> Entries:
     """Ascending; values are a view of the payload."""
     values = payload["values"]
-    return Entries(read(payload["bits"], num_units, values.numel() // width), values, width)
-
-
-def scatter(payload: Payload, part: Part, out_N: Tensor, scale: float, width: int) -> None:
-    """``sparse.scatter`` of what ``decode`` gives, in one pass over the bits."""
-    values = payload["values"]
-    library = load_library("bits") if serves_cpp(values, out_N) else None
-    if library is None:
-        scatter_entries(decode(payload, part.length, width), part, out_N, scale)
-        return
-    check_out(part, out_N, width)
     count = values.numel() // width
-    library.gw_bits_scatter.restype = ctypes.c_int64
-    found = library.gw_bits_scatter(
-        address(payload["bits"]),
-        ctypes.c_int64(part.length),
-        address(values),
-        ctypes.c_int64(count),
-        *target_arguments(part, out_N, width, scale),
-    )
-    check_found(found, count, part.length)
-
-
-def fill(payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, scale: float) -> bool:
-    """``SparseFormat.fill`` for units of one element; False where the C++ cannot serve.
-
-    One write to each line of memory, where ``scatter`` jumps from entry to entry: of 25 M float32
-    with 2 M entries it takes 0.6 of the time.
-    """
-    values = [payload["values"] for payload in payloads]
-    library = load_library("fill") if serves_cpp(*values, out_N) else None
-    if library is None:
-        return False
-    counts = [value.numel() for value in values]
-    bits = [payload["bits"].data_ptr() for payload in payloads]
-    library.gw_bits_fill.restype = ctypes.c_int64
-    permutation, number = parts[0].permutation, len(parts)
-    wrong = library.gw_bits_fill(
-        (ctypes.c_void_p * number)(*bits),
-        (ctypes.c_void_p * number)(*[value.data_ptr() for value in values]),
-        (ctypes.c_int64 * number)(*[part.length for part in parts]),
-        (ctypes.c_int64 * number)(*counts),
-        ctypes.c_int64(number),
-        None if permutation is None else permutation.constants,
-        address(out_N),
-        ctypes.c_int64(out_N.numel()),
-        ctypes.c_float(scale),
-        torch.get_num_threads(),
-    )
-    if wrong == NO_MEMORY:
-        raise MemoryError(f"{sum(counts)} entries: no memory to sort them by windows")
-    if wrong >= 0:
-        read(payloads[wrong]["bits"], parts[wrong].length, counts[wrong])  # says what is wrong
-    return True
+    return Entries(read(payload["bits"], num_units, count, room), values, width)
 
 
 def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
@@ -127,8 +71,8 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
         )
 
 
-def read(bits_B: Tensor, num_units: int, count: int) -> Tensor:
-    """The set bits, ascending, int32; a new tensor.
+def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None) -> Tensor:
+    """The set bits, ascending, int32; in the front of ``room``, or a new tensor.
 
     Raises InvalidSetting unless there are ``count`` of them, all below ``num_units``.
     """
@@ -138,7 +82,7 @@ def read(bits_B: Tensor, num_units: int, count: int) -> Tensor:
         found = STRAY if set_K.numel() and int(set_K[-1]) >= num_units else set_K.numel()
         out_K = set_K.int()
     else:
-        out_K = torch.empty(count, dtype=torch.int32)
+        out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
         library.gw_bits_read.restype = ctypes.c_int64
         found = library.gw_bits_read(
             address(bits_B),
@@ -149,19 +93,6 @@ def read(bits_B: Tensor, num_units: int, count: int) -> Tensor:
         )
     check_found(found, count, num_units)
     return out_K
-
-
-def count(bits_B: Tensor, num_units: int) -> int:
-    """How many of the first ``num_units`` bits are set; those behind them are not."""
-    library = _library(bits_B)
-    if library is None:
-        return int(flags(bits_B).sum())
-    library.gw_bits_count.restype = ctypes.c_int64
-    found: int = library.gw_bits_count(
-        address(bits_B), ctypes.c_int64(num_units), torch.get_num_threads()
-    )
-    check_found(found, max(found, 0), num_units)
-    return found
 
 
 def flags(bits_B: Tensor) -> Tensor:
@@ -192,11 +123,18 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
     return load_library("bits") if all(one.device.type == "cpu" for one in tensors) else None
 
 
-def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
-    one_per_unit = torch.zeros(bits_B.numel() * 8, dtype=torch.uint8, device=bits_B.device)
-    one_per_unit[indices_K.long()] = 1
+def pack(flags: Tensor, bits_B: Tensor) -> None:
+    """Writes bools as bits, and zeros behind them: what ``flags`` undoes."""
+    whole = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
+    whole[: flags.numel()] = flags
     weights_8 = 1 << torch.arange(8, device=bits_B.device)
-    bits_B.copy_((one_per_unit.view(-1, 8) * weights_8).sum(1))
+    bits_B.copy_((whole.view(-1, 8) * weights_8).sum(1))
+
+
+def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
+    is_set = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
+    is_set[indices_K.long()] = True
+    pack(is_set, bits_B)
 
 
 def _first_that_does_not_ascend(indices_K: Tensor, num_units: int) -> int:

@@ -6,16 +6,15 @@ Legend: N elements, K entries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ...errors import invalid
+from ...errors import InvalidSetting, invalid
 from ...payload import Format, Payload
 from ..entries import Entries
-from ..parts import Part, parts_of
-from ..scatter import check_out, scatter
+from ..parts import Part
+from ..scatter import scatter
 
 
 class SparseFormat(ABC):
@@ -56,7 +55,11 @@ class SparseFormat(ABC):
             form = self.layout(one, num_units, width, dtype) if one >= 0 else None
             if form is not None and form.size_bytes == size_bytes:
                 return form
-        raise invalid(
+        raise self.no_such_size(size_bytes, num_units, low)
+
+    def no_such_size(self, size_bytes: int, num_units: int, low: int) -> InvalidSetting:
+        """What is raised for a size that no payload has; the least is ``low``."""
+        return invalid(
             f"size of a {type(self).__name__} payload of {num_units} units",
             size_bytes,
             f"{low} bytes and whole entries",
@@ -76,8 +79,13 @@ class SparseFormat(ABC):
         """
 
     @abstractmethod
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
         """The entries, ascending; views of the payload where it holds them as they are.
+
+        Where it does not, places lie in the front of ``room`` (int32, one for each entry) or,
+        without it, in a new tensor.
 
         Formats that carry more than was given (``blocks``, ``dense``) leave out what is all zeros.
         """
@@ -93,32 +101,3 @@ class SparseFormat(ABC):
     ) -> None:
         """``out[index] = scale * value`` for the entries of ``part``; see ``sparse.scatter``."""
         scatter(self.decode(payload, part.length, width), part, out_N, scale)
-
-    def fill(
-        self,
-        payloads: Sequence[Payload],
-        parts: Sequence[Part],
-        out_N: Tensor,
-        *,
-        scale: float = 1.0,
-        width: int = 1,
-    ) -> None:
-        """All of ``out_N``: ``scale`` times the entries of all parts, and zeros elsewhere.
-
-        ``parts`` are those of one vector, in rank order (``parts.parts_of``).
-        """
-        check_parts(payloads, parts, out_N, width)
-        out_N.zero_()
-        for payload, part in zip(payloads, parts, strict=True):
-            self.scatter(payload, part, out_N, scale=scale, width=width)
-
-
-def check_parts(
-    payloads: Sequence[Payload], parts: Sequence[Part], out_N: Tensor, width: int
-) -> None:
-    """Raises InvalidSetting unless these are all parts of ``out_N``, in rank order."""
-    first = parts[0] if parts else Part(0)
-    expected = parts_of(first.num_units, first.world, first.permutation)
-    if tuple(parts) != expected or len(payloads) != len(parts):
-        raise invalid("parts", parts, f"{expected}", "pass the parts of all ranks, in rank order")
-    check_out(first, out_N, width)

@@ -38,8 +38,10 @@ class bitmap(SparseFormat):
         check_entries(entries)
         return _bits.encode(entries, num_units, buffer)
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
-        return _bits.decode(payload, num_units, width)
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        return _bits.decode(payload, num_units, width, room)
 
     def scatter(
         self,
@@ -57,7 +59,7 @@ class bitmap(SparseFormat):
                 "a range of indices, which is what its bits stand for",
                 "use hash_bitmap",
             )
-        _bits.scatter(payload, part, out_N, scale, width)
+        super().scatter(payload, part, out_N, scale=scale, width=width)
 
 
 EXAMPLES = (bitmap(),)

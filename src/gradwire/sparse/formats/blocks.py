@@ -55,7 +55,9 @@ class blocks(SparseFormat):
         units[place_K] = values.view(-1, width)
         return payload
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
         offsets = torch.arange(self.block, dtype=torch.int32, device=payload["indices"].device)
         indices = (payload["indices"][:, None] * self.block + offsets).reshape(-1)
         inside = int((indices < num_units).sum())  # all but the end of the last block

@@ -41,7 +41,9 @@ class coo(SparseFormat):
         payload["values"].copy_(values)
         return payload
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
         return Entries(payload["indices"], payload["values"], width)
 
 

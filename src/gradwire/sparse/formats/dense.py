@@ -39,7 +39,9 @@ class dense(SparseFormat):
         put_units(payload["values"].zero_(), indices_K, values.view(-1, width))
         return payload
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
         values = payload["values"]
         every = torch.arange(num_units, dtype=torch.int32, device=values.device)
         return drop_unset(Entries(every, values, width))

@@ -10,7 +10,6 @@ Wire: values (K * width), bits -> K * width * itemsize + ceil(L / 8) bytes; of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +17,8 @@ from torch import Tensor
 
 from ...payload import Format, Payload
 from ..entries import Entries, check_entries
-from ..parts import Part
 from . import _bits
-from ._types import SparseFormat, check_parts
+from ._types import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +38,10 @@ class hash_bitmap(SparseFormat):
         check_entries(entries)
         return _bits.encode(entries, num_units, buffer)
 
-    def decode(self, payload: Payload, num_units: int, width: int = 1) -> Entries:
-        return _bits.decode(payload, num_units, width)
-
-    def scatter(
-        self,
-        payload: Payload,
-        part: Part,
-        out_N: Tensor,
-        *,
-        scale: float = 1.0,
-        width: int = 1,
-    ) -> None:
-        _bits.scatter(payload, part, out_N, scale, width)
-
-    def fill(
-        self,
-        payloads: Sequence[Payload],
-        parts: Sequence[Part],
-        out_N: Tensor,
-        *,
-        scale: float = 1.0,
-        width: int = 1,
-    ) -> None:
-        check_parts(payloads, parts, out_N, width)
-        if width > 1 or not _bits.fill(payloads, parts, out_N, scale):
-            super().fill(payloads, parts, out_N, scale=scale, width=width)
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        return _bits.decode(payload, num_units, width, room)
 
 
 EXAMPLES = (hash_bitmap(),)
