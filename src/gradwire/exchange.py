@@ -169,7 +169,8 @@ def _check_exchange(given: Any) -> None:
     """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
     is_one = callable(getattr(given, "run", None)) and not isinstance(given, type | Compressor)
     if not is_one:
-        raise invalid("exchange", given, "an exchange", "make one by gw.pair(codec, collective)")
+        remedy = "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        raise invalid("exchange", given, "an exchange", remedy)
 
 
 def by_name(
@@ -348,6 +349,7 @@ def texts(
     exchange: Exchange, grads: Sequence[Tensor], states: Sequence[State] | None = None
 ) -> list[Steps[Result]]:
     """One rank's ``run`` for each gradient, ready for a driver."""
+    _check_exchange(exchange)
     if not grads:
         raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
     shapes = {(tuple(g.shape), g.dtype) for g in grads}

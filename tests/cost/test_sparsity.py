@@ -150,6 +150,10 @@ def profile_text(**changed: Any) -> str:
         ({"skewness": [{"parts": 2, "ratio": 2.5}]}, "2 parts is 2.5, and 1 to 2"),
         ({"skewness": [{"parts": 2, "ratio": 0.5}]}, "2 parts is 0.5"),
         ({"skewness": [{"parts": 1, "ratio": 1.0}]}, r"skewness.0.parts"),
+        (
+            {"imbalances": [{"ranks": 2, "push": 2.5, "pull": 1.0}]},
+            "2 ranks are 2.5 and 1, and 1 to 2",
+        ),
         ({"unknown": 3}, r"units.unknown"),
     ],
 )
@@ -203,3 +207,17 @@ def test_between_what_is_kept_and_beyond() -> None:
     assert one.gamma(16) == pytest.approx(4.0 * (4.0 / 1.5) ** 0.5)
     assert [one.skew(parts) for parts in (1, 2, 4)] == pytest.approx([1.0, 2.0, 4.0])
     assert TensorSparsity(name="t", units=one, blocks=one).units.overlap_mean == 0.0
+
+
+def test_imbalances_of_push_and_pull_by_ranges() -> None:
+    found = unit_sparsity([np.array([0, 1]), np.array([0, 3])], 1, 4)
+    assert found.imbalance(1) == (1.0, 1.0)
+    assert found.imbalance(2) == (
+        1.5,
+        pytest.approx(4 / 3),
+    )  # 3 of 4 pushed, 2 of 3 held by the first
+    push, pull = found.imbalance(4)  # not measured: they grow as the skewness ratio does, up to 4
+    growth = found.skew(4) / found.skew(2)
+    assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
+    assert unit_sparsity([np.array([0, 1])], 1, 4).imbalance(2) == (2.0, 2.0)
+    assert unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4).imbalance(2) == (1.0, 1.0)

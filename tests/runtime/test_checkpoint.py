@@ -121,7 +121,7 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
         made = messages(rank, 2)
         for _, tensor in leaves(made[0].state):
             tensor.fill_(7)
-        return collect(made, algorithm="any", rank=rank, world=2, step=1)
+        return collect(made, algorithm="any", rank=rank, world=2, shard="part 0 of 1", step=1)
 
     shared = gw.redistribute([saved(0), saved(1)], 4)
     [message] = made = messages(3, 4)
@@ -142,6 +142,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     wrong: dict[str, dict[str, Any]] = {
         "world size": {**state, "world_size": 3},
         "rank": {**state, "rank": 1 - rank},
+        "shard": {**state, "shard": "part 1 of 2"},
         "algorithm": {**state, "algorithm": repr(ONEBIT)},
         "version": {**state, "version": 0},
         "nothing of ours": {"step": 1},
@@ -163,6 +164,7 @@ def test_state_that_does_not_fit_is_refused_with_the_remedy(two: Ranks) -> None:
     expected = {
         "world size": ("saved by 3 ranks", "there are 2", "gw.redistribute"),
         "rank": ("saved by rank", "each rank loads its own"),
+        "shard": ("of part 1 of 2", "holds part 0 of 1", "each rank loads its own"),
         "algorithm": ("onebit", "topk", "attach with the same settings"),
         "version": ("version", "got 0"),
         "nothing of ours": ("not a gradwire state_dict", "handle.state_dict()"),
@@ -212,8 +214,9 @@ def test_redistribution_keeps_what_is_pending(old: int, new: int, two: Ranks, fo
     assert len(set(pools[new].run(load_and_go_on, shared))) == 1
 
 
-def state_of(rank: int, world: int = 2) -> dict[str, Any]:
-    return {"rank": rank, "world_size": world, "params": {}}
+def state_of(rank: int, shard: str = "part 0 of 1") -> dict[str, Any]:
+    same = {"version": 1, "algorithm": "any", "step": 1, "params": {}}
+    return {**same, "world_size": 2, "rank": rank, "shard": shard}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,8 @@ def state_of(rank: int, world: int = 2) -> dict[str, Any]:
         (lambda: [state_of(0)], 2, "all 2 old ranks, got those of ranks [0]"),
         (lambda: [state_of(0), state_of(0)], 2, "[0, 0]"),
         (list, 2, "got those of ranks []"),
+        (lambda: [{"rank": 0}], 2, "lacks algorithm, params, shard"),
+        (lambda: [state_of(0), state_of(1, "part 1 of 2")], 2, "redistribute each part's by"),
         (lambda: [state_of(0), state_of(1)], 0, "world_size must be at least 1, got 0"),
     ],
 )

@@ -158,7 +158,7 @@ def outside_the_group(rank: int, world: int) -> str | None:
 @pytest.mark.multi
 def test_a_group_without_this_rank(two: Ranks) -> None:
     text = two.run(outside_the_group)[0]
-    assert "a group this rank is in" in text
+    assert "a process group this rank is in" in text
 
 
 # Ranks that differ: on rank 1 something is not as on rank 0.

@@ -62,6 +62,7 @@ def on_the_grid(rank: int, world: int) -> tuple[list[Tensor], dict[str, Any], in
         backward(model, shard, dp, step)
         found += [p.grad.flatten().clone() for p in model if p.grad is not None]
     stats, numel = handle.stats(), ROWS[shard] * WIDTH * LAYERS
+    assert handle.state_dict()["shard"] == f"part {shard} of 2"
     handle.detach()
     return found, stats, numel
 
@@ -109,6 +110,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(shard_of(shard), group=grid["dp"], shards=grid["dp"])
     attached(shard_of(shard), shards=grid["tp"])
     attached(shard_of(shard), group=grid["dp"], shards="tp")
+    attached(shard_of(shard), group="dp", shards=grid["tp"])
     axes = {"group": grid["dp"], "shards": grid["tp"]}
     attached(nn.ParameterList([*shard_of(0), *shard_of(1)][: 3 + shard]), **axes)
     attached(shard_of(shard), **axes, bucket_cap_mb=0.08)  # shard 0 has several layers in each
@@ -124,6 +126,7 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"InvalidSetting: shards must be one that shares this rank alone",
         r"InvalidSetting: shards must be one that shares this rank alone",
         r"InvalidSetting: shards must be a process group this rank is in",
+        r"InvalidSetting: group must be a process group this rank is in",
         r"RanksDiffer: shard 0 and shard 1 .* 3 messages against 4|message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* num_channels is 2 against 3",

@@ -73,11 +73,20 @@ def _settings(algorithm: Any) -> list[str]:
     """What may be set by keyword: fields of a compressor, arguments of a planner."""
     if not callable(algorithm):
         return []
+    made = {
+        field.name: field.default_factory()
+        for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
+        if field.default_factory is not dataclasses.MISSING
+    }
     return [
-        p.name if p.default is p.empty else f"{p.name}={str(p.default).removeprefix('torch.')}"
+        p.name if p.default is p.empty else f"{p.name}={_shown(made.get(p.name, p.default))}"
         for p in inspect.signature(algorithm).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     ]
+
+
+def _shown(default: object) -> str:
+    return str(default).removeprefix("torch.")
 
 
 def _traits(algorithm: Any) -> list[str]:

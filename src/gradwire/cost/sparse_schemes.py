@@ -4,10 +4,10 @@ Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism) and equa
     appendix B.1 for the parameter server; OmniReduce and AGsparse by their rows of table 3.
 Differences from the paper: its times are bytes over a rate. Here every verb costs what the cluster
     says, latency of each round and of announcing sizes included; host work (looking for non-zero
-    elements, moving entries) is added; formats are those that are sent, a hash bitmap where it is
-    smaller. Hashing leaves a small imbalance (theorem 2), which counts, as does, for schemes that
-    cut by ranges, the skewness ratio. Any number of ranks: SparCML folds those beyond a power
-    of two, which is a round before and one after.
+    elements, moving entries) is added; formats are those that are sent. Hashing leaves a small
+    imbalance (theorem 2), which counts, as do, for schemes that cut by ranges, the imbalances
+    measured of push and pull. Any number of ranks: SparCML folds those beyond a power of two,
+    which is a round before and one after.
 
 All is a pure function of a profile and a cluster, which all ranks share.
 """
@@ -23,7 +23,7 @@ import torch
 
 from ..collective._cut import Cut
 from ..collective._push_pull import PushPull, Told
-from ..collective._rounds import ABREAST
+from ..collective._rounds import abreast
 from ..collective._sizes import SIZE_BYTES
 from ..compress.nonzero import nonzero
 from ..load import load
@@ -128,29 +128,34 @@ def sparcml(at: Setting) -> Prediction:
 
 def omnireduce(at: Setting) -> Prediction:
     """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
-    return _push_pull("omnireduce", at, at.blocks, at.blocks.skew(at.world))
+    return _push_pull(
+        load("collective", "omnireduce")(), at, at.blocks, at.blocks.imbalance(at.world)
+    )
 
 
 def sparse_ps(at: Setting) -> Prediction:
     """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
-    return _push_pull("sparse_ps", at, at.units, at.units.skew(at.world))
+    return _push_pull(load("collective", "sparse_ps")(), at, at.units, at.units.imbalance(at.world))
 
 
-def zen(at: Setting) -> Prediction:
-    """Equation 1, Balanced Parallelism: hashed parts, coordinates there, the smallest form back."""
+def zen(at: Setting, formats: str = "smallest") -> Prediction:
+    """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
-    return _push_pull("zen", at, at.units, uneven)
+    return _push_pull(load("collective", "zen")(formats=formats), at, at.units, (uneven, uneven))
 
 
-def _push_pull(scheme: str, at: Setting, units: UnitSparsity, uneven: float) -> Prediction:
-    """The rank that serves the part with ``uneven`` times the mean's units, which decides."""
+def _push_pull(
+    collective: PushPull, at: Setting, units: UnitSparsity, imbalance: tuple[float, float]
+) -> Prediction:
+    """By the rank that serves the fullest part: push and pull have ``imbalance`` times the mean."""
+    scheme = type(collective).__name__
     if at.world == 1:
         return Prediction(scheme, 0.0, 0.0, 0.0)
-    collective: PushPull = load("collective", scheme)()
     cut = collective.cut(nonzero(width=at.units.width), at.spec, at.world)
     own, merged = at.own(units), at.merged(units, at.world)
-    push = _part(cut, uneven * own / at.world)
-    pull = _part(cut, uneven * merged / at.world)
+    uneven_push, uneven_pull = imbalance
+    push = _part(cut, uneven_push * own / at.world)
+    pull = _part(cut, uneven_pull * merged / at.world)
     form = collective.pull_format(cut, 0, pull)
     others = at.world - 1
     told_s = at.parts_s(
@@ -158,10 +163,13 @@ def _push_pull(scheme: str, at: Setting, units: UnitSparsity, uneven: float) -> 
         ("all_gather", TOLD_BYTES),
         ("all_gather", cut.pulled(form, 0, pull).slot_bytes),
     )
-    send_s = at.parts_s(("send", cut.pushed(push).slot_bytes))
-    latency_s = told_s[0] + ceil(others / ABREAST) * send_s[0]
+    pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
+    send_s = at.parts_s(("send", pushed.slot_bytes))
+    rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
+    latency_s = told_s[0] + rounds * send_s[0]
     transfer_s = told_s[1] + others * send_s[1]
-    return Prediction(scheme, latency_s, transfer_s, at.host_s((2 + uneven) * own + merged, units))
+    host_s = at.host_s((2 + uneven_push) * own + merged, units)
+    return Prediction(scheme, latency_s, transfer_s, host_s)
 
 
 def _part(cut: Cut, count: float) -> int:

@@ -136,6 +136,18 @@ class Skewness(Frozen):
     ratio: Figure
 
 
+class RangeImbalance(Frozen):
+    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even partitions.
+
+    ``push`` is of what all of them have, ``pull`` of what their sum has: that is less skewed, as
+    ranks share most where they have most.
+    """
+
+    ranks: Annotated[int, Field(ge=2)]
+    push: Figure
+    pull: Figure
+
+
 class UnitSparsity(Frozen):
     """The sparsity of one gradient in units of ``width`` elements.
 
@@ -152,6 +164,8 @@ class UnitSparsity(Frozen):
     """Ascending in ranks: figure 2b."""
     skewness: tuple[Skewness, ...] = ()
     """Ascending in parts: figure 3b."""
+    imbalances: tuple[RangeImbalance, ...] = ()
+    """Ascending in ranks, up to the gradients measured."""
     shares: tuple[Fraction, ...] = ()
     """Of the non-zero units in each of ``HEATMAP_PARTS`` partitions: figure 3a."""
 
@@ -175,6 +189,13 @@ class UnitSparsity(Frozen):
             if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
                 raise ValueError(
                     f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and 1 to {most:g} "
+                    "is possible"
+                )
+        for at in self.imbalances:
+            ranks, push, pull = at.ranks, at.push, at.pull
+            if not all(1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)):
+                raise ValueError(
+                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 to {ranks} "
                     "is possible"
                 )
         return self
@@ -205,6 +226,20 @@ class UnitSparsity(Frozen):
         if len(known) == 1:
             return 1.0
         return max(1.0, min(_between(known, num_parts), float(num_parts)))
+
+    def imbalance(self, num_ranks: int) -> tuple[float, float]:
+        """Imbalance of push and of pull among ranks that serve even partitions (definition 8).
+
+        Beyond the ranks measured it grows as the skewness ratio does; without any it is that.
+        """
+        if not self.imbalances:
+            return self.skew(num_ranks), self.skew(num_ranks)
+        measured = min(num_ranks, self.imbalances[-1].ranks)
+        growth = self.skew(num_ranks) / self.skew(measured)
+        pushes = [(1, 1.0), *((one.ranks, one.push) for one in self.imbalances)]
+        pulls = [(1, 1.0), *((one.ranks, one.pull) for one in self.imbalances)]
+        push, pull = (_between(known, measured) * growth for known in (pushes, pulls))
+        return max(1.0, min(push, float(num_ranks))), max(1.0, min(pull, float(num_ranks)))
 
     @property
     def _most(self) -> float:
@@ -303,8 +338,26 @@ def unit_sparsity(
             )
             for parts in DOUBLINGS
         ),
+        imbalances=tuple(
+            _imbalance(sets[:ranks], num_units) for ranks in DOUBLINGS if ranks <= num_sets
+        ),
         shares=tuple(shares.tolist()),
     )
+
+
+def _imbalance(sets: Sequence[Indices], num_units: int) -> RangeImbalance:
+    """Among the ranks of these sets."""
+    all_of_them = np.concatenate(sets)
+    push, pull = (
+        _uneven(_parts(indices, num_units, len(sets))[0])
+        for indices in (np.sort(all_of_them), np.unique(all_of_them))
+    )
+    return RangeImbalance(ranks=len(sets), push=push, pull=pull)
+
+
+def _uneven(counts_P: Indices) -> float:
+    """The largest over the mean; 1 where there is nothing."""
+    return float(counts_P.max() / counts_P.mean()) if counts_P.any() else 1.0
 
 
 def extrapolated(measured: dict[int, float], own_density: float) -> list[Densification]:

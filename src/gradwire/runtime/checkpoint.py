@@ -20,9 +20,12 @@ _log = logging.getLogger("gradwire")
 
 
 def collect(
-    messages: Sequence[Message], *, algorithm: str, rank: int, world: int, step: int
+    messages: Sequence[Message], *, algorithm: str, rank: int, world: int, shard: str, step: int
 ) -> dict[str, Any]:
-    """The state_dict of one rank: plain tensors, numbers and strings."""
+    """The state_dict of one rank: plain tensors, numbers and strings.
+
+    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    """
     numels = _numels(messages)
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
     whole: dict[str, dict[str, Tensor]] = {}
@@ -43,6 +46,7 @@ def collect(
         "algorithm": algorithm,
         "world_size": world,
         "rank": rank,
+        "shard": shard,
         "step": step,
         "params": params,
         "messages": whole,
@@ -62,14 +66,23 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
     return numels
 
 
-def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int) -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank of this many ranks."""
-    missing = {"version", "algorithm", "world_size", "rank", "step", "params"} - set(saved)
-    if missing:
+_KEYS = {"version", "algorithm", "world_size", "rank", "shard", "step", "params"}
+
+
+def _refuse_what_is_no_state(saved: Any) -> None:
+    if not isinstance(saved, dict):
+        kind = type(saved).__name__
+        raise invalid("state_dict", kind, "a dict", "pass what handle.state_dict() returned")
+    if missing := _KEYS - set(saved):
         raise InvalidSetting(
             f"not a gradwire state_dict: it lacks {', '.join(sorted(missing))}; pass what "
             "handle.state_dict() returned on this rank"
         )
+
+
+def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int, shard: str) -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank of this many ranks."""
+    _refuse_what_is_no_state(saved)
     if saved["version"] != SCHEMA:
         raise invalid(
             "state_dict version", saved["version"], str(SCHEMA), "save it with this version"
@@ -84,6 +97,11 @@ def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int) -> No
         raise InvalidSetting(
             f"this state was saved by rank {saved['rank']} and this is rank {rank}; each rank "
             "loads its own, as residuals differ from rank to rank"
+        )
+    if saved["shard"] != shard:
+        raise InvalidSetting(
+            f"this state is of {saved['shard']} of every layer and this rank holds {shard}; each "
+            "rank loads its own, so save under a name that says the shard too"
         )
     if saved["algorithm"] != algorithm:
         raise InvalidSetting(
@@ -156,6 +174,12 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
     """
     if world_size < 1:
         raise invalid("world_size", world_size, "at least 1", "pass the new number of ranks")
+    for state_dict in state_dicts:
+        _refuse_what_is_no_state(state_dict)
+    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
+    if len(shards) > 1:
+        accepted = "those of ranks that hold the same part of every layer"
+        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
     olds = sorted(state_dicts, key=lambda s: int(s["rank"]))
     count = olds[0]["world_size"] if olds else 1
     if [s["rank"] for s in olds] != list(range(count)):

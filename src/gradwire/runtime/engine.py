@@ -59,6 +59,7 @@ class Engine:
         shards: Membership = ALONE,
     ) -> None:
         name, self.rank, self.world = who
+        self.shards = shards
         self.timeout = timeout
         # One channel more than asked for: small news must not wait behind a large message.
         self.channels = (

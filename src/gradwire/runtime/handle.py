@@ -23,6 +23,7 @@ from .messages import Message
 from .overlap import Overlap
 from .planned import algorithm
 from .recorder import Recorder
+from .shards import place_in
 from .synchroniser import Synchroniser
 
 
@@ -150,19 +151,24 @@ class Handle:
             algorithm=self._algorithm,
             rank=self.rank,
             world=self.world_size,
+            shard=place_in(self._engine.shards),
             step=self._step,
         )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
-        Raises ``InvalidSetting`` for the state of another rank, number of ranks, algorithm or
-        model; for another number of ranks use ``gw.redistribute``.
+        Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
+        or model; for another number of ranks use ``gw.redistribute``.
         """
         self._between_steps("load_state_dict()")
         self.synchronize()
         checkpoint.check(
-            state_dict, algorithm=self._algorithm, rank=self.rank, world=self.world_size
+            state_dict,
+            algorithm=self._algorithm,
+            rank=self.rank,
+            world=self.world_size,
+            shard=place_in(self._engine.shards),
         )
         checkpoint.distribute(state_dict, self._messages(), strict=strict)
         self._step = self._num_backward = int(state_dict["step"])

@@ -26,12 +26,16 @@ from .wire import Group
 
 
 def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
-    """The process group of a mesh, which must be of one dimension; what is no mesh is returned.
+    """The process group that is given, by itself or as a mesh, which must be of one dimension.
 
-    ``kind`` is what the dimension is for, ``place`` where it usually stands among a mesh's.
+    ``kind`` is what the dimension is for, ``place`` where it usually stands among a mesh's. A rank
+    outside of a group has a number in its place.
     """
-    if not isinstance(given, DeviceMesh):
+    if given is None or isinstance(given, dist.ProcessGroup):
         return given
+    if not isinstance(given, DeviceMesh):
+        accepted = "a process group this rank is in, or one dimension of a mesh"
+        raise invalid(setting, given, accepted, "attach on its ranks only, or leave it out")
     if given.ndim != 1:
         shown, names = f"a mesh of {given.ndim} dimensions", given.mesh_dim_names
         remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
@@ -44,7 +48,7 @@ def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membe
     found = one_dimension("shards", shards, "tensor-parallel", -1)
     if found is None:
         return ALONE
-    if not isinstance(found, dist.ProcessGroup) or dist.get_rank(found) < 0:
+    if dist.get_rank(found) < 0:
         accepted = "a process group this rank is in, or one dimension of a mesh"
         raise invalid("shards", shards, accepted, "write shards=mesh['tp']")
     averaging = set(dist.get_process_group_ranks(group or dist.group.WORLD))
