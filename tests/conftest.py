@@ -23,6 +23,21 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 
+SEVERAL = ("multi", "netns")
+"""Marks of tests that start processes of their own."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are one group, which one worker runs one after another.
+
+    Shaped hosts are one machine's, and the ranks of two tests at once would starve each other.
+    """
+    for item in items:
+        if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TERMINAL = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS")
 

@@ -228,3 +228,9 @@ def test_a_cloned_state_shares_no_tensor() -> None:
 def test_gradients_must_match(grads, states, message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         texts(exchange_for(gw.compress.none()), grads, states)
+
+
+@pytest.mark.parametrize("given", [gw.compress.topk(), "topk", gw.compress.deft])
+def test_what_is_no_exchange_is_refused_where_one_is_run(given: object) -> None:
+    with pytest.raises(InvalidSetting, match=r"gw.exchange_for\(compressor\)"):
+        gw.run_local(given, [torch.ones(3)])  # type: ignore[arg-type]
