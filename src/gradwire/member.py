@@ -77,7 +77,7 @@ class Member:
     def scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False
     ) -> Tensor:
-        """A buffer of ``numel`` elements on the device of ``like``; its content is undefined.
+        """A buffer of ``numel`` elements on the device of ``like``: zeros, or what was left in it.
 
         Where ``numel`` ``varies`` from step to step it is the front of a buffer that only grows,
         each time by a quarter more than is needed: soon it grows no more.

@@ -51,9 +51,9 @@ ACCIDENTS = {
     "killed in mid-step, onebit": Accident(3, "killed", codec="onebit"),
     "killed between steps": Accident(1, "killed between steps"),
     "rank 0 killed, with the store": Accident(0, "killed"),
-    "stopped": Accident(2, "stopped", timeout_s=3.0),
-    "rank 0 stopped, with the store": Accident(0, "stopped", timeout_s=3.0),
-    "raised and stayed": Accident(1, "raised", timeout_s=3.0),
+    "stopped": Accident(2, "stopped", timeout_s=8.0),
+    "rank 0 stopped, with the store": Accident(0, "stopped", timeout_s=8.0),
+    "raised and stayed": Accident(1, "raised", timeout_s=8.0),
 }
 
 

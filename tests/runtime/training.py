@@ -28,6 +28,7 @@ def _exchanges() -> list[Exchange]:
     first = {type(example): example for example in reversed(examples("compress"))}
     first[codecs.tbq] = codecs.tbq(threshold=0.01)  # gradients of these models pass that often
     first[codecs.hardthreshold] = codecs.hardthreshold(threshold=0.01)
+    first[codecs.randomk] = codecs.randomk(density=0.3, seed=1)  # 1 % at random learns too little
     return [
         *(exchange_for(algorithm) for algorithm in first.values()),
         pair(codecs.none(), together.ring()),
