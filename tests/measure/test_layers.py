@@ -203,8 +203,8 @@ def test_layers_add_up_to_the_steps_without_hooks(clock: Clock) -> None:
 
 def test_a_real_model_on_the_real_clock() -> None:
     """Times of matrix products are in the ratio of their sizes, roughly; sums are exact."""
-    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16), nn.BatchNorm1d(16))
-    x, told = torch.randn(256, 512), []
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16), nn.BatchNorm1d(16))
+    x, told = torch.randn(512, 1024), []
     found = profile(
         model,
         lambda: model(x).square().sum().backward(),
@@ -217,7 +217,7 @@ def test_a_real_model_on_the_real_clock() -> None:
     assert facts is not None
     assert found.forward_s + found.backward_s == pytest.approx(facts.step_s)
     assert facts.profiling_s > 2 * 5 * facts.step_s / 2
-    assert (facts.iterations, found.batch_size, found.model) == (5, 256, "Sequential")
+    assert (facts.iterations, found.batch_size, found.model) == (5, 512, "Sequential")
     assert sum(amount for amount, _ in told) == 5 + 3
     assert "cpu" in found.source
     assert torch.__version__ in found.source
