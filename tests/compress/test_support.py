@@ -232,13 +232,6 @@ def test_a_compressor_cannot_promise_a_shared_support() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("density", [0, 1.5, float("nan")])
-def test_density_must_be_a_fraction(kind: type[SharedSupport], density: float) -> None:
-    with pytest.raises(gw.InvalidSetting, match=rf"{kind.__name__} density must be"):
-        kind(density=density)
-
-
-@every_kind
 def test_what_it_computes_can_be_measured(kind: type[SharedSupport]) -> None:
     """Nobody else is there; what is gathered is this rank's own."""
     [fit] = measure_codecs([kind.__name__], sizes=(256, 1024, 4096), budget_s=0.001).values()

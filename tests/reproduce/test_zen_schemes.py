@@ -114,6 +114,8 @@ def test_speedups_are_held_against_the_papers() -> None:
     assert [claim.agrees for claim in good] == [True] * len(good)
     poor = _zen_speed.claims15(speed_rows(zen_paper=1.5, omnireduce=2.0))
     assert not any(claim.agrees for claim in poor)
+    slow = claim_of(_zen_speed.claims15(speed_rows(omnireduce=0.98)), "OmniReduce is up to")
+    assert (slow.agrees, slow.why[:15]) == (False, "faster for none")
     assert "by bytes alone it would be" in _zen_speed._why_less(_zen_speed.Gain(2.0, 4.0), 3.0)
     assert "the bytes alone allow 2.50" in _zen_speed._why_less(_zen_speed.Gain(2.0, 2.5), 3.0)
     (claim,) = _zen_speed.claims15(speed_rows(shaped=False))
