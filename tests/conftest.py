@@ -1,5 +1,9 @@
 """Settings for all tests: every run draws the same examples, and no test depends on who runs it.
 
+Every process computes with one thread, those that tests start too: two workers of two threads on
+two cores wait for each other more than they compute. What a second thread changes is for the
+folders of kernels to test, which ask for it (``several_threads``); idle ones sleep and do not spin.
+
 Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
 triton's language, by itself and by each ``gpu/device.py``, is interpreted only if it was imported
 so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
@@ -8,7 +12,11 @@ variable is not left behind, for what tests start.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from importlib.util import find_spec
+
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch reads them
 
 import pytest
 import torch
@@ -36,6 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
             item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+
+@pytest.fixture(scope="module")
+def several_threads() -> Iterator[None]:
+    """Two threads for the kernels of a module's tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
