@@ -54,6 +54,12 @@ class Traits:
     """Trains well only if what was not sent is kept for the next step."""
     reads_latest: bool = False
     """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
+    shared_scale: bool = False
+    """Elements share numbers that they are decoded with, as a scale or a mean.
+
+    So tensors that travel in one message are encoded apart. A program in the language need not say
+    so: it follows from its fields.
+    """
     shared_support: bool = False
     """All ranks take the same elements, so values at them are summed by an all-reduce."""
     density_range: tuple[float, float] | None = None
@@ -83,6 +89,13 @@ class Compressor(ABC):
 
         ``rank`` may change what is encoded, as the random numbers that are drawn. It changes
         neither layouts, nor what a payload decodes to, nor the states that ``init`` makes.
+        """
+        return self
+
+    def chunk(self, start: int, stop: int) -> Compressor:
+        """The variant for elements ``start`` to ``stop`` of the gradient that this one is for.
+
+        Default: itself, as most are for any gradient.
         """
         return self
 
@@ -194,6 +207,13 @@ class Compressor(ABC):
         """``decode`` of several payloads, each as alone; may be one kernel call."""
         for payload, out_N in zip(payloads, outs, strict=True):
             self.decode(payload, out_N, scale=scale)
+
+    def merge_many(
+        self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
+        """``merge`` of several payloads, each as alone into its own sum; may be one kernel call."""
+        for payload, sum_N in zip(payloads, sums, strict=True):
+            self.merge(payload, sum_N, scale=scale)
 
 
 Result = tuple[Tensor, Tensor, State]

@@ -34,6 +34,7 @@ from .contract import (
 from .errors import IncompatiblePair, InvalidSetting, invalid
 from .load import load
 from .spec import TensorSpec, working_dtype
+from .tensorwise import tensor_sizes, tensorwise
 
 
 def synchronise(
@@ -52,15 +53,30 @@ def synchronise(
     return steps
 
 
+class PairState(NamedTuple):
+    """Elements of each tensor in the message, and what the collective keeps."""
+
+    sizes: tuple[int, ...]
+    inner: State
+
+
 @dataclass(frozen=True)
 class Pair(Exchange):
-    """A compressor and a collective that suits it; made by ``pair``."""
+    """A compressor and a collective that suits it; made by ``pair``.
+
+    Where elements share a scale, each tensor of a message is encoded by itself.
+    """
 
     codec: Compressor
     collective: Collective
 
-    def init(self, spec: TensorSpec, world: int) -> State:
-        return self.collective.init(self.codec, spec, world)
+    def init(self, spec: TensorSpec, world: int) -> PairState:
+        sizes = tensor_sizes(spec)
+        return PairState(sizes, self.collective.init(self.codec_of(sizes), spec, world))
+
+    def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
+        """The codec as it encodes a message of tensors of ``sizes`` elements."""
+        return tensorwise(self.codec, sizes)
 
     def synchronise(
         self,
@@ -73,8 +89,9 @@ class Pair(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
-        return state
+        codec = self.codec_of(state.sizes)
+        inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)
+        return PairState(state.sizes, inner)
 
     @property
     def exact_size(self) -> bool:
@@ -85,7 +102,8 @@ class Pair(Exchange):
         return self.expected_bytes(spec, world) if self.exact_size else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        return [0] if world == 1 else self.collective.expected_bytes(self.codec, spec, world)
+        codec = self.codec_of(tensor_sizes(spec))
+        return [0] if world == 1 else self.collective.expected_bytes(codec, spec, world)
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
@@ -289,10 +307,40 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     """Wraps an exchange so that what did not arrive in the mean is added to the next gradient.
 
     The law: sum over ranks of (gradient + old residual) = W * mean + sum over ranks of new
-    residuals.
+    residuals. Raises ``InvalidSetting`` where residuals could grow without bound, because the
+    algorithm may lose more than it was given.
+
+    >>> from gradwire.compress.qsgd import qsgd
+    >>> try:
+    ...     with_error_feedback(pair(qsgd(bitwidth=2), casync_ps()))
+    ... except InvalidSetting as error:
+    ...     print(str(error).partition(";")[2])
+     use it without error feedback: it is unbiased, so its errors cancel over steps
     """
     _check_exchange(exchange)
+    refusal = feedback_refusal(exchange)
+    if refusal is not None:
+        raise refusal
     return ErrorFeedback(exchange)
+
+
+def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
+    """Why what an exchange loses may not be added to its next gradient; None where it may.
+
+    Residuals are bounded where no more is lost than was given (Karimireddy et al., lemma 3). What
+    declares neither that nor a need of error feedback is refused; what declares nothing is not.
+    """
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    algorithm: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    traits = getattr(algorithm, "traits", None)
+    if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
+        return None
+    remedy = "use it without error feedback"
+    if traits.unbiased:
+        remedy += ": it is unbiased, so its errors cancel over steps"
+    accepted = "a contraction, as residuals of what may lose more than it was given can grow"
+    return invalid("what gets error feedback", algorithm, accepted, remedy)
 
 
 def residuals(state: State) -> dict[str, Tensor]:

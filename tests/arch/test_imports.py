@@ -10,7 +10,7 @@ from tests.arch.source import Source, imports, read, running_nodes, sources
 
 ROWS = (
     ("_version", "errors", "units"),
-    ("spec", "payload", "collective._verbs", "member", "contract", "hollow", "trace"),
+    ("spec", "payload", "collective._verbs", "member", "contract", "hollow", "tensorwise", "trace"),
     ("load", "kernels", "sparse"),
     ("dsl", "collective"),
     ("compress", "cost", "catalogue"),

@@ -14,6 +14,7 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
+from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.exchange import Pair
@@ -157,7 +158,19 @@ EXCHANGE_BITES = (
     (on_exchanges.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
     (
         on_exchanges.law_unbiased_codecs_make_unbiased_means,
-        _with(collectives.draws_the_same_again(), qsgd()),
+        _with(casync_ps(), compressors.draws_alike()),
+    ),
+    (
+        on_exchanges.law_tensors_are_encoded_apart,
+        exchanges.shares_blocks(onebit(), casync_ps()),
+    ),
+    (
+        on_exchanges.law_what_is_kept_does_not_grow_by_itself,
+        _with(collectives.encodes_its_own_chunk(), threelc(sparsity=1.75, block=64)),
+    ),
+    (
+        on_exchanges.law_what_is_kept_does_not_grow_by_itself,
+        _with(casync_ps(), compressors.claims_contraction(bitwidth=2)),
     ),
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.collective._types import Collective, Needs
 from gradwire.collective._verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
-from gradwire.collective.casync_ps import PSState, casync_ps
+from gradwire.collective.casync_ps import casync_ps
 from gradwire.contract import Compressor, Member, State
 from gradwire.payload import Format, Payload
 from gradwire.spec import TensorSpec, chunk_bounds, working_dtype
@@ -153,14 +153,6 @@ class sums_in_the_gradients_dtype(gathers):
         return torch.zeros_like(out_N)
 
 
-class draws_the_same_again(casync_ps):
-    """Encodes the mean of chunk 0 with the random numbers that rank 0 encoded chunk 0 with."""
-
-    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> PSState:
-        state = super().init(codec, spec, world)
-        return state._replace(pull=state.push[0])
-
-
 class hides_aggregator_loss(casync_ps):
     """Re-encodes the mean like CaSync-PS, and keeps only the worker's own loss."""
 
@@ -173,12 +165,36 @@ class hides_aggregator_loss(casync_ps):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        own_N = None if residual_N is None else residual_N.clone()
-        if own_N is not None:
-            own = me.variant_of(codec)
-            for start, stop in chunk_bounds(grad_N.numel(), me.world):
-                own.encode(None, grad_N[start:stop], residual_N=own_N[start:stop])
         state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
         if residual_N is not None:
-            residual_N.copy_(own_N)
+            start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]
+            residual_N[start:stop] = 0
+        return state
+
+
+class encodes_its_own_chunk(casync_ps):
+    """Encodes also the chunk that it merges itself, with W times what its mean lost before."""
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        if residual_N is None or me.world == 1:
+            return (yield from super().run(codec, me, state, grad_N, out_N, residual_N))
+        start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]
+        sent_N, left_C, own = (
+            grad_N.clone(),
+            residual_N[start:stop].clone(),
+            codec.chunk(start, stop),
+        )
+        payload, _ = own.encode(None, grad_N[start:stop], residual_N=left_C)
+        own.decode(payload, sent_N[start:stop])
+        residual_N[start:stop] = 0
+        state = yield from super().run(codec, me, state, sent_N, out_N, residual_N)
+        residual_N[start:stop] += left_C
         return state

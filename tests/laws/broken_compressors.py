@@ -229,8 +229,8 @@ class draws_once(qsgd):
 class hides_its_clipping(terngrad):
     """Cuts large elements off, and says that it is unbiased."""
 
-    def __post_init__(self) -> None:
-        Program.__post_init__(self)
+    def stated(self) -> Traits:
+        return type(self).traits
 
 
 class merges_unscaled(wraps):
@@ -313,3 +313,10 @@ class thawed(Compressor):
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         return none().decode(payload, out_N, scale=scale)
+
+
+class claims_contraction(qsgd):
+    """Promises to lose no more than it was given, and loses more with few levels."""
+
+    def stated(self) -> Traits:
+        return replace(super().stated(), contraction=True)

@@ -148,3 +148,10 @@ class rounds_alone(altered):
     ) -> Steps[State]:
         state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
         return state
+
+
+class shares_blocks(Pair):
+    """Encodes all tensors of a message as if they were one."""
+
+    def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
+        return self.codec

@@ -16,6 +16,7 @@ from gradwire.collective._verbs import AllToAll, Compute, Steps, Verb
 from gradwire.contract import Exchange, Member, State
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.exchange import Pair, synchronise, texts
+from gradwire.tensorwise import tensor_sizes
 
 from .cases import Case
 from .tolerance import assert_near, largest, same_bits
@@ -79,7 +80,8 @@ def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
         return
     assert (stated is not None) == exchange.exact_size, f"states {stated} bytes a rank"
     if stated is None and case.world > 1:
-        most = exchange.collective.wire_bytes(exchange.codec, case.spec, case.world)
+        codec = exchange.codec_of(tensor_sizes(case.spec))
+        most = exchange.collective.wire_bytes(codec, case.spec, case.world)
         assert all(a <= b for a, b in zip(sent, most, strict=True)), (
             f"at most {most} bytes a rank, sends {sent}"
         )

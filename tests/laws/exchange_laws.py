@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from gradwire.collective._local import drive
 from gradwire.collective._verbs import Steps
 from gradwire.contract import Exchange, Member, Result, State
 from gradwire.exchange import (
+    ErrorFeedback,
     Pair,
     clone_state,
+    feedback_refusal,
     residuals,
     run_local,
     synchronise,
@@ -30,6 +33,8 @@ from .cases import Case
 from .tolerance import assert_near, largest, same_bits
 
 NUM_STEPS = 4
+NUM_KEPT_STEPS = 60
+"""Steps with gradients and steps without, where a law is about what is kept."""
 NUM_DRAWS = 100
 """Steps, where a law is about what is drawn."""
 
@@ -93,7 +98,7 @@ def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
 
 def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
     """Conservation: sum of (gradient + old residual) = W * mean + sum of new residuals."""
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     states = case.states(kept)
     old_N = torch.zeros(case.numel, dtype=torch.float64)
     for step in range(NUM_STEPS):
@@ -115,7 +120,7 @@ def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
 
 def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
     """Sum of what ranks contributed = W * mean, with and without error feedback."""
-    for tried in (exchange, with_error_feedback(exchange)):
+    for tried in (exchange, ErrorFeedback(exchange)):
         states = case.states(tried)
         for step in range(2):
             grads = case.grads(step)
@@ -135,7 +140,7 @@ def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
 
 def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) -> None:
     """On each rank: gradient + old residual = contributed + new residual."""
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     states = case.states(kept)
     old = [torch.zeros(case.numel, dtype=torch.float64) for _ in range(case.world)]
     for step in range(2):
@@ -157,7 +162,7 @@ def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) ->
 
 def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
     """Means and states bit for bit, over two steps, with and without error feedback."""
-    for tried in (exchange, with_error_feedback(exchange)):
+    for tried in (exchange, ErrorFeedback(exchange)):
         states = case.states(tried)
         members = [Member(rank, case.world) for rank in range(case.world)]
         for step in range(2):
@@ -182,7 +187,7 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     """
     if working_dtype(case.dtype) != case.dtype:
         return
-    fused, defined = with_error_feedback(exchange), with_error_feedback(RunOnly(exchange))
+    fused, defined = ErrorFeedback(exchange), ErrorFeedback(RunOnly(exchange))
     states = case.states(fused)
     if not (isinstance(exchange, Pair) and exchange.codec.traits.reads_latest):
         states = _states(run_local(fused, case.grads(), states, seed=case.seed))
@@ -207,7 +212,7 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
 
 def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
     """``run_local`` changes neither gradients nor the states it is given."""
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     states = _states(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
     before = clone_state(tuple(states))
     grads = case.grads(step=1)
@@ -219,7 +224,7 @@ def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
 
 
 def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> None:
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     states = _states(run_local(kept, case.grads(), case.states(kept), seed=0))
     want = run_local(kept, case.grads(step=1), states, seed=0)
     for seed in (0, 1, 2):
@@ -231,7 +236,7 @@ def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case)
     """inf or NaN on one rank: in the mean on all ranks, in no residual, gone in the next step."""
     if not case.numel:
         return
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     before = _states(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
     for spoil in (float("nan"), float("inf"), -float("inf")):
         grads = case.grads(step=1)
@@ -248,7 +253,7 @@ def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case)
 
 def law_residual_finite_for_huge_gradients(exchange: Exchange, case: Case) -> None:
     """Whatever overflows on the way, no residual does."""
-    kept = with_error_feedback(exchange)
+    kept = ErrorFeedback(exchange)
     states = case.states(kept)
     for step in range(2):
         grads = [g.sign() * (0.85 * torch.finfo(g.dtype).max) for g in case.grads(step)]
@@ -266,7 +271,7 @@ def _seeded(seed: int) -> torch.Generator:
 
 def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
     """Among one rank the mean is the gradient, bit for bit, and nothing is kept."""
-    for tried in (exchange, with_error_feedback(exchange)):
+    for tried in (exchange, ErrorFeedback(exchange)):
         states = [tried.init(case.spec, 1)]
         for step in range(2):
             grad_N = case.grads(step)[0]
@@ -326,6 +331,53 @@ def law_unbiased_codecs_make_unbiased_means(exchange: Exchange, case: Case) -> N
     off_N = (means_SN.mean(0) - grad_N) * NUM_DRAWS**0.5 / spread_N
     chance = float(off_N[is_spread_N].square().mean())
     assert chance < 1.25, f"means miss by {chance**0.5:.3g} times what is to be expected"
+
+
+def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> None:
+    """Where elements share a scale, what becomes of a tensor does not depend on those beside it."""
+    if not isinstance(exchange, Pair) or not exchange.codec.traits.shared_scale:
+        return
+    kept, first = ErrorFeedback(exchange), prod(case.spec.shapes[0])
+
+    def of_first(factor: float) -> list[Tensor]:
+        grads = case.grads()
+        for grad_N in grads:
+            grad_N[first:] *= factor
+        return [mean_N[:first] for mean_N, _, _ in run_local(kept, grads, case.states(kept))]
+
+    for mean_N, other_N in zip(of_first(1.0), of_first(1000.0), strict=True):
+        assert same_bits(mean_N, other_N), (
+            "the mean of the first tensor changes when the gradients of the others do"
+        )
+
+
+def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> None:
+    """60 steps of gradients, then 60 of zeros: what was kept is delivered, or stays as it is.
+
+    A loss that comes back larger than it was, through an encoder that is no contraction or through
+    one after another, grows in every step. Between ranks what is kept may move: W times at most.
+    """
+    if feedback_refusal(exchange) is not None:
+        return
+    kept = with_error_feedback(exchange)
+    states, members = case.states(kept), [Member(rank, case.world) for rank in range(case.world)]
+
+    def step(grads: list[Tensor]) -> float:
+        texts = [
+            synchronise(kept, me, state, grad_N, grad_N)
+            for me, state, grad_N in zip(members, states, grads, strict=True)
+        ]
+        states[:] = drive(texts, seed=case.seed).results
+        return float(torch.stack([_residual(state, case.numel) for state in states]).norm())
+
+    for number in range(NUM_KEPT_STEPS):
+        before = step(case.grads(number))
+    for number in range(NUM_KEPT_STEPS):
+        left = step([torch.zeros_like(grad_N) for grad_N in case.grads()])
+        assert left <= 2 * case.world * before, (
+            f"{number + 1} steps of zeros after gradients, what is kept grew from {before:.3g} to "
+            f"{left:.3g}"
+        )
 
 
 LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

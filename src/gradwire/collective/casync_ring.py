@@ -12,7 +12,7 @@ Contributed: own gradient plus what arrived, less what left, in every chunk: a h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..contract import Compressor, Member, State
 from ..payload import Payload
-from ..spec import TensorSpec, chunk_bounds, working_dtype
+from ..spec import TensorSpec, working_dtype
+from ._chunks import chunks_of, first_states
 from ._types import Collective, Needs
 from ._verbs import Compute, Steps
 from .ring import hop
@@ -33,8 +34,7 @@ class casync_ring(Collective):
     needs: ClassVar[Needs] = Needs(exact_size=True)
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
-        codec = codec.for_world(world)
-        return tuple(codec.init(spec.chunk(a, b)) for a, b in chunk_bounds(spec.numel, world))
+        return first_states(codec, spec, world)
 
     def run(
         self,
@@ -59,10 +59,8 @@ class casync_ring(Collective):
         return tuple(walk.states)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        slots = [
-            codec.format(spec.chunk(a, b)).slot_bytes for a, b in chunk_bounds(spec.numel, world)
-        ]
+        formats = chunks_of(codec.for_world(world), spec.numel, spec.dtype, world).formats
+        slots = [form.slot_bytes for form in formats]
         return [
             2 * sum(slots) - slots[(r + 1) % world] - slots[(r + 2) % world] for r in range(world)
         ]
@@ -83,51 +81,46 @@ class _Walk:
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
         self.lossless = codec.traits.lossless
-        self.codec = codec if self.lossless else me.variant_of(codec)
+        codec = codec if self.lossless else me.variant_of(codec)
         self.unit = me.world if self.lossless else 1
         self.grad_N, self.residual_N = grad_N, residual_N
-        self.bounds = chunk_bounds(grad_N.numel(), me.world)
-        specs = [TensorSpec("", b - a, grad_N.dtype) for a, b in self.bounds]
-        self.formats = [codec.format(spec) for spec in specs]
-        ends = [0]
-        for form in self.formats:
-            ends.append(ends[-1] + form.slot_bytes)
+        self.chunks = chunks_of(codec, grad_N.numel(), grad_N.dtype, me.world)
+        ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
         whole = me.scratch("walk", ends[-1], grad_N, torch.uint8)
         self.slots = [whole[a:b] for a, b in pairwise(ends)]
 
     def numel(self, chunk: int) -> int:
-        return self.bounds[chunk][1] - self.bounds[chunk][0]
+        return self.chunks.specs[chunk].numel
 
     def slot(self, chunk: int) -> Tensor:
         return self.slots[chunk]
 
     def payload(self, chunk: int) -> Payload:
-        form = self.formats[chunk]
-        return Payload(form, self.slots[chunk][: form.size_bytes])
+        return self.chunks.payload(chunk, self.slots[chunk], self.chunks.formats[chunk].size_bytes)
 
     def encode_first(self, chunk: int) -> None:
         """Encodes the own gradient of the chunk this rank sends first."""
-        start, stop = self.bounds[chunk]
+        start, stop = self.chunks.bounds[chunk]
         self._encode(chunk, self.grad_N[start:stop])
 
     def merge(self, chunk: int) -> None:
         """Adds the own gradient to the partial sum that arrived, and encodes the result."""
-        start, stop = self.bounds[chunk]
+        start, stop = self.chunks.bounds[chunk]
         dtype = working_dtype(self.grad_N.dtype)
         sum_C = self.me.scratch("sum", self.numel(0), self.grad_N, dtype)[: stop - start]
         sum_C.copy_(self.grad_N[start:stop])
-        self.codec.merge(self.payload(chunk), sum_C, scale=self.unit)
+        self.chunks.codecs[chunk].merge(self.payload(chunk), sum_C, scale=self.unit)
         self._encode(chunk, sum_C)
 
     def _encode(self, chunk: int, value_C: Tensor) -> None:
-        start, stop = self.bounds[chunk]
+        start, stop = self.chunks.bounds[chunk]
         residual_C = None if self.residual_N is None else self.residual_N[start:stop]
         buffer = self.payload(chunk).buffer
         if self.lossless:
             value_C = (value_C / self.unit).to(self.grad_N.dtype)
             if residual_C is not None:
                 residual_C.div_(self.unit)
-        _, self.states[chunk] = self.codec.encode(
+        _, self.states[chunk] = self.chunks.codecs[chunk].encode(
             self.states[chunk], value_C, residual_N=residual_C, buffer=buffer
         )
         if self.lossless and residual_C is not None:
@@ -135,8 +128,8 @@ class _Walk:
 
     def decode(self, out_N: Tensor) -> None:
         scale = self.unit / self.me.world
-        for chunk, (start, stop) in enumerate(self.bounds):
-            self.codec.decode(self.payload(chunk), out_N[start:stop], scale=scale)
+        for chunk, (start, stop) in enumerate(self.chunks.bounds):
+            self.chunks.codecs[chunk].decode(self.payload(chunk), out_N[start:stop], scale=scale)
 
 
 EXAMPLES = (casync_ring(),)

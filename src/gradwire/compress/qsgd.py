@@ -13,6 +13,9 @@ State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..contract import Traits
 from ..dsl.language import (
     Compressed,
     Scalar,
@@ -57,9 +60,17 @@ class qsgd(Program, unbiased=True):
         check_choice("qsgd bitwidth", self.bitwidth, (2, 4, 8))
         check_choice("qsgd norm", self.norm, ("l2", "max"))
 
+    def stated(self) -> Traits:
+        """An element is off by a level at most, a block so by norm / levels * sqrt(block)."""
+        return replace(type(self).traits, contraction=self.block <= self.levels**2)
+
+    @property
+    def levels(self) -> int:
+        """The paper's s: levels above 0."""
+        return (1 << (self.bitwidth - 1)) - 1
+
     def encode(self, gradient: Vector) -> Compressed:
-        levels = (1 << (self.bitwidth - 1)) - 1
-        norm = self._norm(gradient)
+        levels, norm = self.levels, self._norm(gradient)
         per_level = inverse(norm, levels)
 
         def code(x: Scalar) -> Scalar:
@@ -77,8 +88,7 @@ class qsgd(Program, unbiased=True):
 
     def decode(self, compressed: Compressed) -> Vector:
         norm, codes = extract(compressed)
-        levels = (1 << (self.bitwidth - 1)) - 1
-        return map(codes, lambda code: (code - levels) * (norm / levels))
+        return map(codes, lambda code: (code - self.levels) * (norm / self.levels))
 
 
 EXAMPLES = (qsgd(), qsgd(norm="max", bitwidth=2, block=64))

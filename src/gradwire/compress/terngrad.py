@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..contract import Traits
 from ..dsl.language import (
     Compressed,
     Scalar,
@@ -55,14 +56,12 @@ class terngrad(Program, unbiased=True):
     clip: float | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip is not None:
-            object.__setattr__(self, "traits", replace(self.traits, unbiased=False))
-
     def check(self) -> None:
         if self.clip is not None:
             check_positive("terngrad clip", self.clip, "write clip=2.5, or None for no clipping")
+
+    def stated(self) -> Traits:
+        return replace(type(self).traits, unbiased=self.clip is None)
 
     def encode(self, gradient: Vector) -> Compressed:
         top = reduce(map(gradient, abs), greater)

@@ -13,6 +13,9 @@ State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..contract import Traits
 from ..dsl.language import (
     Compressed,
     Vector,
@@ -49,9 +52,18 @@ class uniform(Program, unbiased=True):
     def check(self) -> None:
         check_choice("uniform bitwidth", self.bitwidth, (1, 2, 4, 8))
 
+    def stated(self) -> Traits:
+        """An element is off by a gap at most, and all gaps are at most sqrt(2) times the norm."""
+        return replace(type(self).traits, contraction=2 * self.block <= self.gaps**2)
+
+    @property
+    def gaps(self) -> int:
+        """Steps from the smallest element to the largest."""
+        return (1 << self.bitwidth) - 1
+
     def encode(self, gradient: Vector) -> Compressed:
         low, high = reduce(gradient, smaller), reduce(gradient, greater)
-        gap = (high - low) / ((1 << self.bitwidth) - 1)
+        gap = (high - low) / self.gaps
         per_gap, level = inverse(gap), uint(self.bitwidth)
         codes = map(gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1))))
         return concat(low=low, gap=gap, codes=codes)

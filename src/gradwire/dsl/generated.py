@@ -125,14 +125,22 @@ class Generated(Compressor):
                 out_N.copy_(whole_N)
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        self.merge_many((payload,), (sum_N,), scale=scale)
+
+    def merge_many(
+        self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
         made = self.kernels()
-        _check_matching(made, payload, sum_N)
-        if _fits(sum_N) and made.traced.keep is not None:
-            merge_kept(made, payload, sum_N, scale)
-        elif _fits(sum_N):
-            made.built.run_many(made.merge, _decoding(made, "sum", (payload,), (sum_N,), scale))
+        for payload, sum_N in zip(payloads, sums, strict=True):
+            _check_matching(made, payload, sum_N)
+        if not all(map(_fits, sums)):
+            for payload, sum_N in zip(payloads, sums, strict=True):
+                sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
+        elif made.traced.keep is not None:
+            for payload, sum_N in zip(payloads, sums, strict=True):
+                merge_kept(made, payload, sum_N, scale)
         else:
-            sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
+            made.built.run_many(made.merge, _decoding(made, "sum", payloads, sums, scale))
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         made = self.kernels()

@@ -118,10 +118,18 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
             raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
         self.check()
-        _check_traits(name, self.traits, self.kernels().traced)
+        traced, stated = self.kernels().traced, self.stated()
+        _check_traits(name, stated, traced)
+        if traced.shares_scale:
+            stated = replace(stated, shared_scale=True)
+        object.__setattr__(self, "traits", stated)
 
     def check(self) -> None:
         """Refuses settings that are of the right type and make no sense; for authors to write."""
+
+    def stated(self) -> Traits:
+        """The traits under these settings; for authors to write where settings change them."""
+        return type(self).traits
 
     def kernels(self) -> Kernels:
         """The program under these settings, traced and rewritten; compiled when first run."""

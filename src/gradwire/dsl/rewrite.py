@@ -79,6 +79,11 @@ class Traced:
         return load(LATEST) in walk((*self.stores(), *(stage.value for stage in self.stages)))
 
     @cached_property
+    def shares_scale(self) -> bool:
+        """Whether elements are decoded with numbers that others are decoded with too."""
+        return any(buffer.extent < Extent.ELEMENT for buffer in self.buffers)
+
+    @cached_property
     def kept(self) -> tuple[Buffer, ...]:
         """The fields of kept elements."""
         return tuple(buffer for buffer in self.buffers if buffer.extent is Extent.KEPT)

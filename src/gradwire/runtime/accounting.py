@@ -12,6 +12,7 @@ from typing import Any
 
 from ..contract import Selection
 from ..errors import InvalidSetting
+from ..exchange import residuals
 from ..trace.density import StepDensity
 from .messages import Message
 
@@ -54,6 +55,35 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
         "push_imbalance": max((one.push for one in parts), default=None),
         "pull_imbalance": max((one.pull for one in parts), default=None),
     }
+
+
+OUTGROWN = 100.0
+"""How many norms of its mean gradient a tensor may owe, times 1 / density where elements are
+selected.
+
+In sound trainings of ``gradwire bench train`` it has at most a few tens.
+"""
+
+
+def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
+    """Tensors whose residual is too large for their gradient ever to arrive, the worst first.
+
+    Each with its residual's norm over that of its mean in the last step. Reads every element once.
+    """
+    found: list[tuple[str, float]] = []
+    for message in messages:
+        kept = [*residuals(message.state).values()] if isinstance(message, Message) else []
+        if not kept:
+            continue
+        taken, numel = message.member.selection, message.spec.numel
+        density = min(1.0, taken.asked / numel) if taken is not None and taken.asked > 0 else 1.0
+        for slot in message.slots:
+            here = slice(slot.start, slot.stop)
+            owed = math.hypot(*(float(residual_N[here].norm()) for residual_N in kept))
+            mean = float(message.flat_N[here].norm())
+            if mean and math.isfinite(mean) and owed > OUTGROWN / density * mean:
+                found.append((str(slot), owed / mean))
+    return sorted(found, key=lambda one: -one[1])
 
 
 def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:

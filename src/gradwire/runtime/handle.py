@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from ..exchange import residuals as residuals_of
 from ..planner._types import Plan
 from ..trace.span import Span, Trace
 from . import checkpoint
-from .accounting import density_of_step, spread
+from .accounting import density_of_step, outgrown, spread
 from .engine import Engine
 from .lanes import wall_clock
 from .messages import Message
@@ -25,6 +26,10 @@ from .planned import algorithm
 from .recorder import Recorder
 from .shards import place_in
 from .synchroniser import Synchroniser
+
+_log = logging.getLogger("gradwire")
+FIRST_LOOK = 64
+"""Steps until residuals are first compared with gradients: before, they may still be filling up."""
 
 
 class Handle:
@@ -49,6 +54,7 @@ class Handle:
         self.overlap: Overlap | None = None
         self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
         self._on_detach: list[Callable[[], None]] = []
+        self._warned = False
 
     @property
     def rank(self) -> int:
@@ -217,6 +223,25 @@ class Handle:
         )
         self._recorder.end_step(counters, now_s, density)
         self._step += 1
+        if self._step >= FIRST_LOOK and self._step.bit_count() == 1:
+            self._warn_of_outgrown()
+
+    def _warn_of_outgrown(self) -> None:
+        """Looks in steps 64, 128, 256 and so on: often enough, and no cost in the others."""
+        found = [] if self._warned else outgrown(self.synchroniser.messages)
+        if found:
+            self._warned = True
+            name, factor = found[0]
+            _log.warning(
+                "after %d steps the residual of %s has %.0f times the norm of its mean gradient "
+                "(%d tensors are like it): what is kept does not get through, and training may "
+                "stand still; take a smaller block, more bits or a higher density, exclude the "
+                "tensor by compress_if, or look at handle.residuals()",
+                self._step,
+                name,
+                factor,
+                len(found),
+            )
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
         """Notes a forward pass; it may end before the step of the backward pass before it does."""

@@ -1,0 +1,290 @@
+"""Tensorwise: the tensors that travel in one message, each encoded by itself.
+
+Elements of a block share a scale or a mean. A block that reached from an embedding into a norm
+would serve neither, so where a codec declares ``shared_scale``, blocks restart at every tensor.
+HiPress compresses each layer by itself too, and calls one kernel for several (section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, groupby, islice, pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contract import Compressor, State, Traits
+from .errors import RanksDiffer, invalid
+from .hollow import Hollow
+from .payload import Field, Format, Payload, slot_bytes
+from .spec import TensorSpec
+
+
+def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
+    """The codec for a message in which tensors of ``sizes`` elements lie one behind the other.
+
+    It is ``codec`` itself where elements share no scale, or where there is only one tensor.
+    """
+    if not codec.traits.shared_scale or len(sizes) < 2:
+        return codec
+    if isinstance(codec, Hollow):
+        return Hollow(Tensorwise(codec.codec, sizes))
+    return Tensorwise(codec, sizes)
+
+
+def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
+    """Elements of each tensor that lies in a message; empty ones are left out."""
+    return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
+
+
+@dataclass(frozen=True)
+class Joined(Format):
+    """The layout of several tensors' payloads as one; ``dtype`` is that of their gradients."""
+
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Tensorwise(Compressor):
+    """A codec that encodes the tensors of a flat gradient apart, and sends them as one payload.
+
+    ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs one behind
+    the other, each rounded up to 8 bytes. Where sizes of payloads vary, theirs in bytes go before
+    them, an int64 for each tensor.
+    """
+
+    codec: Compressor
+    sizes: tuple[int, ...]
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return self.codec.traits
+
+    @property
+    def width(self) -> int:
+        return self.codec.width
+
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        return Tensorwise(self.codec.for_world(world, rank), self.sizes)
+
+    def chunk(self, start: int, stop: int) -> Compressor:
+        inside = (min(b, stop) - max(a, start) for a, b in self._bounds())
+        return tensorwise(self.codec, tuple(size for size in inside if size > 0))
+
+    def init(self, spec: TensorSpec) -> State:
+        return tuple(self.codec.init(spec.chunk(a, b)) for a, b in self._bounds())
+
+    def format(self, spec: TensorSpec) -> Joined:
+        return _format(self, spec.dtype)
+
+    def typical(self, spec: TensorSpec) -> Joined:
+        specs = (TensorSpec("", size, spec.dtype) for size in self.sizes)
+        return self.joined(spec.dtype, tuple(map(self.codec.typical, specs)))
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        if self.traits.exact_size:
+            return super().received(spec, size_bytes)
+        room_bytes = size_bytes - self._first
+        most_bytes = sum(form.slot_bytes for form in self.largest(spec.dtype))
+        if not 0 <= room_bytes <= most_bytes or room_bytes % slot_bytes(1):
+            raise self.no_such_size(spec, size_bytes)
+        return self._announcing(spec.dtype, room_bytes)
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        (found,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
+        return found
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        self.codec.decode_many(self.parts(payload), self.cut(out_N), scale=scale)
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        self.codec.merge_many(self.parts(payload), self.cut(sum_N), scale=scale)
+
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        found = [self.codec.entries(part) for part in self.parts(payload)]
+        starts = [start // self.width for start, _ in self._bounds()]
+        indices = [indices_K + start for start, (indices_K, _) in zip(starts, found, strict=True)]
+        return torch.cat(indices), torch.cat([values_K for _, values_K in found])
+
+    def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a flat gradient, residual or mean, as views of it."""
+        if flat_N.numel() != sum(self.sizes):
+            accepted = f"{sum(self.sizes)}, those of the tensors in it"
+            raise invalid("elements of a message", flat_N.numel(), accepted, "pass all of them")
+        return torch.split(flat_N, list(self.sizes))
+
+    def parts(self, payload: Payload) -> list[Payload]:
+        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are none."""
+        form, buffer = payload.format, payload.buffer
+        if not isinstance(form, Joined) or buffer is None:
+            raise invalid("payload", payload, f"one by {self!r}", "decode what it encoded")
+        forms = self.largest(form.dtype) if self.traits.exact_size else self._told(payload, form)
+        return list(map(Payload, forms, self._rooms(forms, buffer)))
+
+    def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
+        """Where each tensor's payload is to lie in that of all; bytes between them become zeros."""
+        forms = self.largest(dtype)
+        ends = accumulate(form.slot_bytes for form in forms)
+        for end, form in zip(ends, forms, strict=True):
+            if form.size_bytes < form.slot_bytes:
+                buffer[end - form.slot_bytes + form.size_bytes : end] = 0
+        return self._rooms(forms, buffer)
+
+    def announced(
+        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Tensor | None
+    ) -> Payload:
+        """The payload of all tensors from those of each, where sizes vary."""
+        forms = [payload.format for payload in payloads]
+        form, contents = self.joined(dtype, forms), [payload.buffer for payload in payloads]
+        assert contents[0] is not None
+        front = None if buffer is None else buffer[: form.size_bytes]
+        joined = Payload.empty(form, front, contents[0].device)
+        joined["sizes"].copy_(torch.tensor([payload.size_bytes for payload in payloads]))
+        joined["payloads"].zero_()
+        assert joined.buffer is not None
+        for room, content in zip(self._rooms(forms, joined.buffer), contents, strict=True):
+            assert content is not None
+            room.copy_(content)
+        return joined
+
+    def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
+        """The layout of all tensors' payloads from that of each."""
+        slots = [form.slot_bytes for form in forms]
+        if not self.traits.exact_size:
+            return self._announcing(dtype, sum(slots))
+        fields = (Field(f"tensor {i}", torch.uint8, slot) for i, slot in enumerate(slots))
+        return Joined(tuple(fields), dtype=dtype)
+
+    def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
+        """The layout of each tensor's largest payload."""
+        return _largest(self.codec, self.sizes, dtype)
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        return list(pairwise(accumulate(self.sizes, initial=0)))
+
+    @property
+    def _first(self) -> int:
+        """The byte at which the first tensor's payload begins."""
+        return 0 if self.traits.exact_size else torch.int64.itemsize * len(self.sizes)
+
+    def _rooms(self, forms: Sequence[Format], buffer: Tensor) -> list[Tensor]:
+        starts = accumulate((form.slot_bytes for form in forms), initial=self._first)
+        return [buffer[at : at + form.size_bytes] for at, form in zip(starts, forms, strict=False)]
+
+    def _told(self, payload: Payload, form: Joined) -> tuple[Format, ...]:
+        """The layouts that the sizes announced in a payload stand for."""
+        told: list[int] = payload["sizes"].tolist()
+        limits = [each.size_bytes for each in self.largest(form.dtype)]
+        fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
+        if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
+            raise RanksDiffer(
+                f"a payload of {payload.size_bytes} bytes announces tensors of {told} bytes, which "
+                f"may have {limits}; give every rank the same model, compressor and settings"
+            )
+        specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
+        return tuple(map(self.codec.received, specs, told))
+
+    def _announcing(self, dtype: torch.dtype, room_bytes: int) -> Joined:
+        """The layout where sizes vary, of payloads that take ``room_bytes`` in all."""
+        told = Field("sizes", torch.int64, len(self.sizes))
+        return Joined((told, Field("payloads", torch.uint8, room_bytes)), dtype=dtype)
+
+
+@lru_cache(maxsize=4096)
+def _format(codec: Tensorwise, dtype: torch.dtype) -> Joined:
+    return codec.joined(dtype, codec.largest(dtype))
+
+
+@lru_cache(maxsize=4096)
+def _largest(codec: Compressor, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Format, ...]:
+    return tuple(codec.format(TensorSpec("", size, dtype)) for size in sizes)
+
+
+def encode_each(
+    codecs: Sequence[Compressor],
+    states: Sequence[State],
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor | None],
+    buffers: Sequence[Tensor | None],
+) -> list[tuple[Payload, State]]:
+    """``encode`` of several gradients, each by its own chunk of one codec.
+
+    Tensors that one codec encodes are one call of it. Other operands are those of ``encode_many``.
+    """
+    operands = zip(codecs, states, grads, residuals, buffers, strict=True)
+    jobs = [_Job(*own) for own in operands]
+    found: list[tuple[Payload, State]] = []
+    for codec, run in groupby(jobs, key=lambda job: _plain(job.codec)):
+        batch = list(run)
+        parts = [part for job in batch for part in job.parts]
+        made = iter(codec.encode_many(*zip(*parts, strict=True)))
+        found += [job.joined(list(islice(made, len(job.parts)))) for job in batch]
+    return found
+
+
+def decode_each(
+    codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
+) -> None:
+    """``decode`` of several payloads, each by its own chunk of one codec, in one call of it."""
+    for codec, run in groupby(zip(codecs, payloads, outs, strict=True), key=lambda t: _plain(t[0])):
+        parts: list[Payload] = []
+        tensors: list[Tensor] = []
+        for own, payload, out_N in run:
+            parts += own.parts(payload) if isinstance(own, Tensorwise) else (payload,)
+            tensors += own.cut(out_N) if isinstance(own, Tensorwise) else (out_N,)
+        codec.decode_many(parts, tensors)
+
+
+def _plain(codec: Compressor) -> Compressor:
+    """What encodes each tensor."""
+    return codec.codec if isinstance(codec, Tensorwise) else codec
+
+
+class _Job:
+    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its tensors."""
+
+    def __init__(
+        self,
+        codec: Compressor,
+        state: State,
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+        buffer: Tensor | None,
+    ) -> None:
+        self.codec, self.dtype, self.buffer = codec, grad_N.dtype, buffer
+        self.parts: list[tuple[Any, ...]] = [(state, grad_N, residual_N, buffer)]
+        if not isinstance(codec, Tensorwise):
+            return
+        grads = codec.cut(grad_N)
+        nothing: Sequence[Any] = (None,) * len(grads)
+        residuals = rooms = nothing
+        if residual_N is not None:
+            residuals = codec.cut(residual_N)
+        if codec.traits.exact_size:
+            form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+            self.buffer = Payload.empty(form, buffer, grad_N.device).buffer
+            assert self.buffer is not None
+            rooms = codec.rooms(grad_N.dtype, self.buffer)
+        self.parts = list(zip(state or nothing, grads, residuals, rooms, strict=True))
+
+    def joined(self, found: list[tuple[Payload, State]]) -> tuple[Payload, State]:
+        """The payload and the state of the gradient, from those of its tensors."""
+        if not isinstance(self.codec, Tensorwise):
+            return found[0]
+        payloads, states = zip(*found, strict=True)
+        if not self.codec.traits.exact_size:
+            return self.codec.announced(payloads, self.dtype, self.buffer), states
+        numel = sum(self.codec.sizes)
+        return Payload(self.codec.format(TensorSpec("", numel, self.dtype)), self.buffer), states
