@@ -30,7 +30,6 @@ from gradwire.dsl.language import (
     smaller,
     uint2,
 )
-from gradwire.dsl.program import Program
 from gradwire.payload import Field, Format, Payload
 from gradwire.spec import TensorSpec
 

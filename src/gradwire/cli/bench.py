@@ -16,6 +16,7 @@ from ..bench import partition as partition_bench
 from ..bench import schedule as schedule_bench
 from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
+from ..bench import training as training_bench
 from ..bench._draws import Draws
 from ..bench._likeness import draws_like
 from ..bench.sparse_rank import SCHEMES
@@ -60,6 +61,30 @@ def exchange(
     title = f"{hosts} hosts at {rate}, {numel} float32"
     hidden = exchange_bench.CONSTANT
     emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+
+
+@app.command()
+def train(
+    ranks: Annotated[int, typer.Option(help="Replicas, all in this process.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
+    seed: Annotated[int, typer.Option(help="Draws first values and batches.")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A compressor; may be repeated. Default: all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a small GPT by every compressor's defaults: the loss after as many steps.
+
+    loss_over_dense is that over the loss of uncompressed training, 1 the same.
+    """
+    settings = training_bench.TrainBench(
+        ranks=ranks, steps=steps, seed=seed, only=tuple(only or ())
+    )
+    with progress("bench train", total=1) as advance:
+        rows = training_bench.run(settings, Fractions(advance))
+    task = training_bench.bytes_gpt(seed)
+    title = f"{task.description}; {ranks} ranks, {steps} steps of AdamW"
+    emit("bench train", rows, as_json=as_json, title=title)
 
 
 @app.command()

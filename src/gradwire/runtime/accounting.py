@@ -58,31 +58,29 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
 
 
 OUTGROWN = 100.0
-"""How many norms of its mean gradient a tensor may owe, times 1 / density where elements are
-selected.
+"""How many norms of its gradient a tensor may owe, times 1 / density where elements are selected.
 
-In sound trainings of ``gradwire bench train`` it has at most a few tens.
+In trainings that go well it owes a few tens at most.
 """
 
 
 def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
-    """Tensors whose residual is too large for their gradient ever to arrive, the worst first.
+    """Tensors that owe more than gradients like theirs will ever deliver, the worst first.
 
-    Each with its residual's norm over that of its mean in the last step. Reads every element once.
+    Each with the norm of its residual over that of its gradient in the last step that noted norms.
     """
     found: list[tuple[str, float]] = []
     for message in messages:
-        kept = [*residuals(message.state).values()] if isinstance(message, Message) else []
+        kept = list(residuals(message.state).values()) if isinstance(message, Message) else []
         if not kept:
             continue
         taken, numel = message.member.selection, message.spec.numel
-        density = min(1.0, taken.asked / numel) if taken is not None and taken.asked > 0 else 1.0
-        for slot in message.slots:
+        density = taken.asked / numel if taken is not None and taken.asked > 0 else 1.0
+        for slot, norm in zip(message.slots, message.norms, strict=True):
             here = slice(slot.start, slot.stop)
             owed = math.hypot(*(float(residual_N[here].norm()) for residual_N in kept))
-            mean = float(message.flat_N[here].norm())
-            if mean and math.isfinite(mean) and owed > OUTGROWN / density * mean:
-                found.append((str(slot), owed / mean))
+            if math.isfinite(norm) and owed > OUTGROWN / density * norm > 0:
+                found.append((str(slot), owed / norm))
     return sorted(found, key=lambda one: -one[1])
 
 

@@ -28,8 +28,15 @@ from .shards import place_in
 from .synchroniser import Synchroniser
 
 _log = logging.getLogger("gradwire")
-FIRST_LOOK = 64
-"""Steps until residuals are first compared with gradients: before, they may still be filling up."""
+_FIRST_LOOK = 64
+
+
+def _looks_after(num_steps: int) -> bool:
+    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+
+    Before, residuals may still be filling up; so rarely, it costs nothing.
+    """
+    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
 
 class Handle:
@@ -199,6 +206,8 @@ class Handle:
 
     def begin_step(self) -> None:
         """Opens a step at the first gradient of a backward pass."""
+        for message in self._messages():
+            message.notes_norms = _looks_after(self._step + 1) and not self._warned
         self.synchroniser.begin(self._step)
 
     def mark_backward(self, end_s: float) -> None:
@@ -223,20 +232,19 @@ class Handle:
         )
         self._recorder.end_step(counters, now_s, density)
         self._step += 1
-        if self._step >= FIRST_LOOK and self._step.bit_count() == 1:
+        if _looks_after(self._step) and not self._warned:
             self._warn_of_outgrown()
 
     def _warn_of_outgrown(self) -> None:
-        """Looks in steps 64, 128, 256 and so on: often enough, and no cost in the others."""
-        found = [] if self._warned else outgrown(self.synchroniser.messages)
+        found = outgrown(self.synchroniser.messages)
         if found:
             self._warned = True
             name, factor = found[0]
             _log.warning(
-                "after %d steps the residual of %s has %.0f times the norm of its mean gradient "
-                "(%d tensors are like it): what is kept does not get through, and training may "
-                "stand still; take a smaller block, more bits or a higher density, exclude the "
-                "tensor by compress_if, or look at handle.residuals()",
+                "after %d steps the residual of %s has %.0f times the norm of its gradient (%d "
+                "tensors are like it): what is kept does not get through, and training may stand "
+                "still; take a smaller block, more bits or a higher density, or exclude the "
+                "tensor by compress_if",
                 self._step,
                 name,
                 factor,

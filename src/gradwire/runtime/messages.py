@@ -99,6 +99,9 @@ class Message:
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
+        self.notes_norms = False
+        self.norms: list[float] = []
+        """Of each slot's gradient in the last step that was to note them, before the exchange."""
         self.state: State = self._first_state()
 
     def _first_state(self) -> State:
@@ -131,6 +134,8 @@ class Message:
         # One call for all parameters: a copy each from Python costs microseconds apiece.
         if ranges:
             torch._foreach_copy_(views, ranges)
+        if self.notes_norms:
+            self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
 
     @torch.no_grad()
     def scatter(self, grads: Grads) -> None:

@@ -34,6 +34,8 @@ class Task:
     """What ``score`` gives: "accuracy", "perplexity", "hit rate at 10", "loss"."""
     seed: int = 0
     """Of the first values; what draws batches began with it too."""
+    max_norm: float | None = None
+    """To which the mean gradient's norm is clipped; None: not at all."""
 
     def examples(self, step: int, world: int) -> Batch:
         """The batches of all ranks, one behind the other: what one process would train on."""

@@ -23,7 +23,10 @@ from ..collective._local import drive
 from ..contract import Exchange, Member, State
 from ..errors import invalid
 from ..exchange import residuals, synchronise
+from ..runtime.fusing import Named, default_cap_bytes, fuse
+from ..runtime.settings import matrices
 from ..spec import TensorSpec
+from ..wrap.momentum import beside
 from .task import Task
 
 Report = Callable[[float, str], None]
@@ -80,44 +83,58 @@ class Replicas:
     """``world`` replicas of a task's model on their way, averaged by ``exchange``.
 
     The whole gradient is one message, so that a density is that of the model, as in the papers.
+    With ``as_attached`` messages are those of ``attach``: fused to some size, vectors uncompressed.
     """
 
     def __init__(
-        self, task: Task, exchange: Exchange, world: int, schedule: Schedule | None = None
+        self,
+        task: Task,
+        exchange: Exchange,
+        world: int,
+        schedule: Schedule | None = None,
+        *,
+        as_attached: bool = False,
     ) -> None:
         torch.manual_seed(task.seed)
         self.task, self.exchange, self.world = task, exchange, world
         self.model = task.make_model()
-        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = task.make_optimizer(self._parameters)
+        parameters = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizer = task.make_optimizer([p for _, p in parameters])
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._schedule = schedule
         self.step_index = 0
         self.history = History()
-        self.spec = message_of(self._parameters)
-        self._grads_WN = torch.zeros(world, self.spec.numel)
-        self._views = [views_in(grad_N, self._parameters) for grad_N in self._grads_WN]
-        self._members = [Member(rank, world) for rank in range(world)]
-        self.states: list[State] = [exchange.init(self.spec, world) for _ in range(world)]
+        self.messages = [
+            _Message(members, made, world)
+            for members, made in (
+                messages_of(parameters, exchange, world)
+                if as_attached
+                else [(parameters, exchange)]
+            )
+        ]
+        self.numel = sum(message.spec.numel for message in self.messages)
 
     def step(self) -> None:
         """Takes one step and notes what happened in ``history``."""
         losses = self.backward()
-        sent_bytes = self._exchange()
+        sent_bytes = sum(message.average(self.step_index) for message in self.messages)
         self._point_at(0)
         if self._schedule is not None:
             factor = self._schedule(self.step_index)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = factor * rate
+        if self.task.max_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_norm)
         self.optimizer.step()
         self.step_index += 1
         self._note(losses, sent_bytes)
 
     def backward(self) -> list[float]:
         """Each rank's gradient of this step's batch, into ``gradients``; returns the losses."""
-        self._grads_WN.zero_()
         losses = []
         for rank in range(self.world):
+            for message in self.messages:
+                message.grads_WN[rank].zero_()
             self._point_at(rank)
             batch = self.task.batch(self.step_index, rank, self.world)
             loss = self.task.loss(self.model, *batch)
@@ -128,7 +145,12 @@ class Replicas:
     @property
     def gradients(self) -> Tensor:
         """(world, numel): what ``backward`` left, and after ``step`` the mean on every rank."""
-        return self._grads_WN
+        return torch.cat([message.grads_WN for message in self.messages], dim=1)
+
+    @property
+    def states(self) -> list[State]:
+        """What each rank keeps, a tuple of the messages' states."""
+        return list(zip(*(message.states for message in self.messages), strict=True))
 
     def score(self) -> float:
         """The task's score of the model as it is, kept in ``history``."""
@@ -137,34 +159,75 @@ class Replicas:
         return value
 
     def _point_at(self, rank: int) -> None:
+        for message in self.messages:
+            message.point_at(rank)
+
+    def _note(self, losses: Sequence[float], sent_bytes: float) -> None:
+        history, messages = self.history, self.messages
+        history.losses.append(sum(losses) / self.world)
+        history.sent_bytes.append(sent_bytes)
+        history.errors.append(sum(map(_error, self.states)) / self.world)
+        for name in ("asked", "local", "actual"):
+            taken = sum(message.density(name) * message.spec.numel for message in messages)
+            getattr(history, name).append(taken / self.numel)
+
+
+class _Message:
+    """One message of all replicas: their gradients, and what each keeps of it."""
+
+    def __init__(self, members: Sequence[Named], exchange: Exchange, world: int) -> None:
+        self.parameters = [parameter for _, parameter in members]
+        self.exchange, self.world = exchange, world
+        self.spec = message_of(self.parameters)
+        self.grads_WN = torch.zeros(world, self.spec.numel)
+        self._views = [views_in(grad_N, self.parameters) for grad_N in self.grads_WN]
+        self._members = [Member(rank, world) for rank in range(world)]
+        self.states: list[State] = [exchange.init(self.spec, world) for _ in range(world)]
+
+    def point_at(self, rank: int) -> None:
         """Lets the parameters' gradients be views of one rank's message: nothing is copied."""
-        for parameter, view in zip(self._parameters, self._views[rank], strict=True):
+        for parameter, view in zip(self.parameters, self._views[rank], strict=True):
             parameter.grad = view
 
-    def _exchange(self) -> float:
+    def average(self, seed: int) -> float:
+        """Leaves the mean with every rank; returns the bytes that a rank sent, on average."""
         outcome = drive(
             [
                 synchronise(self.exchange, member, state, grad_N, grad_N)
                 for member, state, grad_N in zip(
-                    self._members, self.states, self._grads_WN, strict=True
+                    self._members, self.states, self.grads_WN, strict=True
                 )
             ],
-            seed=self.step_index,
+            seed=seed,
         )
         self.states = outcome.results
         return sum(outcome.sent_bytes) / self.world
 
-    def _note(self, losses: Sequence[float], sent_bytes: float) -> None:
-        history, numel = self.history, self.spec.numel
-        history.losses.append(sum(losses) / self.world)
-        history.sent_bytes.append(sent_bytes)
-        history.errors.append(sum(map(_error, self.states)) / self.world)
-        found = [member.selection for member in self._members]
-        taken = [one for one in found if one is not None]
-        dense = not taken
-        history.asked.append(1.0 if dense else taken[0].asked / numel)
-        history.local.append(1.0 if dense else sum(s.selected for s in taken) / numel / len(taken))
-        history.actual.append(1.0 if dense else taken[0].arrived / numel)
+    def density(self, of: str) -> float:
+        """The density ``asked`` for, ``local`` or ``actual``, of the last step."""
+        taken = [one.selection for one in self._members if one.selection is not None]
+        if not taken:
+            return 1.0
+        if of == "local":
+            return sum(one.selected for one in taken) / self.spec.numel / len(taken)
+        return (taken[0].asked if of == "asked" else taken[0].arrived) / self.spec.numel
+
+
+def messages_of(
+    parameters: Sequence[Named], exchange: Exchange, world: int
+) -> list[tuple[list[Named], Exchange]]:
+    """The messages that ``attach`` makes of a model by default, in issue order."""
+    dense = beside(exchange)
+
+    def exchange_of(takes: bool) -> Exchange:
+        return exchange if takes else dense
+
+    def cap_bytes(takes: bool) -> int:
+        members = [one for one in parameters if matrices(*one) == takes]
+        return default_cap_bytes(members, exchange_of(takes), world)
+
+    fused = fuse(parameters, kind=matrices, cap_bytes=cap_bytes)
+    return [(members, exchange_of(matrices(*members[0]))) for members in fused]
 
 
 def message_of(parameters: Sequence[Tensor]) -> TensorSpec:
@@ -207,6 +270,7 @@ def train(
     num_steps: int,
     num_warm_up: int = 0,
     num_scores: int = 1,
+    as_attached: bool = False,
     report: Report = lambda fraction, what: None,
 ) -> History:
     """``num_steps`` steps from the task's first values; scored ``num_scores`` times, the last time
@@ -214,7 +278,9 @@ def train(
 
     A pure function of its arguments, but for how torch orders sums on several threads.
     """
-    replicas = Replicas(task, exchange, world, Schedule(num_steps, num_warm_up))
+    replicas = Replicas(
+        task, exchange, world, Schedule(num_steps, num_warm_up), as_attached=as_attached
+    )
     scored = {num_steps * (place + 1) // num_scores for place in range(num_scores)}
     for step in range(1, num_steps + 1):
         replicas.step()
