@@ -17,7 +17,7 @@ _PATHS = """
     exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
     exchange.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
     cost.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
-    planner._plan.plan planner._types.Plan runtime.attach.attach runtime.checkpoint.redistribute
+    planner._plan.plan planner._types.Plan runtime.attach.attach runtime.redistribution.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
     spec.TensorSpec trace.span.Span trace.span.Trace
     wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression

@@ -29,8 +29,8 @@ from .planner._plan import plan as plan
 from .planner._types import Plan as Plan
 from .runtime.accounting import mean_residual_norm as mean_residual_norm
 from .runtime.attach import attach as attach
-from .runtime.checkpoint import redistribute as redistribute
 from .runtime.handle import Handle as Handle
+from .runtime.redistribution import redistribute as redistribute
 from .sim.timeline import simulate as simulate
 from .spec import TensorSpec as TensorSpec
 from .trace.span import Span as Span

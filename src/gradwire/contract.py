@@ -21,7 +21,12 @@ from .payload import Format, Payload
 from .spec import TensorSpec, working_dtype
 
 State = Any
-"""Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states."""
+"""Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.
+
+Numbers in it are finite, and integers count: from 0 to ``MOST_COUNTED``. What a checkpoint holds
+beyond that is refused as damaged, unless ``init`` makes such values too.
+"""
+MOST_COUNTED = 2**32 - 1
 
 
 class Layout(Enum):

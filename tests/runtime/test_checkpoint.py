@@ -12,7 +12,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.runtime.checkpoint import collect, distribute
+from gradwire.errors import InvalidSetting
+from gradwire.runtime.checkpoint import Origin, collect, loaded
 from gradwire.runtime.messages import Message, Part, leaves
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -121,12 +122,11 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
         made = messages(rank, 2)
         for _, tensor in leaves(made[0].state):
             tensor.fill_(7)
-        return collect(made, algorithm="any", rank=rank, world=2, shard="part 0 of 1", step=1)
+        return collect(made, Origin("any", 2, rank, "part 0 of 1"), step=1)
 
     shared = gw.redistribute([saved(0), saved(1)], 4)
-    [message] = made = messages(3, 4)
-    distribute(shared[3], made)
-    counts = [t for path, t in leaves(message.state) if path.endswith("times_N")]
+    [state] = loaded(shared[3], messages(3, 4), Origin("any", 4, 3, "part 0 of 1"))
+    counts = [t for path, t in leaves(state) if path.endswith("times_N")]
     assert len(counts) == 5
     assert not any(bool(t.any()) for t in counts)
 
@@ -139,6 +139,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     state = handle.state_dict()
     params = state["params"]
     some = next(iter(params))
+    compressed = next(name for name, fields in params.items() if fields)
     wrong: dict[str, dict[str, Any]] = {
         "world size": {**state, "world_size": 3},
         "rank": {**state, "rank": 1 - rank},
@@ -147,8 +148,9 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "version": {**state, "version": 0},
         "nothing of ours": {"step": 1},
         "missing": {**state, "params": {k: v for k, v in params.items() if k != some}},
+        "missing field": {**state, "params": {**params, compressed: {}}},
         "unexpected": {**state, "params": {**params, "new.weight": {}}},
-        "size": {**state, "params": {**params, some: {"residual_N": torch.zeros(1)}}},
+        "size": {**state, "params": {**params, compressed: {"residual_N": torch.zeros(1)}}},
     }
     texts = {}
     for name, given in wrong.items():
@@ -170,7 +172,8 @@ def test_state_that_does_not_fit_is_refused_with_the_remedy(two: Ranks) -> None:
         "nothing of ours": ("not a gradwire state_dict", "handle.state_dict()"),
         "missing": ("missing", "same model", "strict=False"),
         "unexpected": ("new.weight", "same model"),
-        "size": ("1 elements", "same model"),
+        "missing field": ("lacks residual_N", "strict=False"),
+        "size": ("residual_N of", "shape [1] and here it has [", "same model"),
     }
     for texts in two.run(refusals):
         for name, parts in expected.items():
@@ -214,25 +217,61 @@ def test_redistribution_keeps_what_is_pending(old: int, new: int, two: Ranks, fo
     assert len(set(pools[new].run(load_and_go_on, shared))) == 1
 
 
-def state_of(rank: int, shard: str = "part 0 of 1") -> dict[str, Any]:
-    same = {"version": 1, "algorithm": "any", "step": 1, "params": {}}
-    return {**same, "world_size": 2, "rank": rank, "shard": shard}
+def state_of(rank: int, **other: Any) -> dict[str, Any]:
+    made = collect([], Origin("any", 2, rank, "part 0 of 1"), step=1, run="a run")
+    return {**made, "params": {"weight": {"residual_N": torch.ones(3)}}, **other}
+
+
+def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
+    return {"weight": {"residual_N": residual_N}}
 
 
 @pytest.mark.parametrize(
     ("states", "world_size", "said"),
     [
-        (lambda: [state_of(0)], 2, "all 2 old ranks, got those of ranks [0]"),
-        (lambda: [state_of(0), state_of(0)], 2, "[0, 0]"),
-        (list, 2, "got those of ranks []"),
-        (lambda: [{"rank": 0}], 2, "lacks algorithm, params, shard"),
-        (lambda: [state_of(0), state_of(1, "part 1 of 2")], 2, "redistribute each part's by"),
-        (lambda: [state_of(0), state_of(1)], 0, "world_size must be at least 1, got 0"),
+        (lambda: [state_of(0)], 2, r"all 2 old ranks, got those of ranks \[0\]"),
+        (lambda: [state_of(0), state_of(0)], 2, r"\[0, 0\]"),
+        (list, 2, r"got those of ranks \[\]"),
+        (lambda: [{"rank": 0}], 2, r"state_dicts\[0\] is not a gradwire state_dict: it lacks algo"),
+        (lambda: [state_of(0), state_of(1, shard="part 1 of 2")], 2, "redistribute each part's by"),
+        (lambda: [state_of(0), state_of(1)], 0, "world_size must be a whole number, at least 1"),
+        (lambda: [state_of(0), state_of(1, step=2)], 4, "0 and rank 1 .* step is 1 against 2"),
+        (lambda: [state_of(0), state_of(1, algorithm="b")], 4, "algorithm is any against b"),
+        (lambda: [state_of(0), state_of(1, run="c")], 4, "run is a run against c"),
+        (lambda: [state_of(0), state_of(1, version=1)], 4, r"state_dicts\[1\] version must be 2"),
+        (lambda: [state_of(0), state_of(1, world_size=3)], 4, "world_size is 2 against 3"),
+        (lambda: [state_of(0), state_of(1, params={})], 4, "rank 1 .* has the parameter weight"),
+        (
+            lambda: [state_of(0), state_of(1, params={"weight": {}})],
+            4,
+            "rank 1 .* only one of both has residual_N of weight",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, params=of_weight(torch.ones(2)))],
+            4,
+            r"rank 1 .* residual_N of weight is \[3\] float32 against \[2\] float32",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, params=of_weight(torch.ones(3).double()))],
+            4,
+            r"rank 1 .* residual_N of weight is \[3\] float32 against \[3\] float64",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, params=of_weight(torch.ones(3) / 0))],
+            4,
+            "residual_N of weight of rank 1 must be finite, got inf",
+        ),
+        (
+            lambda: [
+                state_of(r, params=of_weight(torch.ones(3, dtype=torch.int64))) for r in (0, 1)
+            ],
+            4,
+            "residual_N of weight of rank 0 must be a floating-point one, got torch.int64",
+        ),
     ],
 )
 def test_redistribution_refuses_what_is_not_whole(
     states: Callable[[], list[dict[str, Any]]], world_size: int, said: str
 ) -> None:
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(InvalidSetting, match=said):
         gw.redistribute(states(), world_size)
-    assert said in str(raised.value)

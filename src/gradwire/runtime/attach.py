@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -36,6 +37,7 @@ from .messages import Message, Part
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
+from .scaling import refuse_float16
 from .settings import Named, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .sparse_message import SparseMessage
@@ -59,6 +61,7 @@ def attach(
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
     trace_steps: int = 4,
+    scaler: GradScaler | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -83,13 +86,14 @@ def attach(
     bounds every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back.
     All ranks of the group must call this, with the same arguments; every backward pass must reach
     at least one attached parameter on every rank. Embeddings send their non-zero rows where that
-    pays; see `natural`.
+    pays; see `natural`. ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does, so
+    that nothing which is kept between steps has its scale; see `scaling`.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     group = _group_of(model, group)
     grid = Grid(join(group), join_shards(shards, group))
-    rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps)
+    rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler)
     return _attach(model, exchange, rest, grid)
 
 
@@ -109,6 +113,7 @@ def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) 
         params = _params(model, settings)
         own = _fingerprint(model, params, settings, shards)
         messages = _messages(model, params, settings, who)
+        refuse_float16(messages, settings.scaler)
     except Exception as error:
         refuse(who, error)
         refuse(shards, error)
@@ -181,7 +186,7 @@ def _begin(
     _warn_of_two_momenta(settings)
     _warn_of_no_momentum(model, params, settings)
     synchroniser = Synchroniser(engine, messages, dict(params))
-    handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
+    handle = Handle(model, settings.exchange, engine, synchroniser, recorder, settings.scaler)
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
     else:
@@ -304,6 +309,7 @@ def _fingerprint(
         "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
         "shards": place_in(shards),
+        "scaler": None if settings.scaler is None else "given",
     }
     if not isinstance(settings.exchange, Plan):
         widths = tables(model)

@@ -7,24 +7,38 @@ ranks, ``redistribute`` makes new ones from all the old ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..contract import State
 from ..errors import InvalidSetting, invalid
-from .messages import Message, field_of, leaves
+from .messages import Message
+from .saved import SCHEMA, Fields, check_form, refuse_values
 
-SCHEMA = 1
 _log = logging.getLogger("gradwire")
 
 
+class Origin(NamedTuple):
+    """Whose a state is: the exchange it belongs to, and the rank of how many that keeps it.
+
+    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    """
+
+    algorithm: str
+    world_size: int
+    rank: int
+    shard: str
+
+
 def collect(
-    messages: Sequence[Message], *, algorithm: str, rank: int, world: int, shard: str, step: int
+    messages: Sequence[Message], origin: Origin, *, step: int = 0, run: str = ""
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors, numbers and strings.
 
-    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    ``run`` is the same on all ranks that train together, and on no others.
     """
     numels = _numels(messages)
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
@@ -40,21 +54,16 @@ def collect(
                     fields[path] = own.new_zeros(numels[slot.name])
                 fields[path][slot.first : slot.last] = own
         if rest := message.rest_of_state():
-            whole[_key(message)] = rest
+            whole[message.key] = {path: tensor.clone() for path, tensor in rest.items()}
     return {
         "version": SCHEMA,
-        "algorithm": algorithm,
-        "world_size": world,
-        "rank": rank,
-        "shard": shard,
+        **origin._asdict(),
+        "saved_by": origin.world_size,
+        "run": run,
         "step": step,
         "params": params,
         "messages": whole,
     }
-
-
-def _key(message: Message) -> str:
-    return ",".join(str(slot) for slot in message.slots)
 
 
 def _numels(messages: Sequence[Message]) -> dict[str, int]:
@@ -66,55 +75,71 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
     return numels
 
 
-_KEYS = {"version", "algorithm", "world_size", "rank", "shard", "step", "params"}
+def loaded(
+    saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool = True
+) -> list[State]:
+    """What every message is to keep from now on; its present state is not touched.
 
-
-def _refuse_what_is_no_state(saved: Any) -> None:
-    if not isinstance(saved, dict):
-        kind = type(saved).__name__
-        raise invalid("state_dict", kind, "a dict", "pass what handle.state_dict() returned")
-    if missing := _KEYS - set(saved):
-        raise InvalidSetting(
-            f"not a gradwire state_dict: it lacks {', '.join(sorted(missing))}; pass what "
-            "handle.state_dict() returned on this rank"
+    Raises ``InvalidSetting`` unless ``saved`` is a whole and sound state_dict that was made by this
+    rank of this many ranks. With ``strict`` it must have each parameter of the model and each field
+    of its state, and no others; without, what it lacks is as before the first step.
+    """
+    check_form(saved)
+    _check_origin(saved, origin)
+    numels, known = _numels(messages), _paths(messages)
+    _check_names(saved["params"], known, strict)
+    # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
+    is_whole = saved["saved_by"] == origin.world_size
+    with torch.no_grad(), torch.inference_mode(False):
+        states = [
+            _filled(message, saved["params"], numels, saved["messages"], is_whole=is_whole)
+            for message in messages
+        ]
+    keys = {message.key for message in messages}
+    if lost := [key for key in saved["messages"] if key not in keys]:
+        _log.warning(
+            "gradients travel in other messages than where this state was saved (%s): what was "
+            "kept of a whole message, such as the step of random numbers, starts afresh",
+            lost[0],
         )
+    return states
 
 
-def check(saved: dict[str, Any], *, algorithm: str, rank: int, world: int, shard: str) -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank of this many ranks."""
-    _refuse_what_is_no_state(saved)
-    if saved["version"] != SCHEMA:
-        raise invalid(
-            "state_dict version", saved["version"], str(SCHEMA), "save it with this version"
-        )
-    if saved["world_size"] != world:
+def _check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
+    if saved["world_size"] != origin.world_size:
         raise InvalidSetting(
-            f"this state was saved by {saved['world_size']} ranks and there are {world} now; load "
-            "the state_dicts of all old ranks and pass "
+            f"this state was saved by {saved['world_size']} ranks and there are "
+            f"{origin.world_size} now; load the state_dicts of all old ranks and pass "
             "gw.redistribute(state_dicts, world_size)[rank] instead"
         )
-    if saved["rank"] != rank:
+    if saved["rank"] != origin.rank:
         raise InvalidSetting(
-            f"this state was saved by rank {saved['rank']} and this is rank {rank}; each rank "
-            "loads its own, as residuals differ from rank to rank"
+            f"this state was saved by rank {saved['rank']} and this is rank {origin.rank}; each "
+            "rank loads its own, as residuals differ from rank to rank"
         )
-    if saved["shard"] != shard:
+    if saved["shard"] != origin.shard:
         raise InvalidSetting(
-            f"this state is of {saved['shard']} of every layer and this rank holds {shard}; each "
-            "rank loads its own, so save under a name that says the shard too"
+            f"this state is of {saved['shard']} of every layer and this rank holds "
+            f"{origin.shard}; each rank loads its own, so save under a name that says the shard too"
         )
-    if saved["algorithm"] != algorithm:
+    if saved["algorithm"] != origin.algorithm:
         raise InvalidSetting(
-            f"this state belongs to {saved['algorithm']} and attached is {algorithm}; attach with "
-            "the same settings, or start without this state"
+            f"this state belongs to {saved['algorithm']} and attached is {origin.algorithm}; "
+            "attach with the same settings, or start without this state"
         )
 
 
-def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bool = True) -> None:
-    """Fills the messages' states; with ``strict`` parameter names must match exactly."""
-    params: dict[str, dict[str, Tensor]] = saved["params"]
-    numels = _numels(messages)
-    missing, unknown = sorted(set(numels) - set(params)), sorted(set(params) - set(numels))
+def _paths(messages: Sequence[Message]) -> dict[str, set[str]]:
+    """The fields that each parameter has state in."""
+    known: dict[str, set[str]] = {}
+    for message in messages:
+        for slot in message.slots:
+            known.setdefault(slot.name, set()).update(message.state_of(slot))
+    return known
+
+
+def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) -> None:
+    missing, unknown = sorted(set(known) - set(params)), sorted(set(params) - set(known))
     if strict and (missing or unknown):
         raise InvalidSetting(
             f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
@@ -122,89 +147,68 @@ def distribute(saved: dict[str, Any], messages: Sequence[Message], *, strict: bo
         )
     if missing or unknown:
         _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
-    for name, numel in numels.items():
-        for path, tensor in params.get(name, {}).items():
-            if path.endswith("_N") and tensor.numel() != numel:
-                raise InvalidSetting(
-                    f"{path} of {name} has {tensor.numel()} elements and the parameter {numel}; "
-                    "load the state of the same model"
-                )
-    _refuse_other_shapes(params, messages)
-    if strict:
-        _refuse_lost_fields(params, messages)
-    for message in messages:
-        message.restore(params, saved.get("messages", {}).get(_key(message), {}))
-
-
-def _refuse_other_shapes(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:
-    """Before any state is written: what is kept for a whole parameter follows from its shape."""
-    for message in messages:
-        for slot in message.slots:
-            saved = params.get(slot.name, {})
-            for path, own in message.state_of(slot).items():
-                if path.endswith("_T") and path in saved and saved[path].shape != own.shape:
-                    raise InvalidSetting(
-                        f"{path} of {slot.name} has the shape {list(saved[path].shape)} and here "
-                        f"it has {list(own.shape)}; load the state of the same model and exchange"
-                    )
-
-
-def _refuse_lost_fields(params: dict[str, dict[str, Tensor]], messages: Sequence[Message]) -> None:
-    known: dict[str, set[str]] = {}
-    for message in messages:
-        paths = {field_of(path) for path, _ in leaves(message.state)}
-        for name in message.names:
-            known.setdefault(name, set()).update(paths)
-    for name, paths in known.items():
-        if lost := set(params.get(name, {})) - paths:
+    for name in sorted(set(known) & set(params)):
+        lost, absent = (
+            sorted(set(params[name]) - known[name]),
+            sorted(known[name] - set(params[name])),
+        )
+        if strict and lost:
             raise InvalidSetting(
-                f"the state holds {', '.join(sorted(lost))} of {name}, which is not compressed "
+                f"the state holds {', '.join(lost)} of {name}, which is not compressed so "
                 "any more; attach with the compress_if or the plan it was saved with"
             )
+        if strict and absent:
+            raise InvalidSetting(
+                f"the state lacks {', '.join(absent)} of {name}; attach with the compress_if or "
+                "the plan it was saved with, or pass strict=False to begin without"
+            )
+        if lost or absent:
+            _log.warning("%s: state not loaded for %s; state of %s dropped", name, absent, lost)
 
 
-def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State for ``world_size`` ranks from the state_dicts of all old ranks.
-
-    What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
-    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. So is
-    velocity, and all that is kept for each element: its mean over ranks is what it was. State
-    that is not per element is taken from the old rank of the same number (modulo), or starts afresh
-    where it has another length among the new ranks.
-    """
-    if world_size < 1:
-        raise invalid("world_size", world_size, "at least 1", "pass the new number of ranks")
-    for state_dict in state_dicts:
-        _refuse_what_is_no_state(state_dict)
-    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
-    if len(shards) > 1:
-        accepted = "those of ranks that hold the same part of every layer"
-        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
-    olds = sorted(state_dicts, key=lambda s: int(s["rank"]))
-    count = olds[0]["world_size"] if olds else 1
-    if [s["rank"] for s in olds] != list(range(count)):
-        raise InvalidSetting(
-            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
-            f"{[s['rank'] for s in olds]}; load every rank's file"
-        )
-    scale = world_size / count
-    return [_merged(olds, rank, world_size, scale) for rank in range(world_size)]
-
-
-def _merged(
-    olds: Sequence[dict[str, Any]], rank: int, world_size: int, scale: float
-) -> dict[str, Any]:
-    mine = [old for old in olds if old["rank"] % world_size == rank]
-    template = olds[rank % len(olds)]
-    params: dict[str, dict[str, Tensor]] = {}
-    for name, fields in template["params"].items():
-        params[name] = {}
-        for path, like in fields.items():
-            if path.endswith("_T"):
-                params[name][path] = like.clone()
+def _filled(
+    message: Message, params: Fields, numels: Mapping[str, int], whole: Fields, *, is_whole: bool
+) -> State:
+    """A state of the message with what was saved of its parameters and of itself."""
+    state = message.first_state()
+    for slot in message.slots:
+        saved = params.get(slot.name, {})
+        for path, own in message.state_of(slot, state).items():
+            if path not in saved:
                 continue
-            total = like.new_zeros(like.shape)
-            for old in mine:
-                total.add_(old["params"][name][path], alpha=scale)
-            params[name][path] = total
-    return {**template, "rank": rank, "world_size": world_size, "params": params}
+            given, what = saved[path], f"{path} of {slot.name}"
+            if path.endswith("_N"):
+                _check_shape(what, given, (numels[slot.name],))
+                given = given[slot.first : slot.last]
+            _fill(what, own, given)
+    if (rest := whole.get(message.key)) is None:
+        return state
+    own_rest = message.rest_of_state(state)
+    if is_whole and (odd := set(rest) ^ set(own_rest)):
+        raise InvalidSetting(
+            f"the state of the message of {message.key} has other fields: {', '.join(sorted(odd))} "
+            "is in one of both alone; load the state of the same model and exchange"
+        )
+    for path, own in own_rest.items():
+        if is_whole or (path in rest and rest[path].shape == own.shape):
+            _fill(f"{path} of the message of {message.key}", own, rest[path])
+    return state
+
+
+def _fill(what: str, own: Tensor, given: Tensor) -> None:
+    """Copies a saved tensor to where it belongs, if it is one that may stand there."""
+    _check_shape(what, given, tuple(own.shape))
+    if given.dtype != own.dtype:
+        remedy = "load the state of a model of the same dtypes"
+        raise invalid(f"dtype of {what}", given.dtype, str(own.dtype), remedy)
+    values = given.detach().cpu()
+    refuse_values(what, values, own)
+    own.copy_(values)
+
+
+def _check_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(given.shape) != shape:
+        raise InvalidSetting(
+            f"{what} has the shape {list(given.shape)} and here it has {list(shape)}; load the "
+            "state of the same model and exchange"
+        )

@@ -25,7 +25,7 @@ from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
 from .membership import ALONE, Membership
-from .pulse import Alarm, Pulse
+from .pulse import Alarm, Place, Pulse, Sign
 from .wire import Channel, carry_out, is_among_shards, open_channels
 
 COMPUTE = "compute"
@@ -59,7 +59,7 @@ class Engine:
         shards: Membership = ALONE,
     ) -> None:
         name, self.rank, self.world = who
-        self.shards = shards
+        self.who, self.shards = who, shards
         self.timeout = timeout
         # One channel more than asked for: small news must not wait behind a large message.
         self.channels = (
@@ -74,6 +74,7 @@ class Engine:
         self._waiters: list[_Once] = []
         self._failure: BaseException | None = None
         self._step = 0
+        self.num_loads = 0
         self.counters = StepCounters()
         self._manager = TaskManager(
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
@@ -84,8 +85,7 @@ class Engine:
         """Names the step that the next messages belong to."""
         self._step = step
         self.counters = StepCounters()
-        if self._pulse is not None:
-            self._pulse.place = (step, 0)
+        self._show(0)
 
     def launch(
         self,
@@ -112,7 +112,7 @@ class Engine:
         self._tails[lane] = end
         driver = _Text(self, text, index, lane, self._step, end, [turn])
         if self._pulse is not None:
-            self._pulse.place = (self._step, self._pulse.place[1] + 1)
+            self._show(self._pulse.place.launched + 1)
         whole = end
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)
@@ -162,10 +162,28 @@ class Engine:
 
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank, tells the others, and returns the error to raise."""
-        alarm = Alarm((self.rank,), self._step, f"on rank {self.rank} of {self.world} {text}")
+        told = f"on rank {self.rank} of {self.world} {text}"
+        return self.lose((self.rank,), self._step, told, "its own report")
+
+    def begin_load(self) -> None:
+        """Notes that this rank was asked to load a state, for others that wait for it."""
+        self.num_loads += 1
+        self._show(0)
+
+    def _show(self, launched: int) -> None:
+        if self._pulse is not None:
+            self._pulse.place = Place(self._step, launched, self.num_loads)
+
+    def signs(self) -> list[Sign]:
+        """How far every rank is, read anew; empty if that cannot be told."""
+        return [] if self._pulse is None else self._pulse.signs()
+
+    def lose(self, ranks: tuple[int, ...], step: int, text: str, how: str) -> BaseException:
+        """Fails because of other ranks, tells all, and returns the error to raise."""
+        alarm = Alarm(ranks, step, text)
         if self._pulse is not None:
             self._pulse.raise_alarm(alarm)
-        self._fail(self._lost(alarm, "its own report"))
+        self._fail(self._lost(alarm, how))
         assert self._failure is not None
         return self._failure
 

@@ -40,8 +40,8 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
         return
     found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
     for rank, other in enumerate(found):
-        if _REFUSAL in other:
-            raise RanksDiffer(f"rank {rank} refused to attach: {other[_REFUSAL]}")
+        if refusal := refusal_in(other):
+            raise RanksDiffer(f"rank {rank} refused to attach: {refusal}")
     for rank, other in enumerate(found):
         if difference := _difference(found[0], other):
             raise RanksDiffer(
@@ -51,9 +51,14 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
 
 
 def refuse(who: Membership, error: Exception) -> None:
-    """Tells the other ranks, who may wait for this one, that it does not attach."""
+    """Tells the other ranks, who may wait for this one, that it does not do what they do."""
     if who.world > 1:
         who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
+
+
+def refusal_in(told: dict[str, Any]) -> str | None:
+    """Why a rank refused, if what it told is that."""
+    return told.get(_REFUSAL)
 
 
 def _difference(one: Fingerprint, other: Fingerprint) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
@@ -20,10 +21,13 @@ from . import checkpoint
 from .accounting import density_of_step, outgrown, spread
 from .engine import Engine
 from .lanes import wall_clock
+from .loading import Loading
+from .membership import run_of
 from .messages import Message
 from .overlap import Overlap
 from .planned import algorithm
 from .recorder import Recorder
+from .scaling import scale_of
 from .shards import place_in
 from .synchroniser import Synchroniser
 
@@ -49,10 +53,12 @@ class Handle:
         engine: Engine,
         synchroniser: Synchroniser,
         recorder: Recorder,
+        scaler: GradScaler | None = None,
     ) -> None:
         self.exchange = exchange
         self._model, self._engine = model, engine
         self.synchroniser, self._recorder = synchroniser, recorder
+        self._scaler = scaler
         self._step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
@@ -62,6 +68,7 @@ class Handle:
         self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
         self._on_detach: list[Callable[[], None]] = []
         self._warned = False
+        self._run = run_of(engine.who)
 
     @property
     def rank(self) -> int:
@@ -159,32 +166,39 @@ class Handle:
         """What this rank keeps between steps, by parameter name; save one file a rank."""
         self._between_steps("state_dict()")
         self.synchronize()
-        return checkpoint.collect(
-            self._messages(),
-            algorithm=self._algorithm,
-            rank=self.rank,
-            world=self.world_size,
-            shard=place_in(self._engine.shards),
-            step=self._step,
-        )
+        run = f"{self._run}.{self._engine.num_loads}"
+        return checkpoint.collect(self._messages(), self._origin, step=self._step, run=run)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
+        All ranks of the group (and of ``shards``) must call this, between the same two steps, each
+        with what it saved itself; they agree on it before any of them loads. With ``strict=False``
+        parameters that the state lacks begin without, and what it has of others is dropped.
+
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
-        or model; for another number of ranks use ``gw.redistribute``.
+        or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has one of
+        another moment: then what was kept before is kept still. For another number of ranks use
+        ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without loading.
         """
-        self._between_steps("load_state_dict()")
-        self.synchronize()
-        checkpoint.check(
-            state_dict,
-            algorithm=self._algorithm,
-            rank=self.rank,
-            world=self.world_size,
-            shard=place_in(self._engine.shards),
-        )
-        checkpoint.distribute(state_dict, self._messages(), strict=strict)
-        self._step = self._num_backward = int(state_dict["step"])
+        loading = Loading(self._engine)
+        try:
+            self._between_steps("load_state_dict()")
+            self.synchronize()
+            messages = self._messages()
+            states = checkpoint.loaded(state_dict, messages, self._origin, strict=strict)
+        except Exception as error:
+            loading.refuse(error)
+            raise
+        loading.agree(state_dict, strict=strict, next_step=self._step)
+        for message, state in zip(messages, states, strict=True):
+            message.state = state
+        self._step = self._num_backward = state_dict["step"]
+
+    @property
+    def _origin(self) -> checkpoint.Origin:
+        shard = place_in(self._engine.shards)
+        return checkpoint.Origin(self._algorithm, self.world_size, self.rank, shard)
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.
@@ -208,7 +222,7 @@ class Handle:
         """Opens a step at the first gradient of a backward pass."""
         for message in self._messages():
             message.notes_norms = _looks_after(self._step + 1) and not self._warned
-        self.synchroniser.begin(self._step)
+        self.synchroniser.begin(self._step, scale_of(self._scaler))
 
     def mark_backward(self, end_s: float) -> None:
         """Notes the end of a backward pass, which began when the forward pass ended."""

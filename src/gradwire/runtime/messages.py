@@ -20,6 +20,7 @@ from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member, State
 from ..exchange import synchronise
 from ..spec import TensorSpec
+from .scaling import copy_scaled, inverse, travels_scaled
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
@@ -98,22 +99,37 @@ class Message:
         ]
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
+        self._is_unscaled = not travels_scaled(exchange)
+        self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
         """Of each slot's gradient in the last step that was to note them, before the exchange."""
-        self.state: State = self._first_state()
+        self.state: State = self.first_state()
 
-    def _first_state(self) -> State:
-        """In host memory, as the buffer is, whatever torch.set_default_device says."""
-        with torch.device("cpu"):
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied by, and the exchange does not see: see `scaling`."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, scale: float) -> None:
+        self._scale = scale if self._is_unscaled else 1.0
+
+    def first_state(self) -> State:
+        """What training begins with.
+
+        It lies in host memory, as the buffer does, and is made of plain tensors, whatever mode the
+        caller is in.
+        """
+        with torch.device("cpu"), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
 
     def copy_mean(self, name: str, into: Tensor) -> None:
         """Writes this message's part of a parameter's mean into ``into``, of the whole's shape."""
         for slot, view in zip(self.slots, self._views, strict=True):
             if slot.name == name:
-                _range(into, slot).copy_(view)
+                copy_scaled([_range(into, slot)], [view], self._scale)
 
     def text(self, grads: Grads) -> Steps[None]:
         """Gather and exchange. Gradients that are None count as zero."""
@@ -131,9 +147,8 @@ class Message:
             self.flat_N.zero_()
             absent = [slot for slot in self.slots if grads[slot.name] is None]
             self._set_aside = {slot: self.own_state(slot) for slot in absent}
-        # One call for all parameters: a copy each from Python costs microseconds apiece.
         if ranges:
-            torch._foreach_copy_(views, ranges)
+            copy_scaled(views, ranges, inverse(self._scale))
         if self.notes_norms:
             self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
 
@@ -142,7 +157,7 @@ class Message:
         """Puts the mean into the gradients that took part."""
         views, ranges = self._present(grads)
         if ranges:
-            torch._foreach_copy_(ranges, views)
+            copy_scaled(ranges, views, self._scale)
 
     def _present(self, grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer, and the ranges of gradients that belong there."""
@@ -166,10 +181,10 @@ class Message:
                 for path, tensor in fields.items():
                     own[path].copy_(tensor)
 
-    def state_of(self, slot: Slot) -> dict[str, Tensor]:
-        """Views of what of the state belongs to one slot, by path."""
+    def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
+        """Views of what of ``state`` (None: the message's own) belongs to one slot, by path."""
         index, own = self.slots.index(slot), {}
-        for path, tensor in leaves(self.state):
+        for path, tensor in leaves(self.state if state is None else state):
             field = field_of(path)
             if not self._is_by_parameter(path, tensor):
                 continue
@@ -178,6 +193,11 @@ class Message:
             elif path == f"{field}.{index}" and tensor.numel():
                 own[field] = tensor
         return own
+
+    def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
+        """What of ``state`` (None: the message's own) belongs to no slot, by path."""
+        parts = leaves(self.state if state is None else state)
+        return {path: part for path, part in parts if not self._is_by_parameter(path, part)}
 
     def _is_by_parameter(self, path: str, tensor: Tensor) -> bool:
         """Whether a tensor of the state can be told apart by parameter.
@@ -193,32 +213,10 @@ class Message:
         """Copies of what of the state belongs to one slot, by path."""
         return {path: tensor.clone() for path, tensor in self.state_of(slot).items()}
 
-    def rest_of_state(self) -> dict[str, Tensor]:
-        """Copies of the state that belongs to no slot, by path."""
-        return {
-            path: tensor.clone()
-            for path, tensor in leaves(self.state)
-            if not self._is_by_parameter(path, tensor)
-        }
-
-    def restore(self, by_name: dict[str, dict[str, Tensor]], whole: dict[str, Tensor]) -> None:
-        """Fills the state; absent entries have the values they have before the first step.
-
-        ``by_name`` holds fields of whole parameters by path, ``whole`` what ``rest_of_state``
-        returned.
-        """
-        self.state = self._first_state()
-        for path, tensor in leaves(self.state):
-            # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
-            fits = path in whole and whole[path].shape == tensor.shape
-            if fits and not self._is_by_parameter(path, tensor):
-                tensor.copy_(whole[path])
-        for slot in self.slots:
-            saved = by_name.get(slot.name, {})
-            for path, own in self.state_of(slot).items():
-                if path in saved:
-                    is_cut = path.endswith("_N")
-                    own.copy_(saved[path][slot.first : slot.last] if is_cut else saved[path])
+    @property
+    def key(self) -> str:
+        """What names the message where something is saved that belongs to no slot of it."""
+        return ",".join(str(slot) for slot in self.slots)
 
 
 def _range(grad: Tensor, slot: Slot) -> Tensor:

@@ -48,18 +48,26 @@ class Alarm(NamedTuple):
         return cls(tuple(int(r) for r in ranks.split(",") if r), int(step), text)
 
 
-class _Sign(NamedTuple):
-    """A rank's sign of life: its count, and how far it is: (step, messages launched in it)."""
+class Place(NamedTuple):
+    """How far a rank is: its step, the messages launched in it, and how often it began to load."""
+
+    step: int
+    launched: int
+    num_loads: int
+
+
+class Sign(NamedTuple):
+    """A rank's sign of life: its count, and how far it is."""
 
     beat: int
-    place: tuple[int, int]
+    place: Place
 
 
 class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
     ``on_alarm`` is called once, from the pulse's thread, when another rank raised an alarm or the
-    store is lost. ``place`` is what this rank shows of its progress: (step, messages launched).
+    store is lost. ``place`` is what this rank shows of its progress.
     """
 
     def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
@@ -67,13 +75,13 @@ class Pulse:
         self._store: Any = PrefixStore(f"gradwire/{name}", default_store().clone())
         self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
         self._rank, self._world, self._on_alarm = rank, world, on_alarm
-        self.place = (0, 0)
+        self.place = Place(0, 0, 0)
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
         self._watching = self._lost = self._silent = False
         self._outgoing: Alarm | None = None
-        self._signs: list[_Sign] = []
+        self._signs: list[Sign] = []
         self._num_reads = 0
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
         self._thread.start()
@@ -97,7 +105,7 @@ class Pulse:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
         deadline = time.monotonic() + PATIENCE_S
         silent = set(range(self._world)) - {self._rank}
-        before: list[_Sign] = []
+        before: list[Sign] = []
         with self._news:
             self._watching, reads = True, self._num_reads
             self._wake.set()
@@ -110,6 +118,15 @@ class Pulse:
             if self._lost or self._num_reads < reads + 2:
                 return (0,)
         return tuple(sorted(silent))
+
+    def signs(self) -> list[Sign]:
+        """Every rank's sign, read anew; empty if the store does not answer."""
+        with self._news:
+            self._watching, reads = True, self._num_reads
+            self._wake.set()
+            self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
+            self._watching = False
+            return self._signs if self._num_reads > reads else []
 
     def last_ranks(self) -> tuple[int, ...]:
         """Ranks that are further back in their steps than others, as read last; none if level."""
@@ -132,8 +149,8 @@ class Pulse:
     def _turn(self) -> None:
         """One round with the store: own sign out, alarms out and in, others' signs in."""
         self._beat += 1
-        step, launched = self.place
-        self._store.set(f"pulse/{self._rank}", f"{self._beat};{step};{launched}")
+        sign = ";".join(map(str, (self._beat, *self.place)))
+        self._store.set(f"pulse/{self._rank}", sign)
         if self._outgoing is not None and not self._sent.is_set():
             # The first alarm stays: later ones are its consequences.
             self._store.compare_set("alarm", "", self._outgoing.encoded())
@@ -149,12 +166,12 @@ class Pulse:
                 self._signs, self._num_reads = signs, self._num_reads + 1
                 self._news.notify_all()
 
-    def _read(self, rank: int) -> _Sign:
+    def _read(self, rank: int) -> Sign:
         key = f"pulse/{rank}"
         if not self._store.check([key]):
-            return _Sign(0, (0, 0))
-        beat, step, launched = self._store.get(key).decode().split(";")
-        return _Sign(int(beat), (int(step), int(launched)))
+            return Sign(0, Place(0, 0, 0))
+        beat, *place = map(int, self._store.get(key).decode().split(";"))
+        return Sign(beat, Place(*place))
 
     def _give_up(self) -> None:
         """The store is gone: nobody can be told, so every rank that still needs it finds out."""
@@ -164,4 +181,4 @@ class Pulse:
         # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
         if not self._silent and not self._stop.wait(PATIENCE_S):
             text = f"rank 0 of {self._world}, which holds the job's store, stopped answering"
-            self._on_alarm(Alarm((0,), self.place[0], text))
+            self._on_alarm(Alarm((0,), self.place.step, text))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
 from ..planner._types import Plan
+from .scaling import check_scaler
 
 Named = tuple[str, Tensor]
 """A parameter and its name."""
@@ -42,6 +44,7 @@ class Settings:
     compress_if: Callable[[str, Tensor], bool]
     timeout: timedelta
     trace_steps: int
+    scaler: GradScaler | None
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
@@ -56,6 +59,7 @@ class Settings:
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             kind = type(self.optimizer).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
+        check_scaler(self.scaler)
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import RanksDiffer, invalid
 from ..member import Shards
+from .fingerprint import refusal_in
 from .membership import ALONE, Membership, join
 from .messages import Message
 from .synchroniser import AnyMessage
@@ -89,7 +90,7 @@ def agree_among_shards(
     }
     found = [json.loads(note) for note in shards.share(json.dumps(own), timeout)]
     for index, other in enumerate(found):
-        if refusal := other.get("refusal"):
+        if refusal := refusal_in(other):
             raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
         if difference := _difference(found[0], other):
             raise RanksDiffer(

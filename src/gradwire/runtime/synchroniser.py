@@ -47,16 +47,22 @@ class Synchroniser:
         self._lock = threading.Lock()
         self._used = torch.zeros(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
+        self._scale = 1.0
         self.grads: Grads = {}
         self._missing: list[int] = []
         self._num_left: dict[str, int] = {}
         self._ends: list[Task] = []
         self._presence: Task | None = None
 
-    def begin(self, step: int) -> None:
-        """Opens a step; no gradient of it has been handed in."""
+    def begin(self, step: int, scale: float = 1.0) -> None:
+        """Opens a step; no gradient of it has been handed in, and all will be of this scale."""
         self.engine.check()
         self.engine.begin_step(step)
+        if scale != self._scale:
+            self._scale = scale
+            for message in self.messages:
+                if isinstance(message, Message):
+                    message.scale = scale
         self.grads = {}
         self._missing = [len(m.names) for m in self.messages]
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}

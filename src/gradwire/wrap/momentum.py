@@ -140,8 +140,7 @@ def with_momentum_correction(
     ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
     ``attach`` so do parameters that travel uncompressed; row-sparse gradients have no momentum.
     Weight decay is then the optimizer's, outside momentum: it is to be 1 / (1 - m) times that of
-    momentum SGD, which adds it up as it does gradients. ``handle.residuals()`` shows v. Under a
-    ``GradScaler`` u and v are of the scale of their steps, as any residual is.
+    momentum SGD, which adds it up as it does gradients. ``handle.residuals()`` shows v.
 
     Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
 

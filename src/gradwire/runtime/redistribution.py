@@ -1,0 +1,143 @@
+"""State for another number of ranks, from what all the old ranks saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidSetting, RanksDiffer, invalid
+from .saved import check_form, refuse_values
+
+Saved = Mapping[str, Any]
+"""A state_dict whose form was checked."""
+
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of what can be shared out: each new rank's part of it is a sum of old ones, scaled."""
+
+
+def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """State for ``world_size`` ranks from the state_dicts of all old ranks.
+
+    What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
+    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. So is
+    velocity, and all that is kept for each element: its mean over ranks is what it was. State
+    that is not per element is taken from the old rank of the same number (modulo), or starts afresh
+    where it has another length among the new ranks.
+
+    Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group at
+    one step of one run, or one of them is damaged; it names the rank and the parameter.
+    """
+    if type(world_size) is not int or world_size < 1:
+        remedy = "pass the new number of ranks"
+        raise invalid("world_size", world_size, "a whole number, at least 1", remedy)
+    olds = _of_all_ranks(state_dicts)
+    for old in olds[1:]:
+        if difference := _difference(olds[0], old):
+            raise RanksDiffer(
+                f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
+                "the state_dicts that all old ranks saved at one moment"
+            )
+    is_shared_out = world_size != len(olds)
+    for old in olds:
+        _check_values(old, is_shared_out)
+    if not is_shared_out:
+        return [_copied(old) for old in olds]
+    return [_merged(olds, rank, world_size) for rank in range(world_size)]
+
+
+def _of_all_ranks(state_dicts: Any) -> list[Saved]:
+    """The state_dicts in rank order, one of each rank and all of one part of the layers."""
+    if not isinstance(state_dicts, list | tuple):
+        kind = type(state_dicts).__name__
+        raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
+    for place, state_dict in enumerate(state_dicts):
+        check_form(state_dict, f"state_dicts[{place}]")
+    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
+    if len(shards) > 1:
+        accepted = "those of ranks that hold the same part of every layer"
+        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
+    olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
+    count = olds[0]["world_size"] if olds else 1
+    ranks = [old["rank"] for old in olds]
+    if len(ranks) != count or ranks != list(range(count)):
+        raise InvalidSetting(
+            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
+            f"{ranks}; load every rank's file"
+        )
+    return olds
+
+
+def _difference(one: Saved, other: Saved) -> str | None:
+    """What two ranks' state_dicts do not share and ought to; None if nothing."""
+    for key in ("algorithm", "world_size", "saved_by", "step", "run"):
+        if one[key] != other[key]:
+            return f"{key} is {one[key]} against {other[key]}"
+    for key, kind in (("params", "parameter"), ("messages", "message")):
+        ours, theirs = one[key], other[key]
+        if odd := sorted(set(ours) ^ set(theirs)):
+            return f"only one of both has the {kind} {odd[0]}"
+        for name in ours:
+            if odd := sorted(set(ours[name]) ^ set(theirs[name])):
+                return f"only one of both has {odd[0]} of {name}"
+            for path, tensor in ours[name].items():
+                a, b = _described(tensor), _described(theirs[name][path])
+                if a != b:
+                    return f"{path} of {name} is {a} against {b}"
+    return None
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _check_values(old: Saved, is_shared_out: bool) -> None:
+    """Raises where what is kept for each element is damaged, or cannot be part of a sum."""
+    for name, fields in old["params"].items():
+        numels = {tensor.numel() for path, tensor in fields.items() if path.endswith("_N")}
+        if len(numels) > 1:
+            raise InvalidSetting(
+                f"fields of {name} of rank {old['rank']} have {sorted(numels)} elements, and all "
+                "have one for each element of the parameter; load an undamaged checkpoint"
+            )
+        for path, tensor in fields.items():
+            what = f"{path} of {name} of rank {old['rank']}"
+            if not path.endswith("_N"):
+                continue
+            if tensor.dim() != 1:
+                remedy = "load an undamaged checkpoint"
+                raise invalid(what, list(tensor.shape), "of one dimension", remedy)
+            if is_shared_out and tensor.dtype not in _SUMMED:
+                remedy = "go on with as many ranks as saved it"
+                raise invalid(f"dtype of {what}", tensor.dtype, "a floating-point one", remedy)
+            refuse_values(what, tensor.detach())
+
+
+def _copied(old: Saved) -> dict[str, Any]:
+    """As many ranks as before: each goes on with its own."""
+    fields = {
+        key: {
+            name: {path: tensor.detach().cpu().clone() for path, tensor in own.items()}
+            for name, own in old[key].items()
+        }
+        for key in ("params", "messages")
+    }
+    return {**old, **fields}
+
+
+def _merged(olds: Sequence[Saved], rank: int, world_size: int) -> dict[str, Any]:
+    scale = world_size / len(olds)
+    new = _copied(olds[rank % len(olds)])
+    mine = [old for old in olds if old["rank"] % world_size == rank]
+    for name, path in chain.from_iterable(
+        ((name, path) for path in fields) for name, fields in new["params"].items()
+    ):
+        if path.endswith("_N"):
+            total_N = new["params"][name][path].zero_()
+            for old in mine:
+                total_N.add_(old["params"][name][path].detach().cpu(), alpha=scale)
+            refuse_values(f"{path} of {name}, shared out for {world_size} ranks,", total_N)
+    return {**new, "rank": rank, "world_size": world_size, "saved_by": len(olds)}

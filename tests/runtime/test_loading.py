@@ -1,0 +1,285 @@
+"""All ranks load what belongs together, or none loads: nobody trains on with half a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
+from gradwire.runtime import loading
+from gradwire.runtime.handle import Handle
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
+
+pytestmark = pytest.mark.multi
+
+WARMING = gw.with_density_warmup(gw.compress.topk(density=0.05), steps_per_stage=3)
+"""Whose ranks send payloads of other sizes where they are at other steps."""
+DEFT = gw.exchange_for(gw.compress.deft(density=0.2))
+"""Whose delegate, the root of a broadcast, follows from the step."""
+
+
+def attached(exchange: Exchange, **settings: Any) -> tuple[Net, Handle]:
+    net = Net()
+    return net, gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, **settings)
+
+
+def at_steps(net: Net, handle: Handle, rank: int, *steps: int) -> list[dict[str, Any]]:
+    """What is kept at each of these steps."""
+    found, optimizer = [], momentum(net.parameters())
+    for step in steps:
+        train(net, optimizer, rank, range(handle.step, step))
+        found.append(handle.state_dict())
+    net.zero_grad()
+    return found
+
+
+def without(state: dict[str, Any], part: str, name: str) -> dict[str, Any]:
+    return {**state, part: {key: value for key, value in state[part].items() if key != name}}
+
+
+Torn = Callable[[list[dict[str, Any]], dict[str, Any]], tuple[dict[str, Any], bool]]
+"""What rank 1 loads, of its own states at two steps and one of another run; and whether strictly.
+
+Rank 0 loads its own at the second step.
+"""
+TORN: dict[str, tuple[Torn, str, str]] = {
+    "an older step": (
+        lambda own, other: (own[0], True),
+        "RanksDiffer: rank 0 and rank 1 do not load the same checkpoint: step is 4 against 2",
+        "",
+    ),
+    "another run": (
+        lambda own, other: (other, True),
+        "RanksDiffer: rank 0 and rank 1 do not load the same checkpoint: run is",
+        "",
+    ),
+    "another algorithm": (
+        lambda own, other: ({**own[1], "algorithm": "onebit"}, True),
+        "RanksDiffer: rank 1 refused to load a state, so no rank loads one: InvalidSetting: this "
+        "state belongs to onebit",
+        "InvalidSetting: this state belongs to onebit",
+    ),
+    "another version": (
+        lambda own, other: ({**own[1], "version": 1}, True),
+        "RanksDiffer: rank 1 refused .* version must be 2, got 1",
+        "InvalidSetting: state_dict version must be 2, got 1",
+    ),
+    "another world": (
+        lambda own, other: ({**own[1], "world_size": 3}, True),
+        "RanksDiffer: rank 1 refused .* saved by 3 ranks and there are 2",
+        "InvalidSetting: this state was saved by 3 ranks",
+    ),
+    "no state": (
+        lambda own, other: ({}, True),
+        "RanksDiffer: rank 1 refused .* not a gradwire state_dict",
+        "InvalidSetting: state_dict is not a gradwire",
+    ),
+    "a parameter less": (
+        lambda own, other: (without(own[1], "params", "last.weight"), False),
+        "RanksDiffer: .* strict is True against False",
+        "",
+    ),
+}
+
+
+def torn(rank: int, world: int, exchange: Exchange, name: str) -> tuple[str, str]:
+    """What a rank is told; and what it ends with if it then trains on with what it has."""
+    torch.manual_seed(rank)
+    other = at_steps(*attached(exchange), rank, 4)[0]
+    net, handle = attached(exchange)
+    own = at_steps(net, handle, rank, 2, 4)
+    net, handle = attached(exchange)
+    at_steps(net, handle, rank, 1)
+    before = digest(handle.residuals().values())
+    given, strict = TORN[name][0](own, other) if rank else (own[1], True)
+    with pytest.raises(InvalidSetting) as raised:
+        handle.load_state_dict(given, strict=strict)
+    assert digest(handle.residuals().values()) == before
+    assert handle.step == 1
+    train(net, momentum(net.parameters()), rank, range(1, 4))
+    net.zero_grad()
+    handle.load_state_dict(own[1])  # all of one moment
+    train(net, momentum(net.parameters()), rank, range(4, 6))
+    handle.detach()
+    return f"{type(raised.value).__name__}: {raised.value}", digest(net)
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_a_torn_checkpoint_is_loaded_by_no_rank(name: str, two: Ranks) -> None:
+    _, told, own = TORN[name]
+    (first, one), (second, other) = two.run(torn, TOPK, name)
+    assert one == other
+    assert re.match(told, first), first
+    assert re.match(own or told, second), second
+
+
+@pytest.mark.parametrize("exchange", [WARMING, DEFT], ids=["warm-up", "deft"])
+def test_what_would_send_other_sizes_is_noticed_before(exchange: Exchange, two: Ranks) -> None:
+    (first, one), (second, other) = two.run(torn, exchange, "an older step")
+    assert one == other
+    assert first == second
+    assert "step is 4 against 2" in first
+
+
+def parts_differ(rank: int, world: int) -> str:
+    """Without strict, ranks must lack the same."""
+    net, handle = attached(WARMING)
+    [state] = at_steps(net, handle, rank, 2)
+    given = without(state, "params", "last.weight") if rank == 1 else state
+    with pytest.raises(RanksDiffer) as raised:
+        handle.load_state_dict(given, strict=False)
+    handle.load_state_dict(without(state, "params", "last.weight"), strict=False)
+    assert handle.step == 2
+    handle.detach()
+    return str(raised.value)
+
+
+def test_what_lacks_something_lacks_it_on_all_ranks(four: Ranks) -> None:
+    for text in four.run(parts_differ):
+        assert "rank 0 and rank 1 do not load the same checkpoint: of the parameter last.w" in text
+
+
+def some_begin_without(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], int, str]:
+    """Ranks 1 and 3 do not load, and train; ``steps`` were made before."""
+    net, handle = attached(TOPK)
+    [state] = at_steps(net, handle, rank, 2)
+    if not steps:
+        net, handle = attached(TOPK)
+    else:
+        handle.load_state_dict(state)  # that once was no mistake
+        handle.load_state_dict(state)
+    with pytest.raises(RankFailed) as raised:
+        load_if(rank % 2 == 0, handle, state, net)
+    return raised.value.ranks, raised.value.step, str(raised.value)
+
+
+def load_if(loads: bool, handle: Handle, state: dict[str, Any], net: Net) -> None:
+    if loads:
+        handle.load_state_dict(state)
+    train(net, momentum(net.parameters()), handle.rank, range(2))
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["at once", "later"])
+def test_ranks_that_do_not_load_are_named_on_all(steps: int, doomed: Ranks) -> None:
+    """Long before the timeout of five minutes, by those who wait for them."""
+    for ranks, step, text in doomed.run(some_begin_without, steps):
+        assert set(ranks) <= {1, 3}
+        assert ranks
+        assert step == steps
+        assert f"began step {steps} without load_state_dict(), which rank" in text
+        assert f"step {steps} cannot be finished" in text
+
+
+def back_by_a_step(rank: int, world: int) -> list[tuple[int, int]]:
+    """What ranks show after they went back to the step that they had begun last."""
+    net, handle = attached(TOPK)
+    older, _ = at_steps(net, handle, rank, 1, 2)
+    handle.load_state_dict(older)
+    while min(sign.place.num_loads for sign in handle._engine.signs()) < 1:
+        pass  # each look is at what was read anew
+    dist.barrier()
+    found = [sign.place for sign in handle._engine.signs()]
+    handle.load_state_dict(older)
+    handle.detach()
+    return [(place.launched, place.num_loads) for place in found]
+
+
+def test_a_step_begun_before_a_load_is_not_taken_for_one_begun_without(two: Ranks) -> None:
+    for places in two.run(back_by_a_step):
+        assert places == [(0, 1), (0, 1)]
+
+
+def one_never_comes(rank: int, world: int) -> str:
+    """Rank 0 loads last, and its patience ends first."""
+    net, handle = attached(TOPK)
+    [state] = at_steps(net, handle, rank, 1)
+    if rank == 2:
+        dist.monitored_barrier(timeout=timedelta(seconds=50))
+        return ""
+    if rank == 0:
+        handle._engine.timeout = timedelta(seconds=3)
+        while not all(handle._engine.signs()[other].place.num_loads for other in (1, 3)):
+            pass  # each look is at what was read anew
+    with pytest.raises(RankFailed) as raised:
+        handle.load_state_dict(state)
+    dist.monitored_barrier(timeout=timedelta(seconds=50))
+    assert raised.value.ranks == (2,)
+    return str(raised.value)
+
+
+def test_a_rank_that_never_comes_is_named(doomed: Ranks) -> None:
+    for rank, text in enumerate(doomed.run(one_never_comes)):
+        assert rank == 2 or "rank 2 of 4 did not call load_state_dict() within 0:00:03" in text
+
+
+def one_dies(rank: int, world: int, victim: int) -> tuple[tuple[int, ...], str]:
+    """A rank that ends before it loads, as where its file cannot be read."""
+    loading.SILENCE_S = 3.0  # of 30
+    net, handle = attached(TOPK)
+    [state] = at_steps(net, handle, rank, 1)
+    if rank == victim:
+        os._exit(3)
+    with pytest.raises(RankFailed) as raised:
+        handle.load_state_dict(state)
+    return raised.value.ranks, str(raised.value)
+
+
+@pytest.mark.parametrize("victim", [2, 0], ids=["rank 2", "rank 0, with the store"])
+def test_a_rank_that_dies_instead_is_noticed(victim: int, doomed: Ranks) -> None:
+    doomed.send(one_dies, victim)
+    for rank, (value, error, _) in enumerate(doomed.collect(60.0, without=[victim])):
+        if rank != victim:
+            assert error is None, error
+            ranks, text = value
+            if victim:
+                assert ranks == (victim,)
+                assert "rank 2 of 4 stopped answering before load_state_dict()" in text
+            else:
+                assert "rank 0" in text
+
+
+def on_a_grid(rank: int, world: int) -> list[str]:
+    """The ranks of one shard load an older step than those of the other, then one has none."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    shard = rank % 2
+    model = nn.Linear(8, 40 + 20 * shard, bias=False)
+    exchange = gw.with_density_warmup(
+        gw.compress.sharded_dgc(density=0.1, sample_share=1.0), steps_per_stage=1
+    )
+    handle = gw.attach(model, exchange, group=grid["dp"], shards=grid["tp"])
+    states = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        states.append(handle.state_dict())
+    model.zero_grad()
+    told = []
+    for given in (states[shard], states[2] if rank != 3 else None):
+        with pytest.raises(InvalidSetting) as raised:
+            handle.load_state_dict(given)  # type: ignore[arg-type]
+        told.append(str(raised.value))
+    handle.load_state_dict(states[1])
+    model(torch.ones(2, 8)).sum().backward()
+    assert handle.step == 3
+    handle.detach()
+    return told
+
+
+def test_shards_of_a_layer_load_the_same_step(four: Ranks) -> None:
+    for rank, (steps, none) in enumerate(four.run(on_a_grid)):
+        assert "shard 0 and the rank of shard 1 do not load the same checkpoint: step is 1" in steps
+        if rank != 3:
+            assert "refused to load a state" in none
+            assert "state_dict must be a dict, got 'NoneType'" in none
