@@ -13,8 +13,9 @@ from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.exchange import Pair, exchange_for
+from gradwire.exchange import exchange_for
 from gradwire.hollow import Hollow
+from gradwire.pairing import Pair
 from gradwire.payload import Payload
 from gradwire.spec import TensorSpec
 from gradwire.tensorwise import Tensorwise, encode_each, tensor_sizes, tensorwise

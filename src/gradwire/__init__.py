@@ -14,8 +14,8 @@ _PATHS = """
     collective._types.Collective contract.Compressor contract.Exchange contract.Layout
     contract.Traits cost.cluster.Cluster cost.profile.Profile
     errors.InvalidSetting errors.RankFailed errors.RanksDiffer
-    exchange.exchange_for exchange.pair exchange.residuals exchange.run_local
-    exchange.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
+    exchange.exchange_for pairing.pair error_feedback.residuals exchange.run_local
+    error_feedback.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
     cost.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
     planner._plan.plan planner._types.Plan runtime.attach.attach runtime.redistribution.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate

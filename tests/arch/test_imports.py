@@ -14,7 +14,7 @@ ROWS = (
     ("load", "kernels", "sparse"),
     ("dsl", "collective"),
     ("compress", "cost", "catalogue"),
-    ("exchange", "wrap"),
+    ("pairing", "error_feedback", "exchange", "wrap"),
     ("planner._types", "planner._check", "planner._exchanges"),
     ("sim",),
     ("planner",),

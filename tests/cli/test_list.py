@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from gradwire.exchange import ErrorFeedback, Pair, exchange_for
+from gradwire.error_feedback import ErrorFeedback
+from gradwire.exchange import exchange_for
 from gradwire.load import KINDS, load, names
+from gradwire.pairing import Pair
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

@@ -9,8 +9,10 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
+from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair, RanksDiffer
-from gradwire.exchange import Pair, suited, synchronise, texts
+from gradwire.exchange import texts
+from gradwire.pairing import Pair, suited
 from gradwire.spec import TensorSpec
 from tests.laws.variable import above, trimmed
 

@@ -10,8 +10,9 @@ import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
+from gradwire.error_feedback import synchronise
 from gradwire.errors import RanksDiffer
-from gradwire.exchange import synchronise, texts
+from gradwire.exchange import texts
 from gradwire.spec import TensorSpec
 
 WORLD, NUMEL = 5, 1003
@@ -55,8 +56,10 @@ def test_buffers_only_grow(scheme: gw.Collective) -> None:
     members = [Member(rank, WORLD) for rank in range(WORLD)]
 
     def step(share: float) -> list[dict[str, int]]:
-        given = zip(members, gradients(share), strict=True)
-        drive([synchronise(exchange, me, None, grad_N, grad_N) for me, grad_N in given])
+        grads = gradients(share)
+        state = exchange.init(TensorSpec("", len(grads[0])), WORLD)
+        given = zip(members, grads, strict=True)
+        drive([synchronise(exchange, me, state, grad_N, grad_N) for me, grad_N in given])
         return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
 
     step(0.01)
@@ -71,10 +74,11 @@ def test_a_mean_may_take_the_gradients_place(scheme: gw.Collective, share: float
     exchange, grads = gw.pair(gw.compress.nonzero(), scheme), gradients(share)
     grads[0][7], grads[1][8] = torch.nan, -0.0
     apart = [torch.full_like(grad_N, 9.0) for grad_N in grads]
+    state = exchange.init(TensorSpec("", len(grads[0])), WORLD)
     for means in (apart, grads):
         members = [Member(rank, WORLD) for rank in range(WORLD)]
         given = zip(members, grads, means, strict=True)
-        drive([synchronise(exchange, me, None, grad_N, mean_N) for me, grad_N, mean_N in given])
+        drive([synchronise(exchange, me, state, grad_N, mean_N) for me, grad_N, mean_N in given])
     for own, other in zip(grads, apart, strict=True):
         assert torch.equal(own.view(torch.int32), other.view(torch.int32))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member, Selection, Shards
-from gradwire.exchange import with_error_feedback
+from gradwire.error_feedback import with_error_feedback
 
 
 class Grid:

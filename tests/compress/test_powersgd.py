@@ -20,7 +20,8 @@ import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.dsl.library import matrix
-from gradwire.exchange import clone_state, exchange_for, synchronise, texts
+from gradwire.error_feedback import synchronise
+from gradwire.exchange import clone_state, exchange_for, texts
 from tests.compress.allocations import Allocations
 from tests.laws.tolerance import same_bits
 from tests.strategies import bounded

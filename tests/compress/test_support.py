@@ -17,8 +17,9 @@ import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.compress._support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
+from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair
-from gradwire.exchange import exchange_for, synchronise
+from gradwire.exchange import exchange_for
 from gradwire.measure.codecs import measure_codecs
 from tests.compress.allocations import Allocations
 from tests.laws.tolerance import same_bits

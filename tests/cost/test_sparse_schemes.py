@@ -134,7 +134,8 @@ def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[i
     for indices in sets:
         grads.append(torch.zeros(numel))
         grads[-1][torch.from_numpy(indices).long()] = 1.0
-    texts = [exchange.run(r, len(grads), None, grad) for r, grad in enumerate(grads)]
+    state = exchange.init(gw.TensorSpec("", numel), len(grads))
+    texts = [exchange.run(r, len(grads), state, grad) for r, grad in enumerate(grads)]
     return list(drive(texts, seed=0).sent_bytes)
 
 

@@ -17,7 +17,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.exchange import Pair
+from gradwire.pairing import Pair
 
 from . import broken_collectives as collectives
 from . import broken_compressors as compressors

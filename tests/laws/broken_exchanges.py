@@ -14,7 +14,8 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor, Member, Result, State
-from gradwire.exchange import Pair, clone_state
+from gradwire.exchange import clone_state
+from gradwire.pairing import Pair
 from gradwire.spec import TensorSpec, working_dtype
 
 

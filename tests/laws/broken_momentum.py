@@ -12,7 +12,7 @@ from gradwire.collective._verbs import Steps
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, Result, State
-from gradwire.exchange import Pair, pair
+from gradwire.pairing import Pair, pair
 from gradwire.wrap.momentum import MomentumCorrection
 
 from . import momentum_laws as laws

@@ -13,7 +13,7 @@ from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Imbalance, Member, State
-from gradwire.exchange import Pair
+from gradwire.pairing import Pair
 from gradwire.sparse.entries import Entries
 from gradwire.sparse.parts import part_length
 from gradwire.sparse.permutation import Permutation

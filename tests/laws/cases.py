@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange, State
 from gradwire.errors import IncompatiblePair
-from gradwire.exchange import Pair, pair, suited
 from gradwire.load import examples
+from gradwire.pairing import Pair, pair, suited
 from gradwire.spec import TensorSpec
 
 SIZES = (0, 1, 5, 8, 9, 64, 1000)

@@ -14,8 +14,10 @@ from torch import Tensor
 from gradwire.collective._local import Outcome, drive
 from gradwire.collective._verbs import AllToAll, Compute, Steps, Verb
 from gradwire.contract import Exchange, Member, State
+from gradwire.error_feedback import synchronise
 from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.exchange import Pair, synchronise, texts
+from gradwire.exchange import texts
+from gradwire.pairing import Pair
 from gradwire.tensorwise import tensor_sizes
 
 from .cases import Case

@@ -17,16 +17,15 @@ from torch import Tensor
 from gradwire.collective._local import drive
 from gradwire.collective._verbs import Steps
 from gradwire.contract import Exchange, Member, Result, State
-from gradwire.exchange import (
+from gradwire.error_feedback import (
     ErrorFeedback,
-    Pair,
-    clone_state,
     feedback_refusal,
     residuals,
-    run_local,
     synchronise,
     with_error_feedback,
 )
+from gradwire.exchange import clone_state, run_local
+from gradwire.pairing import Pair
 from gradwire.spec import TensorSpec, working_dtype
 
 from .cases import Case

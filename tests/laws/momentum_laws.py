@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import State
-from gradwire.exchange import run_local, with_error_feedback
+from gradwire.error_feedback import with_error_feedback
+from gradwire.exchange import run_local
 from gradwire.spec import working_dtype
 from gradwire.wrap.momentum import MomentumCorrection
 

@@ -19,7 +19,8 @@ from gradwire.collective._local import drive
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.contract import Member
-from gradwire.exchange import Pair, synchronise
+from gradwire.error_feedback import synchronise
+from gradwire.pairing import Pair
 from gradwire.sparse.parts import parts_of
 from gradwire.spec import TensorSpec
 

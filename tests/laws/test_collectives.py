@@ -10,8 +10,8 @@ import pytest
 from gradwire.collective._types import Collective
 from gradwire.contract import Compressor
 from gradwire.errors import IncompatiblePair
-from gradwire.exchange import Pair, pair, suited
 from gradwire.load import examples
+from gradwire.pairing import Pair, pair, suited
 
 from .cases import EVERY_WORLD_AND_SIZE, compressors, name_of, pairs, rotated
 from .collective_laws import LAWS, law_equals_the_dense_mean

@@ -9,7 +9,8 @@ from hypothesis import given
 from torch import Tensor
 
 from examples.own_compressor import ternary
-from gradwire.exchange import Pair, exchange_for
+from gradwire.exchange import exchange_for
+from gradwire.pairing import Pair
 from tests.strategies import bounded, gradients, panel
 
 from . import collective_laws, exchange_laws

@@ -16,8 +16,9 @@ from gradwire.compress.none import none
 from gradwire.cost.cluster import Cluster, CodecFit
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
-from gradwire.exchange import Pair, pair, with_error_feedback
+from gradwire.error_feedback import with_error_feedback
 from gradwire.load import examples
+from gradwire.pairing import Pair, pair
 from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.sim.network import Network

@@ -13,8 +13,9 @@ from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.compress.nonzero import nonzero
-from gradwire.exchange import Pair, pair, run_local
+from gradwire.exchange import run_local
 from gradwire.load import examples
+from gradwire.pairing import Pair, pair
 from tests.strategies import bounded
 
 from .broken_sparse import BITES

@@ -11,8 +11,8 @@ import torch
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
+from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import synchronise
 from gradwire.report import density as report
 from gradwire.runtime.engine import StepCounters
 from gradwire.runtime.recorder import Recorder
@@ -137,7 +137,8 @@ def test_no_more_elements_are_counted_than_there_are() -> None:
     """The last unit of 7 has 2 elements."""
     codec, members = codecs.nonzero(width=7), [Member(rank, 2) for rank in range(2)]
     exchange = pair(codec, gw.collective.allgather_sparse())
-    drive([synchronise(exchange, me, None, torch.ones(9), torch.empty(9)) for me in members])
+    state = exchange.init(gw.TensorSpec("", 9), 2)
+    drive([synchronise(exchange, me, state, torch.ones(9), torch.empty(9)) for me in members])
     for me in members:
         assert me.selection is not None
         assert me.selection[1:] == (9, 9)

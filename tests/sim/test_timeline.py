@@ -19,9 +19,10 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.cost.cluster import Cluster, CodecFit
 from gradwire.cost.fit import LineFit
+from gradwire.error_feedback import with_error_feedback
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import pair, with_error_feedback
 from gradwire.load import load, names
+from gradwire.pairing import pair
 from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate, simulate_exchange

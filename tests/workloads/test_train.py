@@ -18,8 +18,9 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
+from gradwire.error_feedback import residuals
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import exchange_for, residuals
+from gradwire.exchange import exchange_for
 from gradwire.workloads.task import Batch, Task, class_loss, mean_over, random_of
 from gradwire.workloads.train import (
     History,

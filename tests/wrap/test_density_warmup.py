@@ -10,8 +10,9 @@ import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.collective._verbs import sent_bytes
 from gradwire.contract import Exchange, Member
+from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import run_local, synchronise
+from gradwire.exchange import run_local
 from gradwire.sim.stages import record
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)

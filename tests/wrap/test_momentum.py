@@ -10,8 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 import gradwire as gw
 from gradwire.collective._local import drive
 from gradwire.contract import Member
+from gradwire.error_feedback import ErrorFeedback
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import ErrorFeedback, run_local
+from gradwire.exchange import run_local
 from gradwire.wrap.momentum import momentum_of
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9

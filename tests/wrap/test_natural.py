@@ -13,8 +13,9 @@ from gradwire.collective._local import drive
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.cost.counted import LOSSLESS, counted, fastest
+from gradwire.error_feedback import synchronise, with_error_feedback
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import Exchange, run_local, synchronise, with_error_feedback
+from gradwire.exchange import Exchange, run_local
 from gradwire.spec import TensorSpec
 from gradwire.wrap.momentum import with_momentum_correction
 from gradwire.wrap.natural import INNER, Natural, count_units, with_natural_sparsity

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ..contract import Member
-from ..exchange import exchange_for, synchronise
+from ..error_feedback import synchronise
+from ..exchange import exchange_for
 from ..kernels._build import backend
 from ..load import load
 from ..runtime.engine import Engine

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..compress.nonzero import nonzero
 from ..contract import Exchange
-from ..exchange import pair
 from ..kernels._build import backend
 from ..load import load
+from ..pairing import pair
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from . import sparse_rank

@@ -20,9 +20,11 @@ from ..collective.ring import ring
 from ..compress.none import none
 from ..compress.onebit import onebit
 from ..contract import Exchange, Member
-from ..exchange import exchange_for, pair, with_error_feedback
+from ..error_feedback import with_error_feedback
+from ..exchange import exchange_for
 from ..kernels._build import backend
 from ..load import load, names
+from ..pairing import pair
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds, squarest

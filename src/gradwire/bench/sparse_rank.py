@@ -13,8 +13,9 @@ from torch import Tensor
 from ..collective._types import Collective
 from ..compress.nonzero import nonzero
 from ..contract import Exchange, Member
-from ..exchange import exchange_for, pair
+from ..exchange import exchange_for
 from ..load import examples, load
+from ..pairing import pair
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds

@@ -55,7 +55,7 @@ def _rows(kind: str) -> list[dict[str, object]]:
 def _exchange(algorithm: Any) -> str:
     """The exchange that an algorithm gets when it is given alone."""
     from ..contract import Compressor
-    from ..exchange import suited
+    from ..pairing import suited
 
     is_codec = isinstance(algorithm, Compressor)
     name = type(suited(algorithm)).__name__ if is_codec else "its own"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..contract import Selection
+from ..error_feedback import residuals
 from ..errors import InvalidSetting
-from ..exchange import residuals
 from ..trace.density import StepDensity
 from .messages import Message
 

@@ -13,8 +13,8 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
+from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
-from ..exchange import residuals as residuals_of
 from ..planner._types import Plan
 from ..trace.span import Span, Trace
 from . import checkpoint

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member, State
-from ..exchange import synchronise
+from ..error_feedback import synchronise
 from ..spec import TensorSpec
 from .scaling import copy_scaled, inverse, travels_scaled
 
@@ -237,7 +237,7 @@ def field_of(path: str) -> str:
 def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
     """(path, tensor) of every tensor in a state.
 
-    >>> from gradwire.exchange import FeedbackState
+    >>> from gradwire.error_feedback import FeedbackState
     >>> [path for path, _ in leaves(FeedbackState(torch.zeros(1), (torch.ones(1),)))]
     ['residual_N', 'inner.0']
     """

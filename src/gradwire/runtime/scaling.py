@@ -27,7 +27,7 @@ from torch.amp import GradScaler
 
 from ..contract import Exchange, Layout
 from ..errors import InvalidSetting, invalid
-from ..exchange import Pair
+from ..pairing import Pair
 
 
 def check_scaler(given: Any) -> None:
@@ -64,7 +64,8 @@ def travels_scaled(exchange: Exchange) -> bool:
     """Whether an exchange sends the values themselves and keeps nothing of them.
 
     >>> from gradwire.compress.cast16 import cast16
-    >>> from gradwire.exchange import pair, with_error_feedback
+    >>> from gradwire.error_feedback import with_error_feedback
+    >>> from gradwire.pairing import pair
     >>> from gradwire.collective.allreduce import allreduce
     >>> plain = pair(cast16(dtype=torch.float16), allreduce())
     >>> travels_scaled(plain), travels_scaled(with_error_feedback(plain))

@@ -31,8 +31,8 @@ from ..collective._verbs import (
 from ..contract import Compressor, Exchange, Layout, Member
 from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
 from ..cost.fit import LineFit
+from ..error_feedback import synchronise
 from ..errors import InvalidSetting
-from ..exchange import synchronise
 from ..hollow import Hollow
 from ..spec import TensorSpec
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 class GPT(nn.Module):
     """Tokens (B, T), T up to ``context``, to scores (B, T, V) of each next token.
 
+    >>> import torch
     >>> GPT(context=8, width=16, num_layers=1, num_heads=2)(torch.zeros(2, 8).long()).shape
     torch.Size([2, 8, 256])
     """

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from ..collective._verbs import Steps
 from ..contract import Compressor, Exchange, Member, Result, State
+from ..error_feedback import Wrapper, synchronise
 from ..errors import invalid
-from ..exchange import Wrapper, exchange_for, synchronise
+from ..exchange import exchange_for
 from ..kernels.magnitudes import range_norms
 from ..spec import TensorSpec, working_dtype
 

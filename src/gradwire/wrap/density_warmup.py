@@ -25,8 +25,9 @@ from torch import Tensor
 
 from ..collective._verbs import Steps
 from ..contract import Compressor, Exchange, Member, Result, State
+from ..error_feedback import Wrapper, synchronise
 from ..errors import invalid
-from ..exchange import Wrapper, exchange_for, synchronise
+from ..exchange import exchange_for
 from ..spec import TensorSpec
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)

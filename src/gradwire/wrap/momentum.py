@@ -30,8 +30,9 @@ from torch import Tensor
 from ..collective._verbs import Compute, Steps
 from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Result, State
+from ..error_feedback import ErrorFeedback, Wrapper, synchronise
 from ..errors import invalid
-from ..exchange import ErrorFeedback, Wrapper, exchange_for, synchronise
+from ..exchange import exchange_for
 from ..kernels import momentum as kernel
 from ..spec import TensorSpec, working_dtype
 from .clipping import Clipping

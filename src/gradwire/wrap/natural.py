@@ -27,9 +27,11 @@ from ..collective._verbs import AllGather, Steps
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..cost.counted import counted, fastest, other_way_s
+from ..error_feedback import ErrorFeedback, Wrapper, synchronise
 from ..errors import invalid
-from ..exchange import ErrorFeedback, Pair, Wrapper, exchange_for, pair, synchronise
+from ..exchange import exchange_for
 from ..load import load
+from ..pairing import Pair, pair
 from ..payload import Payload
 from ..sparse.entries import num_units
 from ..spec import TensorSpec
@@ -101,7 +103,7 @@ class Natural(Wrapper):
             inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
         scheme = pair(_counted(width=self.width), load("collective", me.way)())
-        yield from scheme.synchronise(me, payload, grad_N, out_N, residual_N)
+        yield from scheme.collective.run(scheme.codec, me, payload, grad_N, out_N, residual_N)
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
