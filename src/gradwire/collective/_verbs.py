@@ -108,26 +108,3 @@ class Compute:
 Verb = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 """A text: yields verbs, is sent their results, returns a ``T``."""
-
-
-def sent_bytes(verb: Verb, rank: int, world: int) -> int:
-    """Bytes that ``rank`` puts on the wire for a verb.
-
-    Point to point and gathers are exact. An all-reduce is counted as the ring that gloo and NCCL
-    use for large buffers, 2(W-1)/W of the buffer; a broadcast as W-1 copies from its root.
-    """
-    match verb:
-        case Send(_, buf):
-            return buf.numel() * buf.element_size()
-        case AllReduce(buf):
-            return 2 * (world - 1) * buf.numel() * buf.element_size() // world
-        case AllGather(out, buf):  # among however many
-            return (out.numel() - buf.numel()) * buf.element_size()
-        case AllToAll(_, buf, _, in_sizes):
-            return (sum(in_sizes) - in_sizes[rank]) * buf.element_size()
-        case ReduceScatter(_, buf):
-            return (world - 1) * buf.numel() * buf.element_size() // world
-        case Broadcast(src, buf):
-            return (world - 1) * buf.numel() * buf.element_size() if rank == src else 0
-        case _:
-            return 0

@@ -42,6 +42,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_on_average
 from ..collective._verbs import AllGather, Broadcast, Steps
 from ..contract import Member, Traits
 from ..errors import invalid
@@ -145,7 +146,7 @@ class deft(SharedSupport):
         num_layers = len(self.partition(spec, world).sizes)
         count = min(max(self.kept(spec.numel), num_layers), spec.numel)
         index_bytes = -(-count // world) * width_of(-(-spec.numel // world))
-        told = (world - 1) * num_layers * width_of(world + 1) // world
+        told = bytes_on_average("broadcast", num_layers * width_of(world + 1), world)
         gathered = (world - 1) * (_COUNT_BYTES + index_bytes)
         return [told + gathered + values_bytes(spec, world, count)] * world
 

@@ -82,6 +82,8 @@ class LineFit(Frozen):
         large, large_s = samples[-1]
         shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[:1]
         small, small_s = shorter[-1]
+        if small == large:  # all are of one size, which tells no slope
+            return self.per_unit_s
         return max(0.0, large_s - small_s) / (large - small)
 
     def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:

@@ -154,7 +154,9 @@ class Instance:
         room_s = gap_s - self.alpha_s
         if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):
             return self.num_basic[bucket]
-        fit = first + math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
+        fit = first
+        if room_s > 0:  # then a byte costs something, or all of them would have fitted
+            fit += math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
         return min(max(fit, reached + 1), self.num_basic[bucket])
 
     def _seconds(self, bucket: int, first: int, stop: int) -> float:
