@@ -1,6 +1,8 @@
-"""One definition of how a verb travels: its bytes and its costs agree, and a broadcast is gloo's."""
+"""One definition of how a verb travels: bytes and costs agree, and a broadcast is gloo's tree."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -35,7 +37,8 @@ def _receivers(place: int, world: int) -> list[int]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_broadcast_is_gloos_tree(world: int) -> None:
     receivers = {place: _receivers(place, world) for place in range(world)}
-    assert sorted(sum(receivers.values(), [])) == list(range(1, world)), "each gets it once"
+    reached = sorted(itertools.chain.from_iterable(receivers.values()))
+    assert reached == list(range(1, world)), "each gets it once"
     for place, own in receivers.items():
         assert copies_sent("broadcast", world, place) == (len(own), 1)
 

@@ -117,11 +117,8 @@ class deft(SharedSupport):
         num_layers = len(partition.sizes)
         told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
-        def assign(norms_L: Tensor) -> Tensor:
-            return layer_k(norms_L, partition.sizes_L, self.kept(whole_N.numel()))
-
         def begin() -> Tensor:
-            k_L = assign(pending.norms_L)
+            k_L = layer_k(pending.norms_L, partition.sizes_L, self.kept(whole_N.numel()))
             if me.rank == delegate:
                 narrow(owners(partition, k_L, me.world, delegate), width, told)
             return k_L
@@ -130,11 +127,11 @@ class deft(SharedSupport):
             owners_L = me.scratch("owner", num_layers, whole_N, torch.int32)
             return Allocation(partition, widen(told, width, owners_L), me.world)
 
-        def usual() -> Allocation:  # every layer at the same density
+        def usual() -> Allocation:
             return Allocation(partition, owners(partition, k_L, me.world, delegate), me.world)
 
         k_L = yield me.sized(
-            "encode", begin, num_layers, lambda: assign(partition.sizes_L.double())
+            "encode", begin, num_layers, lambda: self._even(partition, whole_N.numel())
         )
         yield Broadcast(delegate, told)
         allocation = yield me.sized("encode", accept, num_layers, usual)
@@ -142,13 +139,25 @@ class deft(SharedSupport):
         return Chosen(support_K, num_own, DeftState(partition, state.step + 1))
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Of parts and selections as large on every rank; of the broadcast, the average rank's."""
-        num_layers = len(self.partition(spec, world).sizes)
-        count = min(max(self.kept(spec.numel), num_layers), spec.numel)
-        index_bytes = -(-count // world) * width_of(-(-spec.numel // world))
-        told = bytes_on_average("broadcast", num_layers * width_of(world + 1), world)
-        gathered = (world - 1) * (_COUNT_BYTES + index_bytes)
-        return [told + gathered + values_bytes(spec, world, count)] * world
+        """Where all layers are of one density; of the broadcast, the average rank's."""
+        partition = self.partition(spec, world)
+        k_L = self._even(partition, spec.numel)
+        allocation = Allocation(partition, owners(partition, k_L, world, 0), world)
+        counts = _counts(allocation, k_L, world)
+        told = bytes_on_average("broadcast", len(partition.sizes) * width_of(world + 1), world)
+        slot_bytes = max(counts) * width_of(max(allocation.part_sizes))
+        gathered = (world - 1) * (_COUNT_BYTES + slot_bytes)
+        support = sum(counts) + allocation.num_common
+        return [told + gathered + values_bytes(spec, world, support)] * world
+
+    def _even(self, partition: Partition, numel: int) -> Tensor:
+        """Each layer's k where all are of one density: what predictions go on with."""
+        return layer_k(partition.sizes_L.double(), partition.sizes_L, self.kept(numel))
+
+
+def _counts(allocation: Allocation, k_L: Tensor, world: int) -> list[int]:
+    """How many elements each rank selects in its part, if these are its layers' k."""
+    return [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(world)]
 
 
 def _united(
@@ -159,7 +168,7 @@ def _united(
     Returns the support, and how much of it this rank selected, with all that is common.
     """
     width = width_of(max(allocation.part_sizes))
-    counts = [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(me.world)]
+    counts = _counts(allocation, k_L, me.world)
     own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
     told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
     yield AllGather(told_W, own_1)
