@@ -5,7 +5,8 @@ and is resumed when all of them are done, with the verb's result (or the tuple o
 knows who carries them out: the local driver, the runtime or the simulator.
 
 Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes the
-generator. Which verbs come in which order must not depend on gradient values; their sizes may.
+generator; a computation beside it may read what is only sent. Which verbs come in which order must
+not depend on gradient values; their sizes may.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Broadcast:
 class Compute:
     """Runs ``fn`` on the compute lane; its return value is the verb's result.
 
-    ``name`` is the CaSync primitive (encode, decode, merge); ``numel`` what the cost model counts.
+    ``name`` is the one CaSync primitive that is done (encode, decode, merge), or another word where
+    it is none of a compressor's: the cost model knows these three. ``numel`` is what it counts.
     """
 
     name: str

@@ -3,7 +3,9 @@
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of section 5.1.
 Differences: a rank's payload for itself is merged as the others are, so that every rank's gradient
     loses the same; the W transfers of a phase are one all-to-all, those of the other one
-    all-gather.
+    all-gather. So of table 3, with K = N chunks, the K + 1 encodes are ours (all chunks at once,
+    then the mean of the own one), and so are N merges; but what is pulled comes all at once, and
+    none of its N decodes overlaps with a transfer, where the paper counts the last of them alone.
 Wire: W chunks. Push: the payload of chunk c goes to rank c. Pull: the payload of the merged chunk
     goes to all. (sum of the other chunks' slots) + (W-1) * (largest slot) bytes a rank, a slot
     being a payload rounded up to 8 bytes. Where sizes vary, they go first: 2 * 8 * (W-1) bytes.
@@ -102,12 +104,15 @@ class casync_ps(Collective):
         yield AllToAll(arrived, pushed, slots, tuple(map(slot_bytes, sizes)))
 
         merged = me.scratch("merged", max(map(slot_bytes, limits)), grad_N, torch.uint8)
-        size_bytes, pull = yield Compute(
+        mean_C = yield Compute(
             "merge",
-            lambda: _aggregate(
-                codec, me, cut, state.pull, arrived, told, merged, grad_N, residual_N
-            ),
+            lambda: _merge(codec, me, cut, arrived, told, grad_N),
             me.world * (stop - start),
+        )
+        size_bytes, pull = yield Compute(
+            "encode",
+            lambda: _encode_mean(codec, me, cut, state.pull, mean_C, merged, grad_N, residual_N),
+            stop - start,
         )
         told = yield from tell_all(me, codec, size_bytes, limits, grad_N)
         slot = slot_bytes(max(told))
@@ -155,27 +160,38 @@ def _packed(me: Member, slots: Sequence[Tensor], sizes: Sequence[int]) -> Tensor
     return torch.cat(fronts, out=packed)
 
 
-def _aggregate(
+def _merge(
+    codec: Compressor,
+    me: Member,
+    cut: _Cut,
+    arrived: Tensor,
+    sizes: Sequence[int],
+    grad_N: Tensor,
+) -> Tensor:
+    """The mean of all ranks' payloads of the own chunk, merged in rank order."""
+    start, stop = cut.bounds[me.rank]
+    mean_C = me.scratch("mean", stop - start, grad_N, working_dtype(grad_N.dtype)).zero_()
+    slots = torch.split(arrived, [slot_bytes(size) for size in sizes])
+    for slot, size in zip(slots, sizes, strict=True):
+        codec.merge(cut.payload(codec, me.rank, slot, size), mean_C, scale=1 / me.world)
+    return mean_C
+
+
+def _encode_mean(
     codec: Compressor,
     me: Member,
     cut: _Cut,
     state: State,
-    arrived: Tensor,
-    sizes: Sequence[int],
+    mean_C: Tensor,
     merged: Tensor,
     grad_N: Tensor,
     residual_N: Tensor | None,
 ) -> tuple[int, State]:
-    """Merges all ranks' payloads of the own chunk, in rank order, and encodes their mean.
+    """Encodes the mean of the own chunk, and keeps W times what that loses.
 
-    Returns the size of that payload, at the front of ``merged``, and the new state.
+    Returns the size of the payload, at the front of ``merged``, and the new state.
     """
     start, stop = cut.bounds[me.rank]
-    mean_C = me.scratch("mean", stop - start, grad_N, working_dtype(grad_N.dtype))
-    mean_C.zero_()
-    slots = torch.split(arrived, [slot_bytes(size) for size in sizes])
-    for slot, size in zip(slots, sizes, strict=True):
-        codec.merge(cut.payload(codec, me.rank, slot, size), mean_C, scale=1 / me.world)
     loss_C = None
     if residual_N is not None:
         loss_C = me.scratch("loss", stop - start, grad_N, mean_C.dtype).zero_()

@@ -74,9 +74,12 @@ def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
         yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
 
 
-def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
-    """One step along the ring; empty chunks (more ranks than elements) are not sent."""
-    verbs: list[Verb] = []
+def hop(me: Member, out: Tensor, into: Tensor, beside: Compute | None = None) -> Steps[None]:
+    """One step along the ring; empty chunks (more ranks than elements) are not sent.
+
+    ``beside`` is done meanwhile; it may read what is sent.
+    """
+    verbs: list[Verb] = [] if beside is None else [beside]
     if out.numel():
         verbs.append(Send((me.rank + 1) % me.world, out))
     if into.numel():

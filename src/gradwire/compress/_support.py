@@ -115,7 +115,7 @@ class SharedSupport(Exchange):
             "values", support_K.numel() + 1, whole_N, working_dtype(grad_N.dtype), varies=True
         )
         yield me.sized(
-            "merge", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
+            "encode", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
         )
         yield AllReduce(values)
         yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel, nothing)

@@ -64,7 +64,7 @@ class cltk(SharedSupport):
 
         yield me.sized("encode", lead, whole_N.numel(), nothing)
         yield Broadcast(leader, sent)
-        yield me.sized("merge", follow, count, nothing)
+        yield me.sized("decode", follow, count, nothing)
         return Chosen(support_K, count if me.rank == leader else 0, state + 1)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:

@@ -122,7 +122,7 @@ class powersgd(Exchange):
         yield Compute("encode", project, grad_N.numel())
         yield AllReduce(held.first)
         if held.batches:
-            yield Compute("merge", refine, grad_N.numel())
+            yield Compute("encode", refine, grad_N.numel())
             yield AllReduce(held.second)
         yield Compute("decode", rebuild, grad_N.numel())
         return state

@@ -38,7 +38,8 @@ PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 class CodecFit(Frozen):
     """Seconds of a compressor's three primitives, as lines over the number of elements.
 
-    Encode includes error feedback where the compressor's traits ask for it.
+    Of an exchange of its own each line is that of one computation of this name, on average. Encode
+    includes error feedback where the compressor's traits ask for it.
     """
 
     encode: LineFit

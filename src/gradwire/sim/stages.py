@@ -123,9 +123,9 @@ class Tariff:
 
     def work(self, verb: Compute) -> Work | None:
         """What a computation costs; None where there is none to speak of."""
-        if verb.name not in PRIMITIVES or (self.plain and verb.name != "merge"):
+        if self.plain and verb.name in ("encode", "decode"):
             return None
-        if self.codec is None:
+        if self.codec is None or verb.name not in PRIMITIVES:
             return Work(f"{verb.name} ({NOT_MEASURED})", 0.0)
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
 

@@ -42,7 +42,8 @@ def simulate(
     Lanes: "backward" and "forward" with one span a layer, "communication" and "compute" with what
     each message does there; ``size_bytes`` is what the rank sends in it. Encode, decode and merge
     take what the cluster's ``codecs`` say; where a compressor was not measured they count as
-    nothing, and the span's name says so. Gather and scatter always count as nothing.
+    nothing, as other computations of a text always do, and the span's name says so. Gather and
+    scatter are not there, and count as nothing too.
     ``Trace.iteration_s`` is US-Byte's t_iter (equation 12).
 
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, for an exchange that
@@ -76,9 +77,9 @@ def simulate_exchange(
 
     ``shapes`` are those of the tensors that lie in it, for exchanges that act on matrices; without
     them it is a vector. It is the first step's, in which rank 0 leads where ranks take turns. The
-    exchange's text is run as it is, without data; a rank alone sends nothing, and its trace is empty.
-    Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb, and
-    ``Deadlock`` if they wait for each other.
+    exchange's text is run as it is, without data; a rank alone sends nothing, and its trace is
+    empty. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a
+    verb, and ``Deadlock`` if they wait for each other.
     """
     if cluster.num_ranks == 1:
         return Trace()
