@@ -156,7 +156,7 @@ def _faults(account: Account) -> Iterator[str]:
     if account.latency_s / plan.credit > max(account.transfer_s, WORTH * account.iteration_s):
         yield (
             "The messages' latencies take longer than their bytes: fewer, larger ones would help, "
-            "or more at once. usbyte with merge=True merges layers, and tuning finds both."
+            "or more at once. usbyte_extended merges layers and sends several blocks at once."
         )
 
 

@@ -15,6 +15,7 @@ from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..sim.clock import backward_ends
 from ._buckets import Bucket
+from ._types import Message
 
 
 class Block(NamedTuple):
@@ -25,6 +26,18 @@ class Block(NamedTuple):
     num_basic: int
     start_s: float
     end_s: float
+
+
+def messages_of(
+    cut: Sequence[Bucket], instance: Instance, blocks: Sequence[Block]
+) -> tuple[Message, ...]:
+    """The messages of an instance's blocks, whose buckets are ``cut``."""
+    found = []
+    for index, first, count, _, _ in blocks:
+        bucket, step = cut[index], instance.basic_bytes[index] // cut[index].item_bytes
+        stop = min((first + count) * step, bucket.numel)
+        found.append(Message(chunks=bucket.chunks(first * step, stop)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
