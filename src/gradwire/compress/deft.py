@@ -70,7 +70,8 @@ class deft(SharedSupport):
     """Averages about a ``density`` share of elements: of each layer those that are largest there.
 
     ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
-    rank selects in layers of its own, about 1/W of the work, so what ranks select never overlaps.
+    rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
+    work among up to 64 ranks, and less evenly shared among more; norms are taken of all layers.
 
     >>> from gradwire.exchange import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))

@@ -71,10 +71,10 @@ def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
     claims = tuple(_claim(row) for row in rows)
     note = (
         "the paper's programs state types and fill buffers; ours leave the first to tracing and "
-        "the second to the generator. Operators that table 4 lacks are listed in others_used; where "
-        "an algorithm uses any, what they do is in no count of ours, and its counts are not held "
-        "against the paper's (size is the paper's gradient.size). Nor is what says where powersgd's "
-        "matrices lie and keeps the residual (_factors.py)"
+        "the second to the generator. Operators that table 4 lacks are listed in others_used (size "
+        "is the paper's gradient.size): where an algorithm uses any, no count of ours has what they "
+        "do, and its counts are not held against the paper's. Nor has any what says where "
+        "powersgd's matrices lie and keeps the residual (_factors.py)"
     )
     return Findings(tuple(rows), claims, (note,))
 
