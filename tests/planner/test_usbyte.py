@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire import catalogue
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
@@ -242,6 +243,13 @@ def test_merging_joins_small_neighbours_only() -> None:
     plan = usbyte_extended(profile, cluster, basic_partition_bytes=2**20, credit=1)
     assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
     assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
+
+
+def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
+    profile, many = catalogue.load("resnet50"), Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
+    plans = usbyte(profile, many), usbyte_extended(profile, many, credit=1)
+    papers_s, merged_s = (iteration_s(plan, profile, many) for plan in plans)
+    assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
 
 
 def test_where_bytes_cost_nothing_all_layers_are_one() -> None:

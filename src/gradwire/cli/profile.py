@@ -287,4 +287,5 @@ def _codec_rows(cluster: Cluster) -> list[Row]:
         for name, fit in cluster.codecs.items()
         for primitive in PRIMITIVES
         for line in (getattr(fit, primitive),)
+        if not line.is_nothing
     ]

@@ -6,8 +6,8 @@ so what the simulator asks for it, all come from ``travel`` and ``copies_sent``.
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8 shaped hosts
     (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a ring. A reduce-scatter is an
     all-reduce of which a part is kept, and sends as much. In an all-to-all each pair of ranks
-    exchanges its parts. A broadcast is a binomial tree: place p, counted from the root, passes the
-    buffer on to every place p + 2^i with 2^i > p.
+    exchanges its parts. A broadcast is a binomial tree: the p-th rank from the root on passes the
+    buffer on to all that are p + 2^i from it with 2^i > p.
 A tree's node sends to all its children at once, and they share its link. So the last copy is there
 when all sends of the nodes above it are over, one node behind the other: among 2 to 8 ranks after
 1, 2, 3, 4, 5, 5 and 6 times the buffer. 4 MB took 1.0, 2.0, 2.9, 4.0, 4.8, 4.7 and 5.0 times as
@@ -73,10 +73,10 @@ def travel(verb: str, world: int) -> Travel:
     return Travel(rounds, parts / of)
 
 
-def copies_sent(verb: str, world: int, place: int = 0) -> tuple[int, int]:
+def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """How many times its size a rank sends, as a fraction (numerator, denominator).
 
-    ``place`` is the rank's in a broadcast, counted from the root; elsewhere all send alike.
+    In a broadcast the rank is the ``from_root``-th from the root on; elsewhere all send alike.
 
     >>> copies_sent("all_reduce", 4), [copies_sent("broadcast", 6, p)[0] for p in range(6)]
     ((6, 4), [3, 2, 0, 0, 0, 0])
@@ -90,22 +90,22 @@ def copies_sent(verb: str, world: int, place: int = 0) -> tuple[int, int]:
         case "all_to_all":
             return others, world
         case "broadcast":
-            return len(_children(place, world)), 1
+            return len(_children(from_root, world)), 1
         case "send":
             return 1, 1
         case _:
             raise UnknownName("verb", verb, tuple(dict.fromkeys(NAMES.values())))
 
 
-def bytes_sent(verb: str, size_bytes: int, world: int, place: int = 0) -> int:
-    """Bytes that a rank sends for a verb of this size; ``place`` as in ``copies_sent``."""
-    parts, of = copies_sent(verb, world, place)
+def bytes_sent(verb: str, size_bytes: int, world: int, from_root: int = 0) -> int:
+    """Bytes that a rank sends for a verb of this size; ``from_root`` as in ``copies_sent``."""
+    parts, of = copies_sent(verb, world, from_root)
     return parts * size_bytes // of
 
 
 def bytes_on_average(verb: str, size_bytes: int, world: int) -> int:
-    """Bytes that a rank sends for a verb of this size, over all places that it may have."""
-    return sum(bytes_sent(verb, size_bytes, world, place) for place in range(world)) // world
+    """Bytes that a rank sends for a verb of this size, whichever rank is the root."""
+    return sum(bytes_sent(verb, size_bytes, world, rank) for rank in range(world)) // world
 
 
 def sent_bytes(verb: Verb, rank: int, world: int) -> int:
@@ -121,19 +121,18 @@ def sent_bytes(verb: Verb, rank: int, world: int) -> int:
         case AllGather(out, buf):  # among however many
             return (out.numel() - buf.numel()) * buf.element_size()
         case _:
-            place = (rank - verb.src) % world if isinstance(verb, Broadcast) else 0
+            from_root = (rank - verb.src) % world if isinstance(verb, Broadcast) else 0
             size_bytes = verb.buf.numel() * verb.buf.element_size()
-            return bytes_sent(NAMES[type(verb)], size_bytes, world, place)
+            return bytes_sent(NAMES[type(verb)], size_bytes, world, from_root)
 
 
-def _children(place: int, world: int) -> list[int]:
-    """The places that a place passes a broadcast on to."""
-    first = place.bit_length()
-    reached = range(first, max(first, (world - 1).bit_length()))
-    return [place + (1 << i) for i in reached if place + (1 << i) < world]
+def _children(from_root: int, world: int) -> list[int]:
+    """Whom the rank passes a broadcast on to; all are counted from the root."""
+    steps = range(from_root.bit_length(), (world - 1).bit_length())
+    return [from_root + (1 << i) for i in steps if from_root + (1 << i) < world]
 
 
-def _tree_copies(place: int, world: int) -> int:
-    """Copies one behind the other from a place to the last of those below it."""
-    below = _children(place, world)
+def _tree_copies(from_root: int, world: int) -> int:
+    """Copies one behind the other from a rank to the last of those below it."""
+    below = _children(from_root, world)
     return len(below) + max((_tree_copies(child, world) for child in below), default=0)

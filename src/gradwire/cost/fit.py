@@ -73,6 +73,11 @@ class LineFit(Frozen):
         return samples[-1][1] + self.tail_s * (size - samples[-1][0])
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether it costs nothing whatever its size, as what is never done."""
+        return not self.alpha_s and not self.per_unit_s
+
+    @property
     def tail_s(self) -> float:
         """Seconds that a unit adds where there are many: what is left of the cost of long messages
         when their own latency is taken off, and so what a busy link needs for it."""

@@ -72,9 +72,9 @@ def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
     note = (
         "the paper's programs state types and fill buffers; ours leave the first to tracing and "
         "the second to the generator. Operators that table 4 lacks are listed in others_used (size "
-        "is the paper's gradient.size): where an algorithm uses any, no count of ours has what they "
-        "do, and its counts are not held against the paper's. Nor has any what says where "
-        "powersgd's matrices lie and keeps the residual (_factors.py)"
+        "is the paper's gradient.size): where an algorithm uses any, what they do is not counted, "
+        "and its counts are not held against the paper's. Nor is what says where powersgd's "
+        "matrices lie and keeps the residual (_factors.py)"
     )
     return Findings(tuple(rows), claims, (note,))
 

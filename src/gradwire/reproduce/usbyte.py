@@ -3,7 +3,8 @@
 Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling Unequal-sized
     Tensor Blocks in Distributed Deep Learning" (IEEE TPDS 2023), section 6.
 Left out: figures 11 and 14 (parts of what figures 10 and 16 show), 12 (convergence is that of dense
-    training, which the laws hold bit for bit), 17 (power) and table 5 (their scheduler's overhead).
+    training: a plan changes the mean by the rounding of its sums at most), 17 (power) and table 5
+    (their scheduler's overhead).
 """
 
 from __future__ import annotations
