@@ -1,7 +1,7 @@
 """usbyte_extended: US-Byte with gradwire's extensions, merged layers and several blocks at once.
 
 Source: US-Byte, as in ``usbyte``; neither extension is the paper's.
-Differences from the paper, besides those of ``usbyte``:
+Differences from the paper: those of ``usbyte``, and
     - Neighbouring layers smaller than some size are one layer to the algorithms, which the paper
       names as its limitation (section 7.2). Sizes tried are multiples of alpha / beta, the bytes
       that cost as much as a message does for being one. Many small layers at many ranks are nothing
