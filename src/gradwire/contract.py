@@ -311,7 +311,7 @@ def synchronise_by_run(
         def add() -> Tensor:
             return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
 
-        sent_N = yield Compute("merge", add, grad_N.numel())
+        sent_N = yield Compute("accumulate", add, grad_N.numel())
     mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
 
     def finish() -> None:
@@ -320,7 +320,7 @@ def synchronise_by_run(
             residual_N.sub_(contributed_N)
             torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
 
-    yield Compute("decode", finish, grad_N.numel())
+    yield Compute("finish", finish, grad_N.numel())
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from .errors import invalid
@@ -48,6 +49,18 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
         index += 1
     digits = 0 if index == 0 else (2 if abs(value) < 10 else 1)
     return f"{value:.{digits}f} {names[index]}"
+
+
+def ratio(own: float, other: float) -> float:
+    """``own`` / ``other``; 1 where both are 0, as what takes no time is as fast as any other that
+    takes none, and infinity where only ``other`` is.
+
+    >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
+    (1.5, 1.0, inf)
+    """
+    if other:
+        return own / other
+    return math.inf if own else 1.0
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -65,10 +65,12 @@ def test_rows_are_planners_and_where_asked_those_with_fixed_settings() -> None:
         "bytescheduler-fixed",
         "usbyte",
         "usbyte-fixed",
+        "usbyte_extended",
     ]
-    assert [name for name, row in rows.items() if row["tune"]] == ["bytescheduler", "usbyte"]
+    tuned = ["bytescheduler", "usbyte", "usbyte_extended"]
+    assert [name for name, row in rows.items() if row["tune"]] == tuned
     assert rows["bytescheduler-fixed"]["settings"] == {"partition_bytes": 500_000, "credit": 2}
-    assert len(ScheduleBench().rows()) == 5
+    assert len(ScheduleBench().rows()) == 6
 
 
 def test_links_carry_what_scale_and_slowdown_leave() -> None:
@@ -88,7 +90,7 @@ def test_sizes_in_settings_mean_the_profile_at_full_size() -> None:
     assert max(sum(c.numel for c in m.chunks) for m in made.messages) == 2_000
     ddp = make_plan(PROFILE, CLUSTER, {"planner": "ddp", "settings": {}, "tune": False}, settings)
     assert ddp.settings["bucket_bytes"] == 25 * 2**20 // 4
-    row = {"planner": "usbyte", "settings": {"merge": False, "credit": 1}, "tune": True}
+    row = {"planner": "usbyte_extended", "settings": {"credit": 1}, "tune": True}
     tuned = make_plan(PROFILE, CLUSTER, row, settings)
     default = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
     scaled_s = [iteration_s(p, scaled(small, slowdown=2), CLUSTER) for p in (tuned, default)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from gradwire.bench import select
@@ -36,6 +37,24 @@ def test_layers_are_as_long_as_was_asked(numel):
     sizes = select.layer_sizes(numel)
     assert sum(sizes) == numel
     assert min(sizes) > 0
+
+
+def test_what_a_rank_of_deft_does_begins_with_the_norms_of_all_layers(monkeypatch):
+    """However many ranks there are: the pass does not get shorter with more of them."""
+    passes = []
+    norms = select.range_norms
+
+    def noting(grad_N, starts_L, stops_L, *others):
+        passes.append(int((stops_L - starts_L).sum()))
+        norms(grad_N, starts_L, stops_L, *others)
+
+    monkeypatch.setattr(select, "range_norms", noting)
+    numel = 60_000
+    cases = {case.name: case for case in select._deft_cases(0.01, torch.randn(numel), {})}
+    for ranks in select.RANKS:
+        passes.clear()
+        cases[f"deft/{ranks}"].run()
+        assert passes == [numel]
 
 
 def test_command_prints_json():

@@ -79,21 +79,28 @@ def correlated(spec: gw.TensorSpec, world: int, seed: int) -> list[Tensor]:
     return [scales_N * (shared_N + own_N) for own_N in own]
 
 
-def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows() -> None:
-    """Figure 4, in small: within 5 % of what was asked for among 2 to 16 ranks, in every step."""
+@pytest.mark.parametrize(
+    ("density", "within", "growth"), [(0.02, 0.04, 3), (0.1, 0.06, 2)], ids=str
+)
+def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows(
+    density: float, within: float, growth: float
+) -> None:
+    """Figure 4, in small: near what was asked for among 2 to 16 ranks, in every step."""
     spec = spec_of(((40, 50), (100, 30), (20, 20), (70, 60), (25, 8)) * 3)
     grown = []
     for world in (2, 4, 8, 16):
-        mine, other = (Run(exchange_for(kind(density=0.02)), spec, world) for kind in (deft, topk))
-        for step in range(2):
+        mine, other = (
+            Run(exchange_for(kind(density=density)), spec, world) for kind in (deft, topk)
+        )
+        for step in range(3):
             grads = correlated(spec, world, step)
             assert int(mine.step(grads).count_nonzero()) == pytest.approx(
-                0.02 * spec.numel, rel=0.05
+                density * spec.numel, rel=within
             )
             built_up = int(other.step(grads).count_nonzero())
-        grown.append(built_up / (0.02 * spec.numel))
+        grown.append(built_up / (density * spec.numel))
     assert all(a < b for a, b in pairwise(grown))
-    assert grown[-1] > 3
+    assert grown[-1] > growth
 
 
 def test_at_worst_every_rank_spends_the_budget_in_its_own_layers() -> None:

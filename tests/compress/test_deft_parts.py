@@ -78,13 +78,23 @@ def by_equation_3(sizes_L: Tensor, k_L: Tensor) -> list[float]:
     return costs_L.where(k_L < sizes_L, 0.0).tolist()
 
 
+EVEN = ((range(2, 17), 1.05), ((24, 32, 48, 64), 1.12), ((96, 128, 256), 1.5))
+"""Numbers of ranks, and how far the busiest may be above an equal share of what one would do."""
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_selection_falls_as_fast_as_ranks_grow(table: str) -> None:
-    """Figure 9 by counted work: the busiest of n ranks has at most 1.05 / n of what one has."""
+    """Figure 9 by counted work, without the pass over all norms. It falls ever less from 64 ranks
+    on: the last of these bounds is needed, and the second one does not hold there."""
     alone = sum(_packing.work(*allocated(table, 1)))
-    for world in range(2, 17):
-        busiest = _packing.heaviest(_packing.work(*allocated(table, world)), world)
-        assert busiest <= 1.05 * alone / world
+
+    def above(world: int) -> float:
+        work = _packing.work(*allocated(table, world))
+        return _packing.heaviest(work, world) * world / alone
+
+    for worlds, most in EVEN:
+        assert all(above(world) <= most for world in worlds)
+    assert above(256) > EVEN[1][1]
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -96,6 +96,13 @@ def test_what_determines_no_line_is_refused(samples: list[tuple[int, float]]) ->
         fit_line(samples)
 
 
+@pytest.mark.parametrize("size", [0, 64])
+def test_samples_of_one_size_tell_no_slope(size: int) -> None:
+    line = LineFit(alpha_s=1.0, per_unit_s=0.5, samples=((size, 2.0), (size, 3.0)))
+    assert line.tail_s == 0.5
+    assert line.parts(2 * size + 2)[1] == 0.5 * (2 * size + 2)
+
+
 def test_a_fit_survives_its_json() -> None:
     found = fit_line([(1, 1 / 3), (2, 0.7), (3, 1.1)])
     assert LineFit.model_validate_json(found.model_dump_json()) == found

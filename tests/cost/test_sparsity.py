@@ -16,6 +16,7 @@ from gradwire.cost.sparsity import (
     DOUBLINGS,
     Densification,
     Indices,
+    RangeImbalance,
     Skewness,
     SparsityProfile,
     TensorSparsity,
@@ -109,6 +110,20 @@ def test_what_is_extrapolated_is_near_for_words() -> None:
     found = extrapolated(measured, density(sets[0], 20_000))
     assert [one.extrapolated for one in found] == [False] * 4 + [True] * 3
     assert true <= found[-1].ratio <= 1.25 * true
+
+
+@pytest.mark.parametrize(
+    ("field", "kept"),
+    [
+        ("densification", [Densification(ranks=2, ratio=1.5)] * 2),
+        ("skewness", [Skewness(parts=n, ratio=1.0) for n in (4, 2)]),
+        ("imbalances", [RangeImbalance(ranks=4, push=1.0, pull=1.0)] * 2),
+    ],
+)
+def test_what_is_between_two_that_are_alike_is_not_asked(field: str, kept: list[Any]) -> None:
+    """It divides by how far apart they are."""
+    with pytest.raises(ValueError, match="listed once each, ascending"):
+        UnitSparsity.model_validate({"width": 1, "num_units": 40, "density": 0.1, field: kept})
 
 
 def test_one_gradient_tells_nothing_of_others() -> None:

@@ -13,21 +13,23 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
+from gradwire.contract import Exchange
 from gradwire.cost.cluster import Cluster, CodecFit
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
-from gradwire.error_feedback import with_error_feedback
+from gradwire.error_feedback import ErrorFeedback
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair
 from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.bytescheduler import bytescheduler
+from gradwire.planner.wfbp import wfbp
 from gradwire.sim.network import Network
 from gradwire.sim.timeline import simulate, simulate_exchange
 from tests.planner.profiles import profile_of, profiles
 from tests.strategies import bounded
 
 from . import broken_sims as broken
-from .cases import name_of, pairs
+from .cases import name_of, own_exchanges, pairs
 from .plan_laws import Planner
 from .sim_laws import DENSE_LAWS, EXCHANGE_LAWS, NETWORK_LAWS, PLAN_LAWS, Transfer
 from .variable import above
@@ -87,14 +89,14 @@ def test_network_law_bites(law: Callable[..., None], make: type[Network]) -> Non
 VARIABLE = (pair(above(), allgather_sparse()), pair(above(), casync_ps()))
 
 
-@pytest.mark.parametrize("exchange", [*pairs(), *VARIABLE], ids=name_of)
-def test_exchange_laws(exchange: Pair) -> None:
+@pytest.mark.parametrize("exchange", [*pairs(), *VARIABLE, *own_exchanges()], ids=name_of)
+def test_exchange_laws(exchange: Exchange) -> None:
     @bounded(4)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
     def hold(numel: int, cluster: Cluster) -> None:
         for law in EXCHANGE_LAWS:
             law(simulate_exchange, exchange, numel, cluster)
-            law(simulate_exchange, with_error_feedback(exchange), numel, cluster)
+            law(simulate_exchange, ErrorFeedback(exchange), numel, cluster)
 
     hold()
 
@@ -122,11 +124,16 @@ def test_dense_plans(planner: Planner) -> None:
     hold()
 
 
-def _through(exchange: Pair, plan: Plan, *, every: int = 1) -> Plan:
+def _algorithm(exchange: Exchange) -> str:
+    """The file of ``compress/`` that an exchange is made of, or is."""
+    return type(exchange.codec if isinstance(exchange, Pair) else exchange).__name__
+
+
+def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
     """The plan with every so-many-eth message going through an exchange of these files."""
     setting = ExchangeSetting(
-        compressor=type(exchange.codec).__name__,
-        collective=type(exchange.collective).__name__,
+        compressor=_algorithm(exchange),
+        collective=type(exchange.collective).__name__ if isinstance(exchange, Pair) else None,
         error_feedback=True,
     )
     messages = [
@@ -136,8 +143,12 @@ def _through(exchange: Pair, plan: Plan, *, every: int = 1) -> Plan:
     return plan.model_copy(update={"messages": tuple(messages), "exchanges": {"other": setting}})
 
 
-@pytest.mark.parametrize("exchange", pairs(), ids=name_of)
-def test_plans_of_other_exchanges(exchange: Pair) -> None:
+OWN = {type(exchange): exchange for exchange in own_exchanges()}.values()
+"""One of each kind: plans name no settings here."""
+
+
+@pytest.mark.parametrize("exchange", [*pairs(), *OWN], ids=name_of)
+def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     @bounded(6)
     @given(
         profile=profiles(largest=3000),
@@ -148,7 +159,9 @@ def test_plans_of_other_exchanges(exchange: Pair) -> None:
     )
     def hold(profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool) -> None:
         plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
-        codecs = {type(exchange.codec).__name__: MEASURED} if measured else {}
+        if exchange.keeps_whole:  # then nothing may be cut
+            plan = wfbp(profile, cluster).model_copy(update={"credit": credit})
+        codecs = {_algorithm(exchange): MEASURED} if measured else {}
         cluster = cluster.model_copy(update={"codecs": codecs})
         for law in PLAN_LAWS:
             law(simulate, _through(exchange, plan, every=every), profile, cluster)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from gradwire.cost.cluster import Cluster
+from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import DType, Layer, Profile, ProfiledTensor
 
 Row = tuple[Sequence[int], float, float]
@@ -56,11 +57,16 @@ def profiles(draw: st.DrawFn, largest: int = 3000) -> Profile:
     return profile_of(*rows, dtypes=draw(st.sampled_from([DTYPES, DTYPES[:1], DTYPES[1:]])))
 
 
+hops = st.one_of(st.just(0.0), st.floats(1e-6, 1e-3))
+lines = st.builds(LineFit, alpha_s=hops, per_unit_s=st.one_of(st.just(0.0), st.floats(1e-8, 1e-4)))
+"""Measured costs, either of whose terms may be nothing."""
+
 clusters = st.builds(
     Cluster,
     num_ranks=st.sampled_from((1, 2, 3, 8, 64)),
     rate_bytes_per_s=st.floats(1e4, 1e8),
-    hop_s=st.one_of(st.just(0.0), st.floats(1e-6, 1e-3)),
+    hop_s=hops,
+    collectives=st.one_of(st.just({}), st.builds(dict, all_reduce=lines)),
 )
 
 

@@ -19,11 +19,10 @@ from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import load, names
 from gradwire.planner._plan import settings_of
 from gradwire.planner._price import iteration_s
-from gradwire.planner._space import WholeNumbers
 from gradwire.planner._tune import search_space, tune
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
-from gradwire.planner.usbyte import usbyte
+from gradwire.planner.usbyte_extended import usbyte_extended
 from tests.planner.profiles import TEN_GBIT, exact_cluster, profile_of, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -38,10 +37,7 @@ def test_search_holds_settings_and_their_defaults(name: str) -> None:
     assert set(space) <= set(settings_of(planner) or ())
     for setting, values in space.items():
         default = inspect.signature(planner).parameters[setting].default
-        if isinstance(values, WholeNumbers):
-            assert values.low <= default <= values.high
-        else:
-            assert isinstance(default, bool)
+        assert values.low <= default <= values.high
 
 
 @pytest.mark.parametrize("name", names("planner"))
@@ -95,10 +91,9 @@ def test_an_objective_of_ones_own_decides_and_is_asked_once_a_setting() -> None:
 
 
 def test_bound_settings_stay() -> None:
-    planner = partial(partial(usbyte, trials=0), merge=False, credit=1)
+    planner = partial(partial(usbyte_extended, trials=0), credit=1)
     assert list(search_space(planner)) == ["basic_partition_bytes"]
     plan = tune(planner, SMALL, EIGHT, trials=8)
-    assert plan.settings["merge"] is False
     assert (plan.settings["credit"], plan.settings["trials"]) == (1, 0)
 
 

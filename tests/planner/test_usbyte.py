@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire import catalogue
 from gradwire.cost.cluster import Cluster
+from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.planner._buckets import buckets, merged
 from gradwire.planner._check import check
 from gradwire.planner._phases import Instance
 from gradwire.planner._price import iteration_s
+from gradwire.planner._tune import search_space, tune
 from gradwire.planner._types import Plan
 from gradwire.planner.usbyte import usbyte
+from gradwire.planner.usbyte_extended import usbyte_extended
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import run
 from tests.planner.profiles import (
@@ -195,24 +199,40 @@ def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
     check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
 
 
-IMPROVED = ({"merge": True}, {"credit": 4}, {"merge": True, "credit": 4})
-
-
-@pytest.mark.parametrize("settings", IMPROVED, ids=str)
-def test_merging_and_credit_never_make_it_longer_and_sometimes_much_shorter(
-    settings: dict[str, int],
-) -> None:
+@pytest.mark.parametrize("credit", [1, 4])
+def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
     draw = random.Random(11)
     gains = []
     for _ in range(60):
         profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 10))
         papers = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
-        improved = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, **settings)
+        extended = usbyte_extended(
+            profile, cluster, basic_partition_bytes=basic_bytes, credit=credit
+        )
         gains.append(
-            iteration_s(papers, profile, cluster) / iteration_s(improved, profile, cluster)
+            iteration_s(papers, profile, cluster) / iteration_s(extended, profile, cluster)
         )
     assert min(gains) >= 1
     assert max(gains) > 1.5
+
+
+def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None:
+    """Tuned or not: the search is that of S_p alone."""
+    assert list(search_space(usbyte)) == ["basic_partition_bytes"]
+    draw = random.Random(12)
+    for _ in range(8):
+        profile, cluster, _ = random_instance(draw, draw.randint(2, 8))
+        layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
+        for plan in (usbyte(profile, cluster), tune("usbyte", profile, cluster, trials=4)):
+            assert (plan.planner, plan.credit) == ("usbyte", 1)
+            assert set(plan.settings) == {"basic_partition_bytes", "trials"}
+            for message in plan.messages:
+                assert len({layer_of[chunk.tensor] for chunk in message.chunks}) == 1
+
+
+def test_the_extended_planner_bears_another_name() -> None:
+    assert usbyte_extended(vgg16(), EIGHT).planner == "usbyte_extended"
+    assert set(search_space(usbyte_extended)) == {"basic_partition_bytes", "credit"}
 
 
 def test_merging_joins_small_neighbours_only() -> None:
@@ -220,9 +240,24 @@ def test_merging_joins_small_neighbours_only() -> None:
     small = [([4], 0.125, 0.125)] * 6
     profile = profile_of(*small, ([1024], 0.125, 0.125), *small)
     cluster = exact_cluster(hop_s=0.5, rate=64.0)
-    plan = usbyte(profile, cluster, basic_partition_bytes=2**20, merge=True)
+    plan = usbyte_extended(profile, cluster, basic_partition_bytes=2**20, credit=1)
     assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
     assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
+
+
+def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
+    profile, many = catalogue.load("resnet50"), Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
+    plans = usbyte(profile, many), usbyte_extended(profile, many, credit=1)
+    papers_s, merged_s = (iteration_s(plan, profile, many) for plan in plans)
+    assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
+
+
+def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
+    profile = profile_of(([64], 1.0, 0.125), ([64], 0.125, 0.125), ([900], 0.125, 0.125))
+    line = LineFit(alpha_s=0.5, per_unit_s=0.0)
+    cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives={"all_reduce": line})
+    plan = usbyte_extended(profile, cluster, credit=1)
+    assert len(plan.messages) == 1
 
 
 def test_merged_layers_keep_dtypes_apart() -> None:
@@ -236,8 +271,8 @@ def test_merged_layers_keep_dtypes_apart() -> None:
 def test_credit_is_what_the_plan_uses_at_most() -> None:
     profile, alone = vgg16(), profile_of(([64], 1.0, 1.0))
     many = Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
-    assert usbyte(profile, many, credit=4).credit == 4
-    assert usbyte(alone, many, credit=4).credit == 1
+    assert usbyte_extended(profile, many, credit=4).credit == 4
+    assert usbyte_extended(alone, many, credit=4).credit == 1
 
 
 @pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])
@@ -256,10 +291,10 @@ def test_400_layers_are_planned_within_a_second(rate: float) -> None:
         ({"basic_partition_bytes": 0}, "basic_partition_bytes must be a whole number, 1 or more"),
         ({"basic_partition_bytes": math.pi}, "basic_partition_bytes must be"),
         ({"credit": 0}, "credit must be a whole number, 1 or more"),
-        ({"merge": 1}, "merge must be True or False"),
         ({"trials": -1}, "trials must be a whole number, 0 or more"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, int], words: str) -> None:
-    with pytest.raises(InvalidSetting, match=words):
-        usbyte(vgg16(), EIGHT, **settings)
+    for planner in (usbyte, usbyte_extended)["credit" in settings :]:
+        with pytest.raises(InvalidSetting, match=words):
+            planner(vgg16(), EIGHT, **settings)

@@ -53,24 +53,34 @@ def test_sparse_gather_takes_its_closed_form(world: int) -> None:
     assert trace.iteration_s == (world - 1) * (HOP_S + 8 * 2**10 / RATE)
 
 
+ENCODE = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
+MERGE = LineFit(alpha_s=2**-13, per_unit_s=2**-25)
+DECODE = LineFit(alpha_s=2**-14, per_unit_s=2**-26)
+CODEC = CodecFit(encode=ENCODE, merge=MERGE, decode=DECODE)
+"""Three lines, no multiple of which is another's."""
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
 @pytest.mark.parametrize("collective", [casync_ring(), casync_ps()], ids=repr)
 def test_casync_takes_its_closed_form(collective, world: int) -> None:
     """2(N-1)(hop + m/rate) for payloads of m bytes a chunk, and the codec's time.
 
-    HiPress, table 3: the ring encodes N times one behind the other, the server encodes all chunks,
-    merges and encodes its own; decoding all is the end of both.
+    HiPress, table 3: the ring encodes N chunks, merges N - 1 and decodes one beside which nothing
+    travels. The server encodes all chunks but its own, and the mean of its own; merges what
+    arrived and what it has, N chunks; and decodes all.
     """
-    numel = world * 2**13
-    exact = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
-    codecs = {"onebit": CodecFit(encode=exact, decode=exact, merge=exact)}
-    cluster = exact_cluster(num_ranks=world).model_copy(update={"codecs": codecs})
-    trace = simulate_exchange(pair(onebit(), collective), numel, cluster)
+    chunk = 2**13
+    numel = world * chunk
+    cluster = exact_cluster(num_ranks=world).model_copy(update={"codecs": {"onebit": CODEC}})
+    trace = simulate_exchange(pair(onebit(block=65536), collective), numel, cluster)
     wire_s = 2 * (world - 1) * (HOP_S + (2**10 + 8) / RATE)
+    assert DECODE.seconds(chunk) < HOP_S, "a ring's other decodes hide behind their hops"
     if isinstance(collective, casync_ring):
-        codec_s = world * exact.seconds(2**13) + exact.seconds(numel)
+        codec_s = world * ENCODE.seconds(chunk) + (world - 1) * MERGE.seconds(chunk)
+        codec_s += DECODE.seconds(chunk)
     else:
-        codec_s = 3 * exact.seconds(numel)
+        codec_s = ENCODE.seconds(numel - chunk) + MERGE.seconds(numel) + ENCODE.seconds(chunk)
+        codec_s += DECODE.seconds(numel)
     assert trace.iteration_s == wire_s + codec_s
 
 
@@ -112,11 +122,12 @@ def test_what_was_not_measured_counts_as_nothing_and_the_trace_says_so(ranks) ->
 @pytest.mark.parametrize("ranks", ["one", "all"])
 def test_what_was_measured_is_on_the_compute_lane(ranks) -> None:
     line = LineFit(alpha_s=2**-8, per_unit_s=2**-16)
-    codecs = {"topk": CodecFit(encode=line, decode=line, merge=line)}
+    other = LineFit(alpha_s=2**-7, per_unit_s=2**-18)
+    codecs = {"topk": CodecFit(encode=line, decode=line, merge=other)}
     cluster = exact_cluster(num_ranks=4).model_copy(update={"codecs": codecs})
     trace = simulate(_sparse(wfbp(PROFILE, cluster)), PROFILE, cluster, ranks=ranks)
     spans = [s for s in trace.spans if s.rank == 0 and s.message == 1]
-    encode_s, merge_s = line.seconds(2**12), line.seconds(4 * 2**12)
+    encode_s, merge_s = line.seconds(2**12), other.seconds(4 * 2**12)
     sent_s = 3 * (HOP_S + 8 * 2**10 / RATE)
     assert [(s.lane, s.name, s.start_s, s.duration_s) for s in spans] == [
         ("compute", "encode", 1.0, encode_s),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective._local import drive
-from gradwire.collective._verbs import sent_bytes
+from gradwire.collective._travel import sent_bytes
 from gradwire.contract import Exchange, Member
 from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting

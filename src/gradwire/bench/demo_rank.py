@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from ..collective._verbs import AllReduce, sent_bytes
+from ..collective._travel import sent_bytes
+from ..collective._verbs import AllReduce
 from ..load import load
 from ..runtime.attach import attach
 from ..runtime.handle import Handle

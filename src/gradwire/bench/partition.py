@@ -18,6 +18,7 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_sent
 from ..errors import invalid
 from ..sparse.entries import Entries
 from ..sparse.formats.coo import coo
@@ -83,7 +84,7 @@ class _Rank:
         length = self.parts[0].length
         push_bytes = sum(coo().size_bytes(count, length) for count in pushed[0].counts_W[1:])
         pull_bytes = sum(payload.size_bytes for payload in self.pulled[1:])
-        self.saved_bytes = 2 * (world - 1) / world * 4 * numel - push_bytes - pull_bytes
+        self.saved_bytes = bytes_sent("all_reduce", 4 * numel, world) - push_bytes - pull_bytes
 
     def copy(self) -> Tensor:
         return self.out_N.copy_(self.vector_N)

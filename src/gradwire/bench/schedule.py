@@ -37,9 +37,10 @@ from .ranks import Report, run_ranks
 from .replay import scaled
 
 Row = dict[str, object]
-PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte")
-TUNED = frozenset({"bytescheduler", "usbyte"})
-"""Planners whose settings the US-Byte paper finds by Bayesian optimisation."""
+PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended")
+TUNED = frozenset({"bytescheduler", "usbyte", "usbyte_extended"})
+"""Planners whose settings are found by Bayesian optimisation, as the US-Byte paper finds those of
+ByteScheduler and its own S_p."""
 FIXED_BYTES = 500_000
 """S_p of the paper's simulations: 4 Mbit."""
 FIXED: dict[str, dict[str, int]] = {

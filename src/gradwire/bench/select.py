@@ -2,9 +2,10 @@
 
 A row is one sparsifier's encode: without a residual, or with one (``/residual``), which then holds
 what was not sent. The gradient is standard normal, and the hard threshold the one that lets the
-density pass. ``deft/n`` is what the busiest of n ranks selects in its layers, those of ResNet-50
-cut to the length asked for; ``deft/norms`` is the pass over all layers before it, whatever n is.
-The fraction of the copy's bandwidth counts a gradient read once, as in ``bench.kernel``.
+density pass. ``deft/n`` is what the busiest of n ranks does: the norms of all layers, those of
+ResNet-50 cut to the length asked for, and then the selection in its own. ``deft/norms`` is the
+first alone, which takes as long whatever n is. The fraction of the copy's bandwidth counts a
+gradient read once, as in ``bench.kernel``.
 """
 
 from __future__ import annotations
@@ -117,8 +118,14 @@ def _deft_cases(density: float, grad_N: Tensor, peers: Peers) -> Iterator[Case]:
         k_L = layer_k(norms_L.sqrt(), partition.sizes_L, max(1, round(density * grad_N.numel())))
         layers_P = _busiest(owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world)
         share = int(partition.sizes_L[layers_P].sum()) / grad_N.numel()
-        run = partial(select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P])
-        yield Case(f"deft/{world}", (4 + 8 * density) * share, run, peers)
+        own = partial(select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P])
+        read = 4 + (4 + 8 * density) * share
+        yield Case(f"deft/{world}", read, partial(_in_turn, norms, own), peers)
+
+
+def _in_turn(first: Call, then: Call) -> None:
+    first()
+    then()
 
 
 def _busiest(owners_L: Tensor, costs_L: Sequence[float], world: int) -> Tensor:

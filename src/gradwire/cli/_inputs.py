@@ -64,10 +64,10 @@ def read_rates(text: str | None) -> list[str | None]:
 
 
 def read_settings(given: Sequence[str]) -> dict[str, object]:
-    """Settings of a planner from words such as ``credit=4``; sizes may carry their unit.
+    """Settings from words such as ``credit=4``; sizes may carry their unit.
 
-    >>> read_settings(["credit=4", "merge=True", "partition_bytes=4MiB"])
-    {'credit': 4, 'merge': True, 'partition_bytes': 4194304}
+    >>> read_settings(["credit=4", "partition_bytes=4MiB"])
+    {'credit': 4, 'partition_bytes': 4194304}
     """
     found: dict[str, object] = {}
     for word in given:

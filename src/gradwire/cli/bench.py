@@ -178,7 +178,8 @@ def select(
 ) -> None:
     """Time every sparsifier's selection against abs().topk and a copy, in one run, in turn.
 
-    deft/n is what the busiest of n ranks selects; /residual is with error feedback.
+    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then its share of
+    the selection. /residual is with error feedback.
     """
     for name, value, least in (
         ("numel", numel, 16),

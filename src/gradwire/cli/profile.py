@@ -236,7 +236,7 @@ def _layer_rows(measured: Profile) -> list[Row]:
             "size_bytes": layer.size_bytes,
             "forward_s": layer.forward_s,
             "backward_s": layer.backward_s,
-            "fraction_of_step": (layer.forward_s + layer.backward_s) / step_s,
+            "fraction_of_step": (layer.forward_s + layer.backward_s) / step_s if step_s else 0.0,
         }
         for layer in measured.layers
     ]
@@ -287,4 +287,5 @@ def _codec_rows(cluster: Cluster) -> list[Row]:
         for name, fit in cluster.codecs.items()
         for primitive in PRIMITIVES
         for line in (getattr(fit, primitive),)
+        if not line.is_nothing
     ]

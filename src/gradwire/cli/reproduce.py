@@ -62,7 +62,7 @@ def _head(found: Reproduction) -> str:
 
 
 def _claims(one: Done) -> list[dict[str, object]]:
-    verdict = {True: "yes", False: "no", None: "not measured"}
+    verdict = {True: "yes", False: "no", None: "not said"}
     return [
         {
             "name": claim.place,

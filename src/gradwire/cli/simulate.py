@@ -20,7 +20,7 @@ from ..report import curves, timeline
 from ..sim.timeline import simulate as run_plan
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
-from ..units import format_rate
+from ..units import format_rate, ratio
 from ._inputs import RANKS, RATE, read_cluster, read_profile, read_ranks, read_rates
 from ._output import emit, progress
 
@@ -122,12 +122,12 @@ class Case:
                 "messages": self._num_messages[name],
                 "compute_s": compute_s,
                 "communication_s": trace.busy_s("communication"),
-                "fraction_of_ideal": compute_s / iteration_s,
-                "speedup_vs_one_rank": num_ranks * compute_s / iteration_s,
-                "samples_per_second": num_ranks * profile.batch_size / iteration_s,
+                "fraction_of_ideal": ratio(compute_s, iteration_s),
+                "speedup_vs_one_rank": num_ranks * ratio(compute_s, iteration_s),
+                "samples_per_second": ratio(num_ranks * profile.batch_size, iteration_s),
             }
             if wfbp is not None:
-                row["speedup_vs_wfbp"] = wfbp.iteration_s / iteration_s
+                row["speedup_vs_wfbp"] = ratio(wfbp.iteration_s, iteration_s)
             rows.append(row)
         return rows
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..errors import Deadlock, InvalidSetting
+from ._travel import sent_bytes
 from ._verbs import (
     AllGather,
     AllReduce,
@@ -27,7 +28,6 @@ from ._verbs import (
     Send,
     Steps,
     Verb,
-    sent_bytes,
 )
 
 T = TypeVar("T")

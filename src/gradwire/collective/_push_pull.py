@@ -269,14 +269,14 @@ class PushPull(Collective):
         own = me.scratch("own pull", size, like, torch.uint8, varies=True)
         whole = me.scratch("pulled", me.world * size, like, torch.uint8, varies=True)
 
-        def encode() -> Entries:
+        def pack() -> Entries:
             assert sums is not None
             rounded = sums._replace(values=sums.values.to(cut.pulled_dtype))
             room = own[: layouts[me.rank].size_bytes]
             forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
             return rounded
 
-        mine = yield me.sized("encode", encode, cut.parts[me.rank].length, lambda: None)
+        mine = yield me.sized("pack", pack, cut.parts[me.rank].length, lambda: None)
 
         def decode() -> None:
             others = [rank for rank in range(me.world) if rank != me.rank]

@@ -5,7 +5,8 @@ and is resumed when all of them are done, with the verb's result (or the tuple o
 knows who carries them out: the local driver, the runtime or the simulator.
 
 Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes the
-generator. Which verbs come in which order must not depend on gradient values; their sizes may.
+generator; a computation beside it may read what is only sent. Which verbs come in which order must
+not depend on gradient values; their sizes may.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Broadcast:
 class Compute:
     """Runs ``fn`` on the compute lane; its return value is the verb's result.
 
-    ``name`` is the CaSync primitive (encode, decode, merge); ``numel`` what the cost model counts.
+    ``name`` is the one CaSync primitive that is done (encode, decode, merge), or another word where
+    it is none of a compressor's: the cost model knows these three. ``numel`` is what it counts.
     """
 
     name: str
@@ -108,26 +110,3 @@ class Compute:
 Verb = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 """A text: yields verbs, is sent their results, returns a ``T``."""
-
-
-def sent_bytes(verb: Verb, rank: int, world: int) -> int:
-    """Bytes that ``rank`` puts on the wire for a verb.
-
-    Point to point and gathers are exact. An all-reduce is counted as the ring that gloo and NCCL
-    use for large buffers, 2(W-1)/W of the buffer; a broadcast as W-1 copies from its root.
-    """
-    match verb:
-        case Send(_, buf):
-            return buf.numel() * buf.element_size()
-        case AllReduce(buf):
-            return 2 * (world - 1) * buf.numel() * buf.element_size() // world
-        case AllGather(out, buf):  # among however many
-            return (out.numel() - buf.numel()) * buf.element_size()
-        case AllToAll(_, buf, _, in_sizes):
-            return (sum(in_sizes) - in_sizes[rank]) * buf.element_size()
-        case ReduceScatter(_, buf):
-            return (world - 1) * buf.numel() * buf.element_size() // world
-        case Broadcast(src, buf):
-            return (world - 1) * buf.numel() * buf.element_size() if rank == src else 0
-        case _:
-            return 0

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Member, State
 from ..spec import TensorSpec
+from ._travel import bytes_sent
 from ._types import Collective, Needs
 from ._verbs import AllReduce, Compute, Steps
 
@@ -53,7 +54,7 @@ class allreduce(Collective):
         return state
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [2 * (world - 1) * codec.format(spec).size_bytes // world] * world
+        return [bytes_sent("all_reduce", codec.format(spec).size_bytes, world)] * world
 
 
 def payload_buffer(codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of section 5.1; aggregators
     co-located with workers as in section 6.
 Differences: the W - 1 transfers of a phase are one all-to-all, those of the other one all-gather.
+    Of table 3, with K = N chunks, the N encodes are ours (N - 1 pushed chunks, then the mean of the
+    own one) and so are the N - 1 merges; what is pulled comes all at once, and none of its N
+    decodes overlaps with a transfer, where the paper counts the last of them alone.
 Wire: W chunks. Push: the payload of chunk c goes to rank c. Pull: the payload of the merged chunk
     goes to all. (sum of the other chunks' slots) + (W-1) * (largest slot) bytes a rank, a slot
     being a payload rounded up to 8 bytes. Where sizes vary, they go first: 2 * 8 * (W-1) bytes.

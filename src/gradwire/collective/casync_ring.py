@@ -1,6 +1,8 @@
 """CaSync-Ring: a ring all-reduce that decodes, merges and encodes again at every hop.
 
-Source: HiPress (Wu et al.) section 3.3 (N encodes, N decodes that do not overlap), figure 1b.
+Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk each, N encodes,
+    and N decodes that overlap with no transfer: N - 1 that are merged, and the last one. The others
+    are done while the chunk is passed on.
 Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
 Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
     but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
@@ -47,15 +49,17 @@ class casync_ring(Collective):
     ) -> Steps[State]:
         walk = _Walk(codec, me, list(state), grad_N, residual_N)
         rank, world = me.rank, me.world
-        yield Compute("encode", lambda: walk.encode_first(rank), walk.numel(rank))
+        start, stop = walk.chunks.bounds[rank]
+        yield walk.encoding(rank, grad_N[start:stop])
         for step in range(world - 1):
             out, into = (rank - step) % world, (rank - step - 1) % world
             yield from hop(me, walk.slot(out), walk.slot(into))
-            yield Compute("merge", lambda into=into: walk.merge(into), walk.numel(into))  # type: ignore[misc]
+            sum_C = yield walk.merging(into)
+            yield walk.encoding(into, sum_C)
         for step in range(world - 1):
             out, into = (rank + 1 - step) % world, (rank - step) % world
-            yield from hop(me, walk.slot(out), walk.slot(into))
-        yield Compute("decode", lambda: walk.decode(out_N), grad_N.numel())
+            yield from hop(me, walk.slot(out), walk.slot(into), beside=walk.decoding(out, out_N))
+        yield walk.decoding((rank + 2) % world, out_N)
         return tuple(walk.states)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
@@ -98,19 +102,25 @@ class _Walk:
     def payload(self, chunk: int) -> Payload:
         return self.chunks.payload(chunk, self.slots[chunk], self.chunks.formats[chunk].size_bytes)
 
-    def encode_first(self, chunk: int) -> None:
-        """Encodes the own gradient of the chunk this rank sends first."""
-        start, stop = self.chunks.bounds[chunk]
-        self._encode(chunk, self.grad_N[start:stop])
+    def merging(self, chunk: int) -> Compute:
+        """Adds the own gradient to the partial sum that arrived; its result is the new sum_C."""
+        return Compute("merge", lambda: self._merge(chunk), self.numel(chunk))
 
-    def merge(self, chunk: int) -> None:
-        """Adds the own gradient to the partial sum that arrived, and encodes the result."""
+    def encoding(self, chunk: int, value_C: Tensor) -> Compute:
+        """Makes the payload of a chunk's sum so far."""
+        return Compute("encode", lambda: self._encode(chunk, value_C), self.numel(chunk))
+
+    def decoding(self, chunk: int, out_N: Tensor) -> Compute:
+        """Writes the mean of a chunk whose payload holds the sum of all ranks."""
+        return Compute("decode", lambda: self._decode(chunk, out_N), self.numel(chunk))
+
+    def _merge(self, chunk: int) -> Tensor:
         start, stop = self.chunks.bounds[chunk]
         dtype = working_dtype(self.grad_N.dtype)
         sum_C = self.me.scratch("sum", self.numel(0), self.grad_N, dtype)[: stop - start]
         sum_C.copy_(self.grad_N[start:stop])
         self.chunks.codecs[chunk].merge(self.payload(chunk), sum_C, scale=self.unit)
-        self._encode(chunk, sum_C)
+        return sum_C
 
     def _encode(self, chunk: int, value_C: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]
@@ -126,10 +136,10 @@ class _Walk:
         if self.lossless and residual_C is not None:
             residual_C.mul_(self.unit)
 
-    def decode(self, out_N: Tensor) -> None:
+    def _decode(self, chunk: int, out_N: Tensor) -> None:
+        start, stop = self.chunks.bounds[chunk]
         scale = self.unit / self.me.world
-        for chunk, (start, stop) in enumerate(self.chunks.bounds):
-            self.chunks.codecs[chunk].decode(self.payload(chunk), out_N[start:stop], scale=scale)
+        self.chunks.codecs[chunk].decode(self.payload(chunk), out_N[start:stop], scale=scale)
 
 
 EXAMPLES = (casync_ring(),)

@@ -74,11 +74,15 @@ def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
         yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
 
 
-def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
-    """One step along the ring; empty chunks (more ranks than elements) are not sent."""
+def hop(me: Member, out: Tensor, into: Tensor, beside: Compute | None = None) -> Steps[None]:
+    """One step along the ring; empty chunks (more ranks than elements) are not sent.
+
+    ``beside`` is what is done with ``out`` while it is sent, for an empty one nothing.
+    """
     verbs: list[Verb] = []
     if out.numel():
         verbs.append(Send((me.rank + 1) % me.world, out))
+        verbs += [] if beside is None else [beside]
     if into.numel():
         verbs.append(Recv((me.rank - 1) % me.world, into))
     if verbs:

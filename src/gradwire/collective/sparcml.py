@@ -96,7 +96,7 @@ class sparcml(Collective):
         )
         held = _Held(me, whole, num_entries(form), out_N)
         yield me.sized(
-            "merge",
+            "pack",
             lambda: held.take(codec, payload),
             spec.numel,
             lambda: held.expect(1),
@@ -196,21 +196,20 @@ class _Held:
     def take(self, codec: Compressor, payload: Payload) -> None:
         """Holds what this rank's own payload has."""
         own = Entries(*codec.entries(payload), codec.width)
-        own = scaled(own, 1 / self.me.world, self.whole.dtype)
-        self.count = own.num
-        room = self.whole.payload(self.slot("held", own.num), own.num)
-        self.whole.form(own.num).encode(own, self.whole.num_units, room.buffer)
+        self.pack(scaled(own, 1 / self.me.world, self.whole.dtype))
 
-    def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> None:
-        """Holds the sum of what it held and what landed; the lower rank's is added first."""
+    def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
+        """The sum of what it holds and what landed; the lower rank's is added first."""
         own = self._entries(self.slot("held", self.count), self.count)
         theirs = self._entries(landed, count)
-        num_places, _, dtype = self.whole
         both = (own, theirs) if is_lower else (theirs, own)
-        total = merged(self.me, both, num_places, dtype)
-        self.count = total.num
+        return merged(self.me, both, self.whole.num_units, self.whole.dtype)
+
+    def pack(self, entries: Entries) -> None:
+        """Holds these, as the payload that is sent next."""
+        self.count = entries.num
         room = self.whole.payload(self.slot("held", self.count), self.count)
-        self.whole.form(self.count).encode(total, num_places, room.buffer)
+        self.whole.form(self.count).encode(entries, self.whole.num_units, room.buffer)
 
     def write(self, out_N: Tensor) -> None:
         """Writes the sum into the dense vector."""
@@ -271,12 +270,14 @@ def _swap(
     sent = held.slot("held", held.count) if sends else None
     yield _verbs(peer, sent, landed if receives else None)
     if adds:
-        yield me.sized(
+        numel = held.whole.num_units * held.whole.width
+        total = yield me.sized(
             "merge",
             lambda: held.merge(landed, count, is_lower=me.rank < peer),
-            held.whole.num_units * held.whole.width,
-            lambda: held.expect(len(adds)),
+            numel,
+            lambda: None,
         )
+        yield me.sized("pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds)))
     elif receives:
         held.count = count
 

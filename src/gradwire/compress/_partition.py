@@ -8,6 +8,10 @@ Differences from the paper:
       ``packable`` cuts on where the packing would leave a rank with more than its share.
     - Where each of n layers costs more than it evens out, a tensor is cut into fewer: ResNet-50's
       161 tensors become 236 layers on 16 ranks by algorithm 2, and 166 here.
+      Of both models (density 1 % and 0.1 %, elements that are alike) the busiest of n ranks then
+      has at most 1.05 / n of the work of one that selects alone, among up to 16 ranks; 1.12 / n up
+      to 64; and 1.5 / n up to 256, where layers get so small that what each costs whatever its size
+      is much of it.
     - A fraction of no element is no layer, as where a tensor has fewer elements than there are
       ranks.
 """

@@ -24,6 +24,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_sent
 from ..collective._verbs import AllReduce, Steps
 from ..contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
 from ..kernels import select
@@ -114,7 +115,7 @@ class SharedSupport(Exchange):
             "values", support_K.numel() + 1, whole_N, working_dtype(grad_N.dtype), varies=True
         )
         yield me.sized(
-            "merge", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
+            "encode", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
         )
         yield AllReduce(values)
         yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel, nothing)
@@ -124,7 +125,7 @@ class SharedSupport(Exchange):
 
 def values_bytes(spec: TensorSpec, world: int, count: int) -> int:
     """What a rank sends of ``count`` values and the one that tells whether all is finite."""
-    return 2 * (world - 1) * working_dtype(spec.dtype).itemsize * (count + 1) // world
+    return bytes_sent("all_reduce", working_dtype(spec.dtype).itemsize * (count + 1), world)
 
 
 def nothing() -> None:

@@ -7,7 +7,8 @@ Differences from the paper: the leader's top-k is exact (ties to the lowest inde
     for large batches, is left out (beta = 1).
 Wire: a broadcast of K indices of b bytes by the leader, b the fewest whole bytes that hold N - 1;
     an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
-    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and (W-1) * b * K more by the leader,
+    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and b * K more for each copy that it passes
+    on of the broadcast: W-1 in all, of which the leader sends ceil(log2 W).
     K = max(1, round(density * N)).
 State: step, int64, the same on all ranks: rank step mod W leads.
 Contributed: this rank's values at the leader's elements. The density is as asked.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_on_average
 from ..collective._verbs import Broadcast, Steps
 from ..contract import Member
 from ..kernels import select
@@ -62,13 +64,13 @@ class cltk(SharedSupport):
 
         yield me.sized("encode", lead, whole_N.numel(), nothing)
         yield Broadcast(leader, sent)
-        yield me.sized("merge", follow, count, nothing)
+        yield me.sized("decode", follow, count, nothing)
         return Chosen(support_K, count if me.rank == leader else 0, state + 1)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
         """Of a rank on average, as it leads once in W steps."""
         count = self.kept(spec.numel)
-        led = (world - 1) * count * width_of(spec.numel) // world
+        led = bytes_on_average("broadcast", count * width_of(spec.numel), world)
         return [values_bytes(spec, world, count) + led] * world
 
 

@@ -42,6 +42,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_on_average
 from ..collective._verbs import AllGather, Broadcast, Steps
 from ..contract import Member, Traits
 from ..errors import invalid
@@ -69,7 +70,8 @@ class deft(SharedSupport):
     """Averages about a ``density`` share of elements: of each layer those that are largest there.
 
     ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
-    rank selects in layers of its own, about 1/W of the work, so what ranks select never overlaps.
+    rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
+    work among up to 64 ranks, and less evenly shared among more; norms are taken of all layers.
 
     >>> from gradwire.exchange import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
@@ -116,11 +118,8 @@ class deft(SharedSupport):
         num_layers = len(partition.sizes)
         told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
-        def assign(norms_L: Tensor) -> Tensor:
-            return layer_k(norms_L, partition.sizes_L, self.kept(whole_N.numel()))
-
         def begin() -> Tensor:
-            k_L = assign(pending.norms_L)
+            k_L = layer_k(pending.norms_L, partition.sizes_L, self.kept(whole_N.numel()))
             if me.rank == delegate:
                 narrow(owners(partition, k_L, me.world, delegate), width, told)
             return k_L
@@ -129,11 +128,11 @@ class deft(SharedSupport):
             owners_L = me.scratch("owner", num_layers, whole_N, torch.int32)
             return Allocation(partition, widen(told, width, owners_L), me.world)
 
-        def usual() -> Allocation:  # every layer at the same density
+        def usual() -> Allocation:
             return Allocation(partition, owners(partition, k_L, me.world, delegate), me.world)
 
         k_L = yield me.sized(
-            "encode", begin, num_layers, lambda: assign(partition.sizes_L.double())
+            "encode", begin, num_layers, lambda: self._even(partition, whole_N.numel())
         )
         yield Broadcast(delegate, told)
         allocation = yield me.sized("encode", accept, num_layers, usual)
@@ -141,13 +140,25 @@ class deft(SharedSupport):
         return Chosen(support_K, num_own, DeftState(partition, state.step + 1))
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Of parts and selections as large on every rank; of the broadcast, the average rank's."""
-        num_layers = len(self.partition(spec, world).sizes)
-        count = min(max(self.kept(spec.numel), num_layers), spec.numel)
-        index_bytes = -(-count // world) * width_of(-(-spec.numel // world))
-        told = (world - 1) * num_layers * width_of(world + 1) // world
-        gathered = (world - 1) * (_COUNT_BYTES + index_bytes)
-        return [told + gathered + values_bytes(spec, world, count)] * world
+        """Where all layers are of one density; of the broadcast, the average rank's."""
+        partition = self.partition(spec, world)
+        k_L = self._even(partition, spec.numel)
+        allocation = Allocation(partition, owners(partition, k_L, world, 0), world)
+        counts = _counts(allocation, k_L, world)
+        told = bytes_on_average("broadcast", len(partition.sizes) * width_of(world + 1), world)
+        slot_bytes = max(counts) * width_of(max(allocation.part_sizes))
+        gathered = (world - 1) * (_COUNT_BYTES + slot_bytes)
+        support = sum(counts) + allocation.num_common
+        return [told + gathered + values_bytes(spec, world, support)] * world
+
+    def _even(self, partition: Partition, numel: int) -> Tensor:
+        """Each layer's k where all are of one density: what predictions go on with."""
+        return layer_k(partition.sizes_L.double(), partition.sizes_L, self.kept(numel))
+
+
+def _counts(allocation: Allocation, k_L: Tensor, world: int) -> list[int]:
+    """How many elements each rank selects in its part, if these are its layers' k."""
+    return [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(world)]
 
 
 def _united(
@@ -158,7 +169,7 @@ def _united(
     Returns the support, and how much of it this rank selected, with all that is common.
     """
     width = width_of(max(allocation.part_sizes))
-    counts = [int(k_L[allocation.layers_of(rank)].sum()) for rank in range(me.world)]
+    counts = _counts(allocation, k_L, me.world)
     own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
     told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
     yield AllGather(told_W, own_1)

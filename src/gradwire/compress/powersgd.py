@@ -32,6 +32,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective._travel import bytes_sent
 from ..collective._verbs import AllReduce, Compute, Steps
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..dsl.library.matrix import matmul, orthogonal
@@ -121,7 +122,7 @@ class powersgd(Exchange):
         yield Compute("encode", project, grad_N.numel())
         yield AllReduce(held.first)
         if held.batches:
-            yield Compute("merge", refine, grad_N.numel())
+            yield Compute("encode", refine, grad_N.numel())
             yield AllReduce(held.second)
         yield Compute("decode", rebuild, grad_N.numel())
         return state
@@ -130,7 +131,7 @@ class powersgd(Exchange):
         layout = _factors.layout_of(spec, self.rank)
         item = working_dtype(spec.dtype).itemsize
         sizes = (item * layout.first_numel, item * layout.second_numel)
-        return [sum(2 * (world - 1) * size // world for size in sizes)] * world
+        return [sum(bytes_sent("all_reduce", size, world) for size in sizes)] * world
 
 
 EXAMPLES = (powersgd(), powersgd(rank=1), powersgd(rank=2, seed=1))

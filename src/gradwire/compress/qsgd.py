@@ -1,10 +1,11 @@
 """qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels, with a sign.
 
 Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its experiments
-    have 4 bits and buckets of 512, and scale by the largest magnitude: here that is ``norm="max"``.
+    have 4 bits and buckets of 512, and scale by the largest magnitude as ``norm="max"`` does here.
 Differences: codes of a fixed width instead of Elias codes, which no vector unit packs. A bucket is
-    called a block. Where the norm leaves float32's range (elements beyond 1e19, or all below
-    1e-19), the largest magnitude takes its place, under which the result is unbiased too.
+    called a block. The norm of section 3.1 is ``norm="l2"``: of more variance, so that the default
+    is that of the experiments. Where that norm leaves float32's range (elements beyond 1e19, or all
+    below 1e-19), the largest magnitude takes its place, under which the result is unbiased too.
 Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s = 2**(bitwidth - 1) -
     1, the first in the lowest bits of a byte) -> 4 * ceil(N / block) + ceil(bitwidth * N / 8)
     bytes.
@@ -40,19 +41,18 @@ from ._quantise import check_choice, inverse
 class qsgd(Program, unbiased=True):
     """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1) - 1 levels.
 
-    ``norm`` is "l2", under which most elements are 0, or "max", under which fewer are and the
-    variance is smaller. ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the
-    random numbers.
+    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is larger.
+    ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the random numbers.
 
     >>> import torch
-    >>> codec = qsgd(norm="max")
+    >>> codec = qsgd()
     >>> payload, _ = codec.encode(None, torch.tensor([7.0, -3.0, 0.0, 1.0]))
     >>> codec.decode(payload, torch.empty(4)), payload.size_bytes
     (tensor([ 7., -3.,  0.,  1.]), 6)
     """
 
     bitwidth: int = 4
-    norm: str = "l2"
+    norm: str = "max"
     block: int = 512
     seed: int = 0
 
@@ -91,4 +91,4 @@ class qsgd(Program, unbiased=True):
         return map(codes, lambda code: (code - self.levels) * (norm / self.levels))
 
 
-EXAMPLES = (qsgd(), qsgd(norm="max", bitwidth=2, block=64))
+EXAMPLES = (qsgd(), qsgd(norm="l2"), qsgd(bitwidth=2, block=64))

@@ -127,9 +127,9 @@ class sharded_dgc(Exchange):
             gathered = me.scratch("samples", slot * len(draws), grad_N, dtype)
             yield AllGather(gathered, own, Among.SHARDS)
         codec = yield me.sized(
-            "decode",  # of the samples: what arrived becomes a threshold
+            "encode",  # its first part: samples become a threshold
             lambda: self._codec(shards, _parts(gathered, draws)),
-            grad_N.numel(),
+            sum(draws),
             lambda: Hollow(self._usual(grad_N.numel())),
         )
         inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)

@@ -1,7 +1,7 @@
 """terngrad: the signs of some elements, chosen at random, times the largest magnitude of a block.
 
 Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping: section 3.3.
-Differences: the largest magnitude is taken over blocks of 16384 elements instead of a layer, and
+Differences: the largest magnitude is taken over blocks of 128 elements instead of a layer, and
     each rank keeps its own (no scaler sharing), as payloads are decoded before they are summed. The
     deviation that clipping goes by is taken about zero, not about the mean: elements that are all
     equal would else be clipped to nothing. Clipping is off unless ``clip`` is given (the paper uses
@@ -54,6 +54,7 @@ class terngrad(Program, unbiased=True):
     """
 
     clip: float | None = None
+    block: int = 128
     seed: int = 0
 
     def check(self) -> None:
@@ -85,4 +86,4 @@ def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
     return where(limit > 0, smaller(top, limit), top)  # squares of tiny elements are 0
 
 
-EXAMPLES = (terngrad(), terngrad(clip=2.5, block=128))
+EXAMPLES = (terngrad(block=16384), terngrad(), terngrad(clip=2.5, block=64))

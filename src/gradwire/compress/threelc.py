@@ -2,9 +2,10 @@
 
 Source: Lim, Andersen, Kaminsky, SysML 2019: 3-value quantisation with sparsity multiplication
     (section 3.1), quartic encoding (3.2) and zero-run encoding (3.3); HiPress section 4.4.
-Differences: the scale is that of a block and not of the tensor, so a gradient is read from memory
-    once. Five elements share a byte by groups of 64 and runs end with their block, so that all
-    blocks are coded at once; the code of zero is 0, which makes the byte of five zeros 0, not 121.
+Differences: the scale is that of a block of 64 elements and not of the tensor, as the largest
+    element of many is far from most of them; and a gradient is read from memory once. Five elements
+    share a byte by groups of 64 and runs end with their block, so that all blocks are coded at
+    once; the code of zero is 0, which makes the byte of five zeros 0, not 121.
 Wire: level float32 a block, codes_lengths int32 a block, codes: at most 13 bytes a group of 64 (n
     bytes for the last n < 13) -> at most 8 * ceil(N / block) + 13 * (N // 64) + min(N % 64, 13)
     bytes, at least a fourteenth of the codes' bytes.
@@ -49,6 +50,7 @@ class threelc(
     """
 
     sparsity: float = 1.0
+    block: int = 64
 
     def check(self) -> None:
         if not 1 <= self.sparsity < 2:
@@ -75,4 +77,4 @@ class threelc(
         return map(codes, lambda code: where(code == 2, -1, code) * level)
 
 
-EXAMPLES = (threelc(), threelc(sparsity=1.75, block=64))
+EXAMPLES = (threelc(sparsity=1.75, block=16384), threelc())

@@ -2,7 +2,8 @@
 
 Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad; Wen et al.'s
     own is ``terngrad`` here.
-Differences: smallest and largest are taken over blocks of 16384 elements instead of the gradient.
+Differences: smallest and largest are taken over blocks of 512 elements instead of the gradient, and
+    the default is 4 bits where figure 5 has 2: with 2, a transformer does not train.
     The bit width and the padding are not sent, as the receiver knows both; figure 5's count of
     padding elements is right for two bits only. The smallest element is sent with the width of a
     level, as the largest is not needed again.
@@ -46,7 +47,8 @@ class uniform(Program, unbiased=True):
     (tensor([0., 1., 2., 3.]), 9)
     """
 
-    bitwidth: int = 2
+    bitwidth: int = 4
+    block: int = 512
     seed: int = 0
 
     def check(self) -> None:
@@ -73,4 +75,4 @@ class uniform(Program, unbiased=True):
         return map(codes, lambda code: low + code * gap)
 
 
-EXAMPLES = (uniform(), uniform(bitwidth=8, block=128))
+EXAMPLES = (uniform(), uniform(bitwidth=2), uniform(bitwidth=8, block=128))

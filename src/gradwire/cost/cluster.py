@@ -3,10 +3,10 @@
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the cost of a hop
     and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
     decode and merge as lines over the number of elements.
-Differences from the papers: where a verb was measured its own line counts; where not, b comes from
-    the link's rate, because the two values of b that US-Byte prints contradict its own links, and
-    the time to add two numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a
-    hop, which is the default.
+Differences from the papers: where a verb was measured its own line counts; where not, hops and
+    bytes are those of ``collective/_travel.py``, and b comes from the link's rate, because the two
+    values of b that US-Byte prints contradict its own links, and the time to add two numbers (its
+    gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which is the default.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from ..collective._travel import bytes_sent, travel
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..units import format_rate, format_seconds
 from ._stored import Frozen, Stored
@@ -37,7 +38,8 @@ PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 class CodecFit(Frozen):
     """Seconds of a compressor's three primitives, as lines over the number of elements.
 
-    Encode includes error feedback where the compressor's traits ask for it.
+    Of an exchange of its own each line is that of one computation of this name, on average. Encode
+    includes error feedback where the compressor's traits ask for it.
     """
 
     encode: LineFit
@@ -48,7 +50,7 @@ class CodecFit(Frozen):
 class Cluster(Stored):
     """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
 
-    ``collectives`` and ``codecs`` hold what was measured; without them the ring's formulas count.
+    ``collectives`` and ``codecs`` hold what was measured; where a verb was not, a formula counts.
     Raises ``ValueError`` (pydantic's) for figures that no cluster has.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
@@ -113,7 +115,7 @@ class Cluster(Stored):
 
     def wire_bytes(self, size_bytes: int) -> int:
         """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
-        return 2 * (self.num_ranks - 1) * size_bytes // self.num_ranks
+        return bytes_sent("all_reduce", size_bytes, self.num_ranks)
 
     def scaled(
         self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
@@ -143,46 +145,36 @@ class Cluster(Stored):
             ),
         )
 
+    @property
+    def tells_rate(self) -> bool:
+        """Whether other rates can be told from it, as ``scaled`` does: not where an all-reduce was
+        measured that takes no longer for more bytes."""
+        fit = self.collectives.get("all_reduce")
+        return self.num_ranks == 1 or fit is None or fit.per_unit_s > 0
+
     def _hop_and_rate(self) -> tuple[float, float]:
         """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
         fit, ranks = self.collectives.get("all_reduce"), self.num_ranks
         if fit is None or ranks == 1:
             return self.hop_s, self.rate_bytes_per_s
-        if fit.per_unit_s == 0:
+        if not self.tells_rate:
             raise InvalidSetting(
                 "the measured all-reduce takes no longer for more bytes, so it tells no rate to "
                 "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
             )
-        return fit.alpha_s / (2 * (ranks - 1)), 2 * (ranks - 1) / ranks / fit.per_unit_s
+        rounds, copies = travel("all_reduce", ranks)
+        return fit.alpha_s / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
         """Seconds of latency, and of a whole link, that ``collective_s`` is made of."""
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def line(self, verb: str) -> LineFit:
-        """What a verb costs by its size in bytes: as it was measured, else the ring's formula."""
+        """What a verb costs by its size in bytes: as it was measured, else by formula."""
         if self.num_ranks == 1 and verb in COLLECTIVES:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:
             return measured  # type: ignore[no-any-return]
-        hops, copies = _ring(verb, self.num_ranks)
-        return LineFit(alpha_s=hops * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s)
-
-
-def _ring(verb: str, num_ranks: int) -> tuple[int, float]:
-    """(hops, copies of the size on each link) of a verb among ranks in a ring."""
-    others = num_ranks - 1
-    match verb:
-        case "all_reduce":
-            return 2 * others, 2 * others / num_ranks
-        case "all_gather":
-            return others, others
-        case "all_to_all" | "reduce_scatter":
-            return others, others / num_ranks
-        case "broadcast":  # a tree
-            return others.bit_length(), others.bit_length()
-        case "send":
-            return 1, 1
-        case _:
-            raise UnknownName("verb", verb, COLLECTIVES)
+        rounds, copies = travel(verb, self.num_ranks)
+        return LineFit(alpha_s=rounds * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s)

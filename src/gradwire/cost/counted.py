@@ -1,8 +1,8 @@
 """The scheme for one gradient in one step, from counts that all ranks have told each other.
 
 No profile and no measured cluster is needed: what is known is how many units each rank has, and how
-many there were in the last step's mean. Links are taken for 1 Gbit; a scheme's rank among the
-others hangs mostly on bytes, and these are exact.
+many there were in the last step's mean, which is taken to have as many again. Links are taken for 1
+Gbit; a scheme's rank among the others hangs mostly on bytes, and these follow from the counts.
 """
 
 from __future__ import annotations

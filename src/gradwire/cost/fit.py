@@ -73,6 +73,11 @@ class LineFit(Frozen):
         return samples[-1][1] + self.tail_s * (size - samples[-1][0])
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether it costs nothing whatever its size, as what is never done."""
+        return not self.alpha_s and not self.per_unit_s
+
+    @property
     def tail_s(self) -> float:
         """Seconds that a unit adds where there are many: what is left of the cost of long messages
         when their own latency is taken off, and so what a busy link needs for it."""
@@ -82,6 +87,8 @@ class LineFit(Frozen):
         large, large_s = samples[-1]
         shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[:1]
         small, small_s = shorter[-1]
+        if small == large:  # all are of one size, which tells no slope
+            return self.per_unit_s
         return max(0.0, large_s - small_s) / (large - small)
 
     def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:

@@ -170,6 +170,18 @@ class UnitSparsity(Frozen):
     """Of the non-zero units in each of ``HEATMAP_PARTS`` partitions: figure 3a."""
 
     @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        """What lies between two that are kept is worked out from both: they must differ."""
+        for what, kept in (
+            ("densification ratios by ranks", [one.ranks for one in self.densification]),
+            ("skewness ratios by parts", [one.parts for one in self.skewness]),
+            ("imbalances by ranks", [one.ranks for one in self.imbalances]),
+        ):
+            if any(before >= after for before, after in pairwise(kept)):
+                raise ValueError(f"{what} are of {kept}, and are listed once each, ascending")
+        return self
+
+    @model_validator(mode="after")
     def _possible(self) -> Self:
         last = 1.0
         for one in self.densification:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ..collective._travel import travel
 from ..cost._stored import Frozen
 from ..cost.fit import LineFit, fit_line
 from ..errors import GradwireError, InvalidSetting
@@ -41,7 +42,7 @@ class LinkReport(Frozen):
         """What each rank sends a second in long messages, as a ring sends 2(W-1)/W of a buffer."""
         if self.fit.per_unit_s <= 0:
             return float("inf")
-        return 2 * (self.world - 1) / self.world / self.fit.per_unit_s
+        return travel("all_reduce", self.world).copies / self.fit.per_unit_s
 
 
 def measure(

@@ -5,7 +5,8 @@ Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a
 Differences from the paper: encode includes error feedback where the compressor's traits ask for it,
     as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
     An algorithm that is an exchange of its own computes between its verbs for the network: what it
-    calls encode, merge and decode is timed, and nothing is sent.
+    calls encode, merge and decode is timed, and nothing is sent. Where it does one of them several
+    times a step, the line is that of one of them: so many of them take what all took together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..collective._verbs import AllGather, Compute, Verb
 from ..collective.allreduce import payload_buffer
 from ..contract import Compressor, Exchange, Member
-from ..cost.cluster import PRIMITIVES, CodecFit
+from ..cost.cluster import PRIMITIVES, CodecFit, Primitive
 from ..cost.fit import LineFit, fit_line
 from ..errors import invalid
 from ..load import load, names
@@ -60,16 +61,26 @@ def measure_codecs(
     for name, codec in chosen.items():
         told = None if advance is None else partial(advance, note=name)
         timed = _Codec if isinstance(codec, Compressor) else _Text
-        turns = _turns([timed(codec, numel, world) for numel in sizes], budget_s, told)
-        fits[name] = CodecFit(**{key: _fit(key, sizes, turns) for key in PRIMITIVES})
+        cases = [timed(codec, numel, world) for numel in sizes]
+        turns = _turns(cases, budget_s, told)
+        fits[name] = CodecFit(**{key: _fit(key, cases, turns) for key in PRIMITIVES})
     return fits
 
 
-def _fit(primitive: str, sizes: Sequence[int], turns: list[list[dict[str, float]]]) -> LineFit:
-    return fit_line(
-        (numel, statistics.median(turn[primitive] for turn in own))
-        for numel, own in zip(sizes, turns, strict=True)
-    )
+def _fit(
+    primitive: Primitive,
+    cases: Sequence[_Codec | _Text],
+    turns: Sequence[Sequence[dict[Primitive, float]]],
+) -> LineFit:
+    """The line of one computation of this name, of as many elements as they have on average."""
+    samples = []
+    for case, own in zip(cases, turns, strict=True):
+        numels = case.numels[primitive]
+        if not numels:  # an exchange that never does it
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        together_s = statistics.median(turn[primitive] for turn in own)
+        samples.append((round(statistics.fmean(numels)), together_s / len(numels)))
+    return fit_line(samples)
 
 
 class _Codec:
@@ -77,6 +88,7 @@ class _Codec:
 
     def __init__(self, codec: Compressor, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel)
+        self.numels: dict[Primitive, list[int]] = {key: [numel] for key in PRIMITIVES}
         self.codec, self.scale = codec.for_world(world), 1 / world
         self.state = self.codec.init(spec)
         self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
@@ -88,7 +100,7 @@ class _Codec:
         else:
             self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
 
-    def turn_s(self) -> dict[str, float]:
+    def turn_s(self) -> dict[Primitive, float]:
         """Seconds of each primitive, once; values start afresh, so that none fades away."""
         self.grad_N.copy_(self.source_N)
         self.sum_N.zero_()
@@ -109,7 +121,11 @@ class _Codec:
 
 
 class _Text:
-    """An exchange of its own on one square matrix: what it computes, with nobody to wait for."""
+    """An exchange of its own on one square matrix: what it computes, with nobody to wait for.
+
+    Every turn is the first step, in which this rank leads where ranks take turns: the others wait
+    for what the leader computes.
+    """
 
     def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel, shapes=squarest(numel))
@@ -117,12 +133,15 @@ class _Text:
         self.state = exchange.init(spec, world)
         self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
         self.grad_N, self.residual_N = self.source_N.clone(), torch.zeros(numel)
+        self.numels: dict[Primitive, list[int]] = {}
+        """Elements of each computation of the last turn, by its name."""
 
-    def turn_s(self) -> dict[str, float]:
-        """Seconds of each primitive, once, with error feedback."""
+    def turn_s(self) -> dict[Primitive, float]:
+        """Seconds of each primitive, once or more often, with error feedback."""
         self.grad_N.copy_(self.source_N)
         self.residual_N.zero_()
-        seconds: dict[str, float] = dict.fromkeys(PRIMITIVES, 0.0)
+        self.numels = {key: [] for key in PRIMITIVES}
+        seconds: dict[Primitive, float] = dict.fromkeys(PRIMITIVES, 0.0)
         text = self.exchange.synchronise(
             self.me, self.state, self.grad_N, self.grad_N, self.residual_N
         )
@@ -130,31 +149,34 @@ class _Text:
             asked = next(text)
             while True:
                 verbs = asked if isinstance(asked, tuple) else (asked,)
-                results = tuple(_timed(verb, seconds) for verb in verbs)
+                results = tuple(self._timed(verb, seconds) for verb in verbs)
                 asked = text.send(results if isinstance(asked, tuple) else results[0])
-        except StopIteration as stop:
-            self.state = stop.value
-        return seconds
+        except StopIteration:
+            return seconds
 
+    def _timed(self, verb: Verb, seconds: dict[Primitive, float]) -> Any:
+        """Carries out a computation and books its seconds.
 
-def _timed(verb: Verb, seconds: dict[str, float]) -> Any:
-    """Carries out a computation and books its seconds.
-
-    Of the verbs for the network, a gather leaves this rank's own share, as if others had nothing.
-    """
-    if isinstance(verb, AllGather):
-        verb.out[: verb.buf.numel()].copy_(verb.buf)
-    if not isinstance(verb, Compute):
-        return None
-    start_s = time.perf_counter()
-    result = verb.fn()
-    seconds[verb.name] += time.perf_counter() - start_s
-    return result
+        Of the verbs for the network, a gather leaves this rank's own share, as if others had
+        nothing.
+        """
+        if isinstance(verb, AllGather):
+            verb.out[: verb.buf.numel()].copy_(verb.buf)
+        if not isinstance(verb, Compute):
+            return None
+        start_s = time.perf_counter()
+        result = verb.fn()
+        taken_s = time.perf_counter() - start_s
+        for key in PRIMITIVES:
+            if key == verb.name:
+                seconds[key] += taken_s
+                self.numels[key].append(verb.numel)
+        return result
 
 
 def _turns(
     codecs: Sequence[_Codec | _Text], budget_s: float, told: Callable[[float], None] | None
-) -> list[list[dict[str, float]]]:
+) -> list[list[dict[Primitive, float]]]:
     """Seconds of every turn of each codec, in rounds that go through all sizes.
 
     What else happens on the machine for a while then falls on all sizes and out of every median.
@@ -163,7 +185,7 @@ def _turns(
     for codec in codecs:
         codec.turn_s()  # compiles kernels and touches fresh pages
         per_round.append(max(1, min(40, round(budget_s / ROUNDS / sum(codec.turn_s().values())))))
-    turns: list[list[dict[str, float]]] = [[] for _ in codecs]
+    turns: list[list[dict[Primitive, float]]] = [[] for _ in codecs]
     for _ in range(ROUNDS):
         for codec, count, own in zip(codecs, per_round, turns, strict=True):
             own += [codec.turn_s() for _ in range(count)]

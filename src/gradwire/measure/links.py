@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..collective._travel import travel
 from ..collective._verbs import (
     AllGather,
     AllReduce,
@@ -222,6 +223,7 @@ def _cluster(
     share: float = 0.0,
 ) -> Cluster:
     world = engine.world
+    ring = travel("all_reduce", world)
     found = fits.get("all_reduce")
     rate = rate_bytes_per_s
     if rate is None:
@@ -230,8 +232,8 @@ def _cluster(
                 "the links' rate follows from an all-reduce that takes longer for more bytes, and "
                 "none was measured; measure all_reduce with larger sizes, or give rate_bytes_per_s"
             )
-        rate = 2 * (world - 1) / world / found.per_unit_s
-    hop_s = HOP_S if found is None else found.alpha_s / (2 * (world - 1))
+        rate = ring.copies / found.per_unit_s
+    hop_s = HOP_S if found is None else found.alpha_s / ring.rounds
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return Cluster(
         num_ranks=world,

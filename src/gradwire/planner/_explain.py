@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..load import load, names
-from ..units import format_bytes, format_rate, format_seconds
+from ..units import format_bytes, format_rate, format_seconds, ratio
 from ._exposed import Account
 from ._price import iteration_s
 from ._sparse import sentences
@@ -59,7 +59,7 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
             "exposed_s": account.exposed_s,
             "messages": len(account.plan.messages),
             "latency_s": account.latency_s,
-            "speedup_vs_wfbp": wfbp_s / account.iteration_s,
+            "speedup_vs_wfbp": ratio(wfbp_s, account.iteration_s),
             "why": why(account, best),
         }
         for name, account in accounts.items()
@@ -156,7 +156,7 @@ def _faults(account: Account) -> Iterator[str]:
     if account.latency_s / plan.credit > max(account.transfer_s, WORTH * account.iteration_s):
         yield (
             "The messages' latencies take longer than their bytes: fewer, larger ones would help, "
-            "or more at once. usbyte with merge=True merges layers, and tuning finds both."
+            "or more at once. usbyte_extended merges layers and sends several blocks at once."
         )
 
 
@@ -176,6 +176,12 @@ def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """At which rates the planner gains anything over wfbp, and from which rate ranks do."""
     if plan.planner not in names("planner") or cluster.num_ranks == 1:
         return
+    if not cluster.tells_rate:
+        yield (
+            "What it gains at other rates is not told: the measured all-reduce takes no longer for "
+            "more bytes."
+        )
+        return
     planner = load("planner", plan.planner)
 
     def planned_s(at: Cluster) -> float:
@@ -194,7 +200,7 @@ def _gain(name: str, planned_s: Planned, wfbp_s: Planned, cluster: Cluster) -> I
         cluster.rate_bytes_per_s * _SPREAD ** (2 * step / _STEPS - 1) for step in range(_STEPS + 1)
     ]
     at = [cluster.scaled(rate_bytes_per_s=rate) for rate in rates]
-    gains = [wfbp_s(one) / planned_s(one) - 1 for one in at]
+    gains = [ratio(wfbp_s(one), planned_s(one)) - 1 for one in at]
     worth = [place for place, gain in enumerate(gains) if gain >= WORTH]
     if not worth:
         yield f"At no rate does {name} gain 2 % over wfbp: this schedule does not help this model."

@@ -15,6 +15,7 @@ from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..sim.clock import backward_ends
 from ._buckets import Bucket
+from ._types import Message
 
 
 class Block(NamedTuple):
@@ -25,6 +26,18 @@ class Block(NamedTuple):
     num_basic: int
     start_s: float
     end_s: float
+
+
+def messages_of(
+    cut: Sequence[Bucket], instance: Instance, blocks: Sequence[Block]
+) -> tuple[Message, ...]:
+    """The messages of an instance's blocks, whose buckets are ``cut``."""
+    found = []
+    for index, first, count, _, _ in blocks:
+        bucket, step = cut[index], instance.basic_bytes[index] // cut[index].item_bytes
+        stop = min((first + count) * step, bucket.numel)
+        found.append(Message(chunks=bucket.chunks(first * step, stop)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -154,7 +167,9 @@ class Instance:
         room_s = gap_s - self.alpha_s
         if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):
             return self.num_basic[bucket]
-        fit = first + math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
+        fit = first
+        if room_s > 0:  # then a byte costs something, or all of them would have fitted
+            fit += math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
         return min(max(fit, reached + 1), self.num_basic[bucket])
 
     def _seconds(self, bucket: int, first: int, stop: int) -> float:

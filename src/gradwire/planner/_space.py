@@ -10,8 +10,6 @@ class Trial(Protocol):
 
     def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
 
-    def suggest_categorical(self, name: str, choices: tuple[bool, ...]) -> bool: ...
-
 
 class WholeNumbers(NamedTuple):
     """Whole numbers from ``low`` to ``high``, both included.
@@ -27,14 +25,7 @@ class WholeNumbers(NamedTuple):
         return trial.suggest_int(name, self.low, self.high, log=self.logarithmic)
 
 
-class Flag:
-    """Off or on."""
-
-    def suggested(self, trial: Trial, name: str) -> bool:
-        return trial.suggest_categorical(name, (False, True))
-
-
-Space = dict[str, WholeNumbers | Flag]
+Space = dict[str, WholeNumbers]
 """Settings of one planner by name, its ``SEARCH``."""
 
 SIZES = WholeNumbers(2**16, 2**27, logarithmic=True)
@@ -42,5 +33,3 @@ SIZES = WholeNumbers(2**16, 2**27, logarithmic=True)
 
 LANES = WholeNumbers(1, 8)
 """Messages at once; each lane is a process group with connections of its own."""
-
-FLAG = Flag()

@@ -37,6 +37,7 @@ def draw(layers: Sequence[Layer], cluster: Cluster | None, path: Path, *, title:
             f"{name} {primitive}": getattr(fit, primitive)
             for name, fit in cluster.codecs.items()
             for primitive in PRIMITIVES
+            if not getattr(fit, primitive).is_nothing
         }
         panels.append(lambda axes: _lines(axes, fits, "elements", "a codec's primitive"))
     if not panels:

@@ -28,9 +28,9 @@ class Claim:
     """Where it stands: "table 4", "section 6.7"."""
     ours: str
     agrees: bool | None
-    """None where nothing was measured that it could be held against."""
+    """None where nothing was measured that it could be held against, or nothing that is alike."""
     why: str = ""
-    """Why ours differs, if it does."""
+    """Why ours differs, if it does, or why neither is said."""
 
 
 @dataclass(frozen=True)

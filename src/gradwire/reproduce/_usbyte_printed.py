@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..planner._buckets import buckets
+from ..planner._orders import greedy
 from ..planner._phases import Block, Instance
-from ..planner.usbyte import greedy
 
 
 @dataclass(frozen=True)

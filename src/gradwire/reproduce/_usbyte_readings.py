@@ -100,7 +100,8 @@ MEGABYTES = replace(OURS, name="S_p in megabytes", partition_bytes=32 * MBIT)
 BY_TENSOR = replace(OURS, name="a layer is a tensor", by_tensor=True)
 LOSSY = replace(OURS, name="algorithm 1 as printed", usbyte="printed")
 MERGED = replace(OURS, name="layers merged", usbyte="merged")
-FREE = replace(OURS, name="layers merged, US-Byte with a credit", usbyte="free")
+FREE = replace(OURS, name="with gradwire's extensions", usbyte="free")
+"""Layers merged, and US-Byte with a credit: ``usbyte_extended``."""
 
 
 def combinations() -> list[Reading]:
@@ -172,18 +173,19 @@ def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Co
 
 def _plans(reading: Reading, profile: Profile, cluster: Cluster, trials: int) -> tuple[Plan, Plan]:
     """US-Byte's plan and ByteScheduler's."""
-    usbyte, other = load("planner", "usbyte"), load("planner", "bytescheduler")
-    merge = reading.usbyte in ("merged", "free")
+    ours, other = load("planner", "usbyte"), load("planner", "bytescheduler")
+    if reading.usbyte == "merged":
+        ours = partial(load("planner", "usbyte_extended"), credit=1)
+    elif reading.usbyte == "free":
+        ours = load("planner", "usbyte_extended")
     if not trials:
-        lanes = reading.credit if reading.usbyte == "free" else 1
         size = reading.partition_bytes
+        if reading.usbyte == "free":
+            ours = partial(ours, credit=reading.credit)
         return (
-            usbyte(profile, cluster, basic_partition_bytes=size, merge=merge, credit=lanes),
+            ours(profile, cluster, basic_partition_bytes=size),
             other(profile, cluster, partition_bytes=size, credit=reading.credit),
         )
-    ours = partial(usbyte, merge=merge)
-    if reading.usbyte != "free":
-        ours = partial(ours, credit=1)
     if reading.credit == 1:
         other = partial(other, credit=1)
     return (

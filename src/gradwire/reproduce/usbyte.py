@@ -3,7 +3,8 @@
 Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling Unequal-sized
     Tensor Blocks in Distributed Deep Learning" (IEEE TPDS 2023), section 6.
 Left out: figures 11 and 14 (parts of what figures 10 and 16 show), 12 (convergence is that of dense
-    training, which the laws hold bit for bit), 17 (power) and table 5 (their scheduler's overhead).
+    training: a plan changes the mean by the rounding of its sums at most), 17 (power) and table 5
+    (their scheduler's overhead).
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ ASSUMPTIONS = (
     "32! orders for VGG16 (section 7.2) make each tensor a layer; figure 18 has rows for both.",
     "Messages under way at once (ByteScheduler's credit) share the link's bandwidth while their "
     "latencies overlap; the paper does not model a credit.",
-    "US-Byte is gradwire's planner: algorithm 1 mended, as it loses blocks as printed, and "
+    "US-Byte is gradwire's planner usbyte: algorithm 1 mended, as it loses blocks as printed, and "
     "algorithm 2 followed by a bounded climb. Nothing is merged across layers and one block "
-    "travels at a time, as in the paper, but for rows that say otherwise.",
+    "travels at a time, as in the paper; where it is tuned, S_p is. Rows \"with gradwire's "
+    'extensions" are usbyte_extended: small layers merged, several blocks at once, S_p and credit '
+    "tuned.",
     "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time.",
 )
 

@@ -3,7 +3,8 @@
 Source: Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
     Synchronization" (OSDI 2025), sections 2, 3 and 5, appendices A and B.
 Left out: figures 11 to 14 (training throughput on 16 machines of 8 V100s each) and 18 (that
-    accuracy is the same: the laws hold the sums bit for bit), figures that illustrate.
+    accuracy is the same: the laws hold every scheme's mean to the rounding of the dense one), and
+    figures that illustrate.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..collective._verbs import Compute, Steps, Verb, sent_bytes
+from ..collective._travel import sent_bytes
+from ..collective._verbs import Compute, Steps, Verb
 from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager

@@ -2,9 +2,9 @@
 
 The model: full-duplex links of one rate meet in a switch that never blocks, so every rank has two
 sides, one that transmits and one that receives. A transfer takes a share of its sender's
-transmitting side and of its receiver's receiving side; a library collective keeps every side of
-every rank equally busy. All that is under way shares the sides max-min fairly: no one can be
-given more without taking from one that has no more than it.
+transmitting side and of its receiver's receiving side; a library collective is taken to keep every
+side of every rank equally busy, which a broadcast's tree does not. All that is under way shares the
+sides max-min fairly: no one can be given more without taking from one that has no more than it.
 Source: progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); the fluid
     model of SimGrid. Not modelled: slow start, losses, a fabric that is narrower than its links.
 """

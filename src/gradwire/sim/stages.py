@@ -15,18 +15,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..collective._travel import NAMES, sent_bytes, travel
 from ..collective._verbs import (
     AllGather,
-    AllReduce,
     AllToAll,
     Among,
     Broadcast,
     Compute,
     Recv,
-    ReduceScatter,
     Send,
     Verb,
-    sent_bytes,
 )
 from ..contract import Compressor, Exchange, Layout, Member
 from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
@@ -40,16 +38,6 @@ T = TypeVar("T")
 
 NOT_MEASURED = "not measured"
 """Stands in the name of a computation that counts as nothing because nobody measured it."""
-
-_PRICED_AS: dict[type, str] = {
-    AllReduce: "all_reduce",
-    AllGather: "all_gather",
-    AllToAll: "all_to_all",
-    ReduceScatter: "reduce_scatter",
-    Broadcast: "broadcast",
-    Send: "send",
-    Recv: "send",
-}
 
 
 class Price(NamedTuple):
@@ -135,9 +123,9 @@ class Tariff:
 
     def work(self, verb: Compute) -> Work | None:
         """What a computation costs; None where there is none to speak of."""
-        if verb.name not in PRIMITIVES or (self.plain and verb.name != "merge"):
+        if self.plain and verb.name in ("encode", "decode"):
             return None
-        if self.codec is None:
+        if self.codec is None or verb.name not in PRIMITIVES:
             return Work(f"{verb.name} ({NOT_MEASURED})", 0.0)
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
 
@@ -224,7 +212,7 @@ def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
             like = (*like, src)
         case _:
             pass
-    price = tariff.verb(_PRICED_AS[type(verb)], priced_bytes)
+    price = tariff.verb(NAMES[type(verb)], priced_bytes)
     match verb:
         case Send(dst, _):
             return Hop(dst, True, size_bytes, price)
@@ -236,8 +224,8 @@ def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
 def _as_if_equal(verb: AllToAll, rank: int) -> float:
     """Bytes of the all-to-all of equal parts that keeps the busier side of this link as busy."""
     out, into = (sum(s) - s[rank] for s in (verb.in_sizes, verb.out_sizes))
-    world = len(verb.in_sizes)
-    return max(out, into) * verb.buf.element_size() * world / max(1, world - 1)
+    copies = travel("all_to_all", len(verb.in_sizes)).copies
+    return max(out, into) * verb.buf.element_size() / copies if copies else 0.0
 
 
 class _WritesNothing(TorchFunctionMode):

@@ -42,7 +42,8 @@ def simulate(
     Lanes: "backward" and "forward" with one span a layer, "communication" and "compute" with what
     each message does there; ``size_bytes`` is what the rank sends in it. Encode, decode and merge
     take what the cluster's ``codecs`` say; where a compressor was not measured they count as
-    nothing, and the span's name says so. Gather and scatter always count as nothing.
+    nothing, as other computations of a text always do, and the span's name says so. Gather and
+    scatter are not there, and count as nothing too.
     ``Trace.iteration_s`` is US-Byte's t_iter (equation 12).
 
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, for an exchange that
@@ -65,17 +66,25 @@ def simulate(
 
 
 def simulate_exchange(
-    exchange: Exchange, numel: int, cluster: Cluster, dtype: torch.dtype = torch.float32
+    exchange: Exchange,
+    numel: int,
+    cluster: Cluster,
+    dtype: torch.dtype = torch.float32,
+    *,
+    shapes: tuple[tuple[int, ...], ...] = (),
 ) -> Trace:
     """The trace of one exchange of ``numel`` elements on all ranks, with nothing else under way.
 
-    Its text is run as it is, without data; a rank alone sends nothing, and its trace is empty.
-    Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb, and
-    ``Deadlock`` if they wait for each other.
+    ``shapes`` are those of the tensors that lie in it, for exchanges that act on matrices; without
+    them it is a vector. It is the first step's, in which rank 0 leads where ranks take turns. The
+    exchange's text is run as it is, without data; a rank alone sends nothing, and its trace is
+    empty. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a
+    verb, and ``Deadlock`` if they wait for each other.
     """
     if cluster.num_ranks == 1:
         return Trace()
-    every = stages_of(exchange, TensorSpec("", numel, dtype), Tariff.of(exchange, cluster))
+    spec = TensorSpec("", numel, dtype, shapes)
+    every = stages_of(exchange, spec, Tariff.of(exchange, cluster))
     return Trace.of(play(Traffic([[own] for own in every], [[0.0]] * len(every), [""])).spans)
 
 

@@ -68,7 +68,7 @@ class Clipping(Wrapper):
     ) -> Steps[State]:
         # The mean's buffer serves for the clipped gradient: an exchange may work in place.
         yield me.sized(
-            "merge", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel(), lambda: None
+            "clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel(), lambda: None
         )
         state = yield from synchronise(self.inner, me, state, out_N, out_N, residual_N)
         return state

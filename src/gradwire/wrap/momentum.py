@@ -102,10 +102,10 @@ class MomentumCorrection(Wrapper):
             if whole_N is not None:
                 kernel.mask(velocity_N, whole_N, pending_N, least=least)
 
-        yield Compute("merge", accumulate, grad_N.numel())
+        yield Compute("accumulate", accumulate, grad_N.numel())
         inner = yield from synchronise(self.inner, me, inner, grad_N, out_N, pending_N)
         if whole_N is not None:
-            yield Compute("merge", mask, grad_N.numel())
+            yield Compute("mask", mask, grad_N.numel())
         return MomentumState(velocity_N, state.residual_N, inner)
 
     def _accumulate(

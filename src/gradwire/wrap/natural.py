@@ -116,7 +116,7 @@ class Natural(Wrapper):
         """How many units every rank has to send, known to all; and this one's, if encoded."""
         most = num_units(grad_N.numel(), self.width)
         own, payload = yield me.sized(
-            "encode",
+            "count",
             lambda: self._count(me, grad_N, residual_N),
             grad_N.numel(),
             lambda: (most, None),
