@@ -59,8 +59,8 @@ class Traits:
     density_range: tuple[float, float] | None = None
     """Least and most that is taken, as factors of the ``density`` asked for; None: none is.
 
-    The most holds for every gradient; the least where 64 elements or more are asked for, and as
-    many are not 0, of normal, Laplace, heavy-tailed and sparse gradients.
+    Both hold for every gradient; the least where 64 elements or more are asked for, and as many are
+    not 0.
     """
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
