@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import log
-from operator import neg
 from typing import NamedTuple
 
 import torch
@@ -77,7 +76,8 @@ class Magnitudes:
 
     def _nearest(self, num_asked: int, least: float, most: float) -> int:
         """The bin whose edge ``edge_within`` falls back on."""
-        fewer = bisect_left(self._reaching, -num_asked, key=neg)  # the first that no more reach
+        # The first edge that no more than what is asked for reach: their numbers fall.
+        fewer = bisect_left(self._reaching, -float(num_asked), key=lambda n: -n)
         more = fewer - 1
         if fewer == len(self._reaching) or self._reaching[fewer] < least:
             return more
