@@ -1,4 +1,4 @@
-"""The laws that ``gradwire compll check`` asks: what is only rounding is no fault, a fault is one."""
+"""Laws that ``gradwire compll check`` asks: what is only rounding is no fault, a fault is one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gradwire.dsl.language import concat, extract, map, uint1, where
 from gradwire.dsl.program import Program
 from gradwire.kernels.compiler import reference_only
 from gradwire.load import examples
-
 
 PROGRAMS = [made for made in examples("compress") if isinstance(made, Program)]
 
