@@ -134,7 +134,7 @@ class Compressor(ABC):
         residual_N: Tensor | None = None,
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
-        """Encodes ``grad_N`` (1-D, any floating dtype; never written).
+        """Encodes ``grad_N`` (never written); refuses what ``check_gradient`` in spec.py does.
 
         With ``residual_N`` (working dtype) the sum of both is encoded, and ``residual_N`` then
         holds what of that sum the payload lacks. ``buffer`` (uint8, ``format(spec).size_bytes``

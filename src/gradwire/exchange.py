@@ -33,7 +33,7 @@ from .contract import (
 )
 from .errors import IncompatiblePair, InvalidSetting, invalid
 from .load import load
-from .spec import TensorSpec, working_dtype
+from .spec import TensorSpec, check_gradient, working_dtype
 
 
 def synchronise(
@@ -352,8 +352,10 @@ def texts(
     _check_exchange(exchange)
     if not grads:
         raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
+    for grad in grads:
+        check_gradient(grad)
     shapes = {(tuple(g.shape), g.dtype) for g in grads}
-    if len(shapes) > 1 or grads[0].dim() != 1:
+    if len(shapes) > 1:
         raise invalid("grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()")
     world = len(grads)
     if states is not None and len(states) != world:

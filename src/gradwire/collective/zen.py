@@ -23,6 +23,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from ..bounds import MOST_SEED, check_whole
 from ..errors import invalid
 from ..sparse.choose import LISTS, OF_PARTS, Formats, choose
 from ..sparse.formats._types import SparseFormat
@@ -63,9 +64,8 @@ class zen(PushPull):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise invalid("zen seed", self.seed, "a whole number, 0 or more", "leave it out")
-        if self.formats not in FORMATS:
+        check_whole("zen seed", self.seed, "leave it out", least=0, most=MOST_SEED)
+        if self.formats not in [*FORMATS]:  # a list: what has no hash is refused as well
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
 

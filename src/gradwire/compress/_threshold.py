@@ -9,17 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import log
 
 import torch
 from torch import Tensor
 
 from ..contract import Layout, State, Traits
-from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_share, layout, round_to_wire, share_of
+from ._coo import Coo, check_addressable, check_cap, check_share, layout, round_to_wire, share_of
 from ._magnitudes import Magnitudes
 from ._settle import as_working, spec_of
 
@@ -102,9 +101,7 @@ class Estimated(Reaching):
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_share(f"{name} density", self.density)
-        if not isinstance(self.cap, float | int) or not 1 <= self.cap < inf:
-            accepted = "a multiple of the density, 1 or more"
-            raise invalid(f"{name} cap", self.cap, accepted, "leave it at 2")
+        check_cap(f"{name} cap", self.cap)
         if self.cap != _CAP:
             least, _ = self._range
             stated = replace(self.traits, density_range=(least, float(self.cap)))

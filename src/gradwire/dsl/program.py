@@ -30,6 +30,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
+from ..bounds import check_whole
 from ..contract import Layout, Traits
 from ..errors import invalid
 from . import language, rewrite
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     _Generated = Any
 else:
     _Generated = Generated
+
+MOST_BLOCK = 2**31 - LANES
+"""Elements of the longest block: ``size`` of one is an int32, as is a coded block's length."""
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     name: kinds
@@ -76,8 +80,9 @@ class Source:
 class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see above
     """Base of compressors written in the language; see the module's docstring.
 
-    ``block`` is how many elements share what a reduction gives, a multiple of 64. A program that
-    draws random numbers begins its stream from its setting ``seed``, if it has one.
+    ``block`` is how many elements share what a reduction gives, a multiple of 64 below 2^31: their
+    number is an int32. A program that draws random numbers begins its stream from its setting
+    ``seed``, if it has one.
     """
 
     block: int = 16384
@@ -106,15 +111,14 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
                 raise invalid(
                     f"{name} {setting.name}", given, f"{setting.type}", "see its settings"
                 )
-            if (
-                kinds == _KINDS["float"]
-            ):  # 1 and 1.0 are one setting, and numpy's number is a number
-                object.__setattr__(self, setting.name, float(given))
-        if self.block < LANES or self.block % LANES:
-            raise invalid(f"{name} block", self.block, "a positive multiple of 64", "write 16384")
-        seed = getattr(self, "seed", 0)
-        if not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise invalid(f"{name} seed", seed, "0 to 2**32 - 1", "leave it at 0")
+            if kinds == _KINDS["float"]:  # 1 and 1.0 are one setting, numpy's number is a number
+                object.__setattr__(self, setting.name, _as_float(f"{name} {setting.name}", given))
+        check_whole(
+            f"{name} block", self.block, "write 16384", least=LANES, most=MOST_BLOCK, multiple=LANES
+        )
+        check_whole(
+            f"{name} seed", getattr(self, "seed", 0), "leave it at 0", least=0, most=2**32 - 1
+        )
         if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
             raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
         self.check()
@@ -139,6 +143,13 @@ def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
     for what, holds in accepted.items():
         if not holds:
             raise invalid(f"{name} traits", stated, what, f"class {name}(Program, ...)")
+
+
+def _as_float(what: str, given: float) -> float:
+    try:
+        return float(given)
+    except OverflowError:
+        raise invalid(what, given, "a number that a float holds", "see its settings") from None
 
 
 @lru_cache(maxsize=1024)

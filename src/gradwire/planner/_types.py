@@ -15,6 +15,9 @@ from ..cost._stored import Frozen, Stored
 DENSE = "dense"
 """The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
 
+MOST_CREDIT = 2**16
+"""Of channels: each is a process group of its own."""
+
 Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 
 

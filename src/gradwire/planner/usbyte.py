@@ -38,16 +38,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ..bounds import check_whole
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import invalid
-from ._buckets import Bucket, at_least_one, buckets, merged
+from ._buckets import Bucket, buckets, check_bytes, check_credit, merged
 from ._phases import Block, Instance
 from ._price import fewest_messages, iteration_s
 from ._space import FLAG, LANES, SIZES
 from ._types import Message, Plan, Setting
 
 SEARCH = {"basic_partition_bytes": SIZES, "merge": FLAG, "credit": LANES}
+
+MOST_TRIALS = 10_000
+"""Orders that a search may price: a second or more a hundred, of large models."""
 
 MERGED = (1 / 8, 1 / 2, 2, 8)
 """Shares of alpha / beta below which layers are merged."""
@@ -63,10 +67,9 @@ def usbyte(
     trials: int = 64,
 ) -> Plan:
     """The plan of US-Byte for this profile and cluster; the same on every call."""
-    at_least_one("basic_partition_bytes", basic_partition_bytes)
-    at_least_one("credit", credit)
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 0:
-        raise invalid("trials", trials, "a whole number, 0 or more", "0 is algorithm 2 alone")
+    check_bytes("basic_partition_bytes", basic_partition_bytes)
+    check_credit(credit)
+    check_whole("trials", trials, "0 is algorithm 2 alone", least=0, most=MOST_TRIALS)
     if not isinstance(merge, bool):
         raise invalid("merge", merge, "True or False", "which sizes are merged is found by itself")
     settings: dict[str, Setting] = {
