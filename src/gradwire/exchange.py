@@ -145,6 +145,22 @@ def suited(codec: Compressor) -> Collective:
     return allreduce() if codec.traits.additive else casync_ps()
 
 
+def named_collective(exchange: object) -> Collective | None:
+    """The collective that a user has named for an exchange; None where it has the suited one.
+
+    >>> from gradwire.collective.zen import zen
+    >>> from gradwire.compress.topk import topk
+    >>> named_collective(with_error_feedback(pair(topk(), zen())))
+    zen(seed=0, formats='smallest')
+    >>> named_collective(exchange_for(topk()))
+    """
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    found = getattr(exchange, "collective", None)
+    codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    return found if isinstance(found, Collective) and found != suited(codec) else None
+
+
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
     """The exchange of an algorithm given alone: its suited collective, error feedback if it needs
     it.

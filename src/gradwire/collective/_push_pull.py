@@ -72,6 +72,7 @@ class PushPull(Collective):
 
     needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
     exact_size: ClassVar[bool] = False
+    carries_rows: ClassVar[bool] = True
 
     def permutation(self, num_units: int) -> Permutation | None:
         """Where units lie; None leaves them where they are, and parts are ranges."""

@@ -31,6 +31,7 @@ class omnireduce(PushPull):
     """Push blocks of ``block`` elements in which any is not zero, add them up, pull."""
 
     block: int = 256
+    carries_rows: ClassVar[bool] = False
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "one-shot", "parallelism", "imbalanced"
     )

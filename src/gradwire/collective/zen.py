@@ -41,6 +41,11 @@ class _Sent(NamedTuple):
     push: Formats
     pull: Formats
 
+    @property
+    def listing(self) -> Formats:
+        """Those of pulls that tell which units there are."""
+        return tuple(form for form in self.pull if form in LISTS)
+
 
 FORMATS = {
     "smallest": _Sent(LISTS, OF_PARTS),
@@ -77,7 +82,8 @@ class zen(PushPull):
         return _smallest(among, count, length, cut.width, cut.pushed_dtype)
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        among, length = FORMATS[self.formats].pull, cut.parts[rank].length
+        sent, length = FORMATS[self.formats], cut.parts[rank].length
+        among = sent.listing if cut.is_listed else sent.pull
         return _smallest(among, count, length, cut.width, cut.pulled_dtype)
 
 

@@ -264,6 +264,8 @@ class TensorSparsity(Frozen):
     name: Annotated[str, Field(min_length=1)]
     units: UnitSparsity
     blocks: UnitSparsity
+    is_rows: bool = False
+    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes carry."""
 
 
 class Handling(Frozen):
@@ -291,7 +293,8 @@ class SparsityProfile(Stored):
     num_gradients: Annotated[int, Field(ge=1)]
     """Batches measured, over all ranks: each stands for a rank."""
     compressor: str | None = None
-    """The sparsifier whose selections were measured; None for the gradients themselves."""
+    """The sparsifier whose selections were measured, but of tensors that come as rows; None for the
+    gradients themselves."""
     settings: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(
         default_factory=dict
     )

@@ -6,7 +6,8 @@ Differences from the paper: latency, host work and formats count as well, and al
     compared, the dense all-reduce among them (``cost/sparse_schemes.py``). Gradients that are
     dense, or that dense is fastest for, are merged as MG-WFBP does.
 Settings: none; the profile's ``sparsity`` says what is sparse, and by which sparsifier if by one.
-    Without it the plan is MG-WFBP's.
+    Without it the plan is MG-WFBP's. Gradients that come as rows take a scheme that carries these,
+    without loss, whatever dense would take.
 Order: backward; a sparse tensor is a message of its own. Nothing is cut; the next forward starts
     when all communication has ended.
 """
@@ -34,7 +35,7 @@ def zen(profile: Profile, cluster: Cluster) -> Plan:
     exchanges, own = {}, []
     for name, (at, scheme) in chosen.items():
         assert profile.sparsity is not None
-        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, at.units, scheme)
+        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, name, at.units, scheme)
         chunk = Chunk(tensor=name, start=0, stop=at.numel)
         own.append(Message(chunks=(chunk,), exchange=f"{scheme}: {name}"))
     rest = mgwfbp(_without(profile, set(chosen)), cluster).messages
@@ -43,8 +44,11 @@ def zen(profile: Profile, cluster: Cluster) -> Plan:
     return Plan(planner="zen", model=profile.model, messages=tuple(ordered), exchanges=exchanges)
 
 
-def _exchange(sparsity: SparsityProfile, units: UnitSparsity, scheme: str) -> ExchangeSetting:
-    if sparsity.compressor is None:
+def _exchange(
+    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
+) -> ExchangeSetting:
+    one = sparsity.of(name)
+    if sparsity.compressor is None or (one is not None and one.is_rows):
         settings: dict[str, Setting] = {
             "width": units.width,
             "expected_density": float(f"{units.density:.3g}"),
