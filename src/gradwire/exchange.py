@@ -204,12 +204,7 @@ def by_name(
     >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
     True
     """
-    kind = load("compress", compressor)
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(set(settings) - known):
-        accepted = ", ".join(sorted(known)) or "none at all"
-        raise invalid(f"setting of {compressor}", unknown[0], accepted, "leave it out")
-    made = kind(**settings)
+    made = algorithm_by_name(compressor, settings)
     if isinstance(made, Compressor):
         if collective is None:
             raise invalid("collective", None, f"one that {compressor} can use", "name it")
@@ -218,6 +213,19 @@ def by_name(
         own = f"None, as {compressor} is an exchange of its own"
         raise invalid("collective", collective, own, "leave it out")
     return with_error_feedback(made) if error_feedback else made
+
+
+def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
+    """The compressor, or exchange of its own, of a file of ``compress/`` under these settings.
+
+    Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
+    """
+    kind = load("compress", name)
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(set(settings) - known):
+        accepted = ", ".join(sorted(known)) or "none at all"
+        raise invalid(f"setting of {name}", unknown[0], accepted, "leave it out")
+    return kind(**settings)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from .language import Compressed
 from .selection import Scattered
 from .stages import RESULT_NAME, recording
 from .steps import Kernels
-from .symbols import Coded, Scalar, Vector
+from .symbols import Coded, Scalar, Vector, tracing
 
 # The encode and decode that an author writes have other parameters than the contract's, which take
 # their place; so to a type checker a program may be anything.
@@ -106,6 +106,7 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         name = type(self).__name__
         for setting in fields(self):
             given, kinds = getattr(self, setting.name), _KINDS.get(str(setting.type))
+            _check_hashable(f"{name} {setting.name}", given)
             right = kinds is None or isinstance(given, kinds)
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
                 raise invalid(
@@ -145,6 +146,15 @@ def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
             raise invalid(f"{name} traits", stated, what, f"class {name}(Program, ...)")
 
 
+def _check_hashable(what: str, given: object) -> None:
+    """Programs are known by their settings."""
+    try:
+        hash(given)
+    except TypeError:
+        accepted, remedy = "a value that does not change", "give a tuple instead of a list"
+        raise invalid(what, given, accepted, remedy) from None
+
+
 def _as_float(what: str, given: float) -> float:
     try:
         return float(given)
@@ -171,17 +181,19 @@ def trace(codec: Program) -> rewrite.Traced:
     """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
     given = [Vector(load(rewrite.GRADIENT)), Vector(load(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1
-    with recording() as record:
+    name = type(codec).__name__
+    with recording() as record, tracing(f"encode of {name}"):
         sent = codec.source.encode(codec, *given[:takes])
     if not isinstance(sent, Compressed) or not sent.fields:
         raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
     sources = {_buffer(name, value): value.node for name, value in sent.fields.items()}
     _check_beside(sources)
     received = {buffer.name: _received(buffer) for buffer in sources}
-    decoded = codec.source.decode(codec, Compressed(received))
+    with tracing(f"decode of {name}"):
+        decoded = codec.source.decode(codec, Compressed(received))
     kept = [v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None]
     return rewrite.Traced(
-        name=re.sub(r"\W", "_", type(codec).__name__),
+        name=re.sub(r"\W|^(?=\d)", "_", name),
         block=codec.block,
         fields=tuple(sorted(sources.items(), key=lambda field: field[0].extent)),
         decoded=_decoded_kept(decoded, sources) if kept else _decoded(decoded),

@@ -35,7 +35,7 @@ from ..cost.sparsity import (
     unit_sparsity,
 )
 from ..errors import invalid
-from ..load import load
+from ..exchange import algorithm_by_name
 from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
@@ -128,7 +128,7 @@ def measure_sparsity(
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:
-    made = load("compress", name)(**settings)
+    made = algorithm_by_name(name, settings)
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         accepted = "a compressor whose payloads are indices and values"
         raise invalid("compressor", name, accepted, "write dgc or topk")

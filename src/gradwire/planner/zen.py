@@ -18,7 +18,7 @@ from ..contract import Compressor
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..cost.sparsity import SparsityProfile, UnitSparsity
-from ..load import load
+from ..exchange import algorithm_by_name
 from ._sparse import schemes_of
 from ._types import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
 from .mgwfbp import mgwfbp
@@ -54,7 +54,7 @@ def _exchange(
             "expected_density": float(f"{units.density:.3g}"),
         }
         return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
-    codec: Compressor = load("compress", sparsity.compressor)(**sparsity.settings)
+    codec: Compressor = algorithm_by_name(sparsity.compressor, sparsity.settings)
     return ExchangeSetting(
         compressor=sparsity.compressor,
         settings=sparsity.settings,
