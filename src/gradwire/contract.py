@@ -70,8 +70,8 @@ class Traits:
     density_range: tuple[float, float] | None = None
     """Least and most that is taken, as factors of the ``density`` asked for; None: none is.
 
-    The most holds for every gradient; the least where 64 elements or more are asked for, and as
-    many are not 0, of normal, Laplace, heavy-tailed and sparse gradients.
+    Both hold for every gradient; the least where 64 elements or more are asked for, and as many are
+    not 0.
     """
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
@@ -152,7 +152,7 @@ class Compressor(ABC):
         residual_N: Tensor | None = None,
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
-        """Encodes ``grad_N`` (1-D, any floating dtype; never written).
+        """Encodes ``grad_N`` (never written); refuses what ``check_gradient`` in spec.py does.
 
         With ``residual_N`` (working dtype) the sum of both is encoded, and ``residual_N`` then
         holds what of that sum the payload lacks. ``buffer`` (uint8, ``format(spec).size_bytes``

@@ -65,10 +65,26 @@ class TestbedUnavailable(GradwireError, RuntimeError):
     __test__ = False  # pytest must not collect it
 
 
+_LONGEST = 400
+
+
+def shown(given: object) -> str:
+    """A value as messages show it: what has no text, or a longer one than anybody reads, is cut.
+
+    >>> shown(4), shown([0.5]), len(shown("x" * 10_000))
+    ('4', '[0.5]', 403)
+    """
+    try:
+        text = repr(given)
+    except Exception:  # whatever a user's object may raise; Python writes no whole number this long
+        text = f"{type(given).__name__} (too long to show)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSetting:
     """Builds the standard message: what was given, what is accepted, what to do.
 
     >>> str(invalid("density", 4, "a number in (0, 1]", "for 4 % write density=0.04"))
     'density must be a number in (0, 1], got 4; for 4 % write density=0.04'
     """
-    return InvalidSetting(f"{what} must be {accepted}, got {given!r}; {remedy}")
+    return InvalidSetting(f"{what} must be {accepted}, got {shown(given)}; {remedy}")

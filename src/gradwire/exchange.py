@@ -13,13 +13,30 @@ from typing import Any
 from torch import Tensor
 
 from .collective._local import drive
+from .collective._types import Collective
 from .collective._verbs import Steps
 from .contract import Compressor, Exchange, Result, State
-from .error_feedback import check_exchange, with_error_feedback
+from .error_feedback import Wrapper, check_exchange, with_error_feedback
 from .errors import invalid
 from .load import load
-from .pairing import pair, suited
-from .spec import TensorSpec
+from .pairing import Pair, pair, suited
+from .spec import TensorSpec, check_gradient
+
+
+def named_collective(exchange: object) -> Collective | None:
+    """The collective that a user has named for an exchange; None where it has the suited one.
+
+    >>> from gradwire.collective.zen import zen
+    >>> from gradwire.compress.topk import topk
+    >>> named_collective(with_error_feedback(pair(topk(), zen())))
+    zen(seed=0, formats='smallest')
+    >>> named_collective(exchange_for(topk()))
+    """
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    found = getattr(exchange, "collective", None)
+    codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    return found if isinstance(found, Collective) and found != suited(codec) else None
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
@@ -57,12 +74,7 @@ def by_name(
     >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
     True
     """
-    kind = load("compress", compressor)
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(set(settings) - known):
-        accepted = ", ".join(sorted(known)) or "none at all"
-        raise invalid(f"setting of {compressor}", unknown[0], accepted, "leave it out")
-    made = kind(**settings)
+    made = algorithm_by_name(compressor, settings)
     if isinstance(made, Compressor):
         if collective is None:
             raise invalid("collective", None, f"one that {compressor} can use", "name it")
@@ -71,6 +83,19 @@ def by_name(
         own = f"None, as {compressor} is an exchange of its own"
         raise invalid("collective", collective, own, "leave it out")
     return with_error_feedback(made) if error_feedback else made
+
+
+def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
+    """The compressor, or exchange of its own, of a file of ``compress/`` under these settings.
+
+    Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
+    """
+    kind = load("compress", name)
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(set(settings) - known):
+        accepted = ", ".join(sorted(known)) or "none at all"
+        raise invalid(f"setting of {name}", unknown[0], accepted, "leave it out")
+    return kind(**settings)
 
 
 def clone_state(state: State) -> State:
@@ -111,8 +136,10 @@ def texts(
     check_exchange(exchange)
     if not grads:
         raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
+    for grad in grads:
+        check_gradient(grad)
     shapes = {(tuple(g.shape), g.dtype) for g in grads}
-    if len(shapes) > 1 or grads[0].dim() != 1:
+    if len(shapes) > 1:
         raise invalid("grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()")
     world = len(grads)
     if states is not None and len(states) != world:

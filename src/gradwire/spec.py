@@ -15,6 +15,12 @@ CHUNK_ALIGNMENT = 8
 """Chunks start at multiples of 8 elements, so that bits fill whole bytes in every chunk."""
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Those that gradients may have."""
+
+DTYPE_NAMES = "float32, bfloat16, float16 or float64"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, number of elements and dtype of one flat gradient, and what lies in it.
@@ -37,10 +43,8 @@ class TensorSpec:
         if self.shapes and sum(map(prod, self.shapes)) != self.numel:
             accepted = f"shapes of {self.numel} elements in all"
             raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
-        if not self.dtype.is_floating_point:
-            raise invalid(
-                "dtype", self.dtype, "a floating-point dtype", "gradients are floating point"
-            )
+        if self.dtype not in DTYPES:
+            raise invalid("dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point")
 
     @property
     def size_bytes(self) -> int:
@@ -49,6 +53,29 @@ class TensorSpec:
     def chunk(self, start: int, stop: int) -> TensorSpec:
         """The spec of elements ``start`` to ``stop``: a vector."""
         return TensorSpec(f"{self.name}[{start}:{stop}]", stop - start, self.dtype)
+
+
+def check_gradient(grad_N: object) -> None:
+    """Refuses what cannot be read as one flat gradient.
+
+    It is a vector with a value at each place, of one of ``DTYPES``, and no part of a graph. It need
+    not be contiguous.
+    """
+    if not isinstance(grad_N, torch.Tensor):
+        raise invalid("gradient", grad_N, "a tensor", "pass param.grad.flatten()")
+    if grad_N.layout is not torch.strided or grad_N.is_meta:
+        given = f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
+        raise invalid("gradient", given, "one with a value at each place", "pass it .to_dense()")
+    if grad_N.dtype not in DTYPES:
+        remedy = "average the real and the imaginary part, torch.view_as_real(grad).flatten()"
+        if not grad_N.dtype.is_complex:
+            remedy = "convert it with .float()"
+        raise invalid("dtype of the gradient", grad_N.dtype, DTYPE_NAMES, remedy)
+    if grad_N.dim() != 1:
+        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    if grad_N.requires_grad:
+        given, accepted = "a tensor that requires a gradient", "a gradient, and no part of a graph"
+        raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
 
 
 def squarest(numel: int) -> tuple[tuple[int, ...], ...]:

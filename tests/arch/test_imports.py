@@ -9,7 +9,7 @@ import pytest
 from tests.arch.source import Source, imports, read, running_nodes, sources
 
 ROWS = (
-    ("_version", "errors", "units"),
+    ("_version", "errors", "bounds", "units"),
     ("spec", "payload", "collective._verbs", "member", "contract", "hollow", "tensorwise", "trace"),
     ("load", "kernels", "sparse"),
     ("dsl", "collective"),

@@ -8,15 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective._local import drive
-from gradwire.collective._rows import SERVED, Rows, average_rows
+from gradwire.collective._rows import Rows, average_rows
+from gradwire.collective._types import Collective
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.zen import zen
 from gradwire.contract import Member
+from gradwire.cost.sparse_schemes import OF_ROWS
 from gradwire.errors import RanksDiffer
+from gradwire.load import examples
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3
+SERVED, GATHERED = zen(), allgather_sparse()
+CARRYING = [one for one in examples("collective") if one.carries_rows]
+"""All that rows can take, with every example of their settings."""
 
 
-def averaged(given: list[Rows], way: str, seed: int = 0) -> tuple[list[Rows], list[Member]]:
+def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Rows], list[Member]]:
     members = [Member(rank, len(given)) for rank in range(len(given))]
     texts = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)
@@ -31,7 +39,7 @@ def averaged(given: list[Rows], way: str, seed: int = 0) -> tuple[list[Rows], li
     dtype=st.sampled_from((torch.float32, torch.float64, torch.bfloat16, torch.float16)),
     seed=st.integers(0, 99),
 )
-def test_both_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed: int) -> None:
+def test_all_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     given = []
     for count in counts:
@@ -39,13 +47,13 @@ def test_both_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, see
         values = torch.randn(count, WIDTH, generator=draw).to(dtype)
         values[:1] = 0  # a row that was touched stays one, whatever is in it
         given.append((rows, values))
-    gathered, _ = averaged(given, "allgather_sparse", seed)
-    served, _ = averaged(given, SERVED, seed)
+    gathered, _ = averaged(given, GATHERED, seed)
+    others = [found for way in CARRYING for found in averaged(given, way, seed)[0]]
     union = torch.cat([rows for rows, _ in given]).unique()
     exact = torch.zeros(NUM_ROWS, WIDTH, dtype=torch.float64)
     for rows, values in given:
         exact[rows] += values.double() / len(given)
-    for found, values in (*gathered, *served):
+    for found, values in (*gathered, *others):
         assert torch.equal(found, union)
         assert torch.equal(values, gathered[0][1])
         torch.testing.assert_close(values, exact[union].to(dtype))
@@ -59,14 +67,14 @@ def test_no_rows_anywhere_take_no_way() -> None:
     some = torch.tensor([4]), torch.ones(1, WIDTH)
     found, members = averaged([none, some], SERVED)
     assert [rows.tolist() for rows, _ in found] == [[4], [4]]
-    assert {me.way for me in members} == {SERVED}
+    assert {me.way for me in members} == {"zen"}
 
 
 def test_a_step_without_parts_has_no_imbalance() -> None:
     """What is noted is of the last step: gathered rows leave nothing of an earlier one."""
     members = [Member(rank, 2) for rank in range(2)]
     some, none = (torch.tensor([4]), torch.ones(1, WIDTH)), (torch.zeros(0), torch.zeros(0, WIDTH))
-    for rows, way, is_cut in ((some, SERVED, True), (some, "", False), (some, SERVED, True)):
+    for rows, way, is_cut in ((some, SERVED, True), (some, GATHERED, False), (some, SERVED, True)):
         drive([average_rows(me, rows, NUM_ROWS, lambda counts, way=way: way) for me in members])
         assert [me.imbalance is not None for me in members] == [is_cut] * 2
     drive([average_rows(me, none, NUM_ROWS, lambda counts: SERVED) for me in members])
@@ -77,3 +85,10 @@ def test_more_rows_than_there_are_is_told() -> None:
     many = torch.arange(NUM_ROWS + 1), torch.ones(NUM_ROWS + 1, WIDTH)
     with pytest.raises(RanksDiffer, match="61 rows"):
         averaged([many, many], SERVED)
+
+
+def test_which_collectives_carry_rows() -> None:
+    """Not those that turn dense on their way, send blocks, or sum what they cannot tell apart."""
+    names = {type(one).__name__ for one in CARRYING}
+    assert names == {"allgather_sparse", "sparse_ps", "zen"}
+    assert {scheme.__name__ for scheme in OF_ROWS} == names

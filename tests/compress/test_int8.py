@@ -53,4 +53,4 @@ def test_a_byte_an_element_and_four_a_block(numel, size_bytes):
 
 @pytest.mark.parametrize("block", [0, -64, 100])
 def test_blocks_are_multiples_of_64(block):
-    assert_refused(int8, "block", block, "a positive multiple of 64")
+    assert_refused(int8, "block", block, "a multiple of 64, 64 to ")

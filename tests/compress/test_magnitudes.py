@@ -49,3 +49,21 @@ def test_what_float32_would_round_up_to_an_edge_is_sent(kind):
     grad_N = torch.full((1000,), 1 - 1e-12, dtype=torch.float64)
     payload, _ = kind(density=0.01).encode(None, grad_N)
     assert 10 <= payload["indices"].numel() <= 20
+
+
+@pytest.mark.parametrize(
+    ("threshold", "least", "most", "reached"),
+    [
+        (8.0, 100, 400, 100),  # the threshold's own
+        (8.0, 101, 400, 250),
+        (16.0, 100, 400, 250),  # 250 is 1.25 times what is asked, 100 half of it
+        (16.0, 100, 249, 100),
+        (16.0, 101, 249, 250),  # none is: too many, of which the largest are taken
+        (0.5, 101, 249, 250),
+    ],
+)
+def test_the_edge_that_is_nearest_to_what_is_asked(threshold, least, most, reached):
+    counts = {16.0: 60, 8.0: 40, 4.0: 150, 2.0: 450, 1.0: 300}
+    grad_N = torch.cat([torch.full((count,), -value) for value, count in counts.items()])
+    edge = Magnitudes.of(grad_N).edge_within(threshold, 200, least, most)
+    assert int((grad_N.abs() >= edge).sum()) == reached

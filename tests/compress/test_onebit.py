@@ -74,5 +74,5 @@ def test_means_are_right_to_the_last_place() -> None:
 
 @pytest.mark.parametrize("block", [0, -64, 96])
 def test_blocks_are_multiples_of_64(block: int) -> None:
-    with pytest.raises(InvalidSetting, match=f"onebit block must be .* of 64, got {block}"):
+    with pytest.raises(InvalidSetting, match=f"block must be a multiple of 64, .*got {block}"):
         gw.compress.onebit(block=block)

@@ -346,7 +346,7 @@ TYPES = {
     "arity": ("float x = product(1.0);", "product of 1 values; it takes 2"),
     "a global": ("float* x = map(gradient, count);", "changes the global counted"),
     "no function": ("float* x = map(gradient, 3);", "cannot be computed"),
-    "shifted by less than nothing": ("int32 n = 1 << (0 - 1);", "negative shift count"),
+    "shifted by less than nothing": ("int32 n = 1 << (0 - 1);", "a shift by -1 bits"),
     "nothing": ("float x = 1;", "encode assigns no uint8*"),
 }
 HELPERS = """

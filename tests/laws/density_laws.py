@@ -17,14 +17,18 @@ from gradwire.contract import Compressor, Member
 from gradwire.spec import TensorSpec
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
-WORLD = 2
+UNKIND = ("cauchy", "lognormal", "shifted", "few classes")
+"""Gradients that no distribution that is fitted resembles; the laws hold of them as well."""
+WORLD, NUM_CLASSES = 2, 1000
 LEAST_ASKED = 64
 """Of fewer elements the least of the range says nothing."""
 
 
 def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
-    """A gradient as training gives them; heavy-tailed is Student's t with 3 degrees of freedom."""
+    """A gradient of a kind; heavy-tailed is Student's t with 3 degrees of freedom."""
     draw = torch.Generator().manual_seed(seed)
+    if kind == "few classes":
+        return few_classes(numel, draw)
     normal_N = torch.randn(numel, generator=draw)
     if kind == "laplace":
         return normal_N.sign() * -torch.rand(numel, generator=draw).clamp_min(1e-30).log()
@@ -32,7 +36,30 @@ def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
         return normal_N / torch.randn(3, numel, generator=draw).square().mean(0).sqrt()
     if kind == "sparse":
         return normal_N.masked_fill(torch.rand(numel, generator=draw) < 0.9, 0.0)
+    if kind == "cauchy":
+        return normal_N / torch.randn(numel, generator=draw)
+    if kind == "lognormal":
+        return normal_N.sign() * torch.randn(numel, generator=draw).mul(3).exp()
+    if kind == "shifted":
+        return 1 + 0.1 * normal_N
     return normal_N
+
+
+def few_classes(numel: int, draw: torch.Generator) -> Tensor:
+    """That of a linear layer of 1000 classes behind ReLU, from a batch that has three of them.
+
+    The rows of these three hold nearly all of it, and every other row much the same little.
+    """
+    width, batch = -(-numel // NUM_CLASSES), 32
+    behind_relu = torch.randn(batch, width, generator=draw).relu()
+    layer = torch.nn.Linear(width, NUM_CLASSES)
+    with torch.no_grad():
+        layer.weight.normal_(std=width**-0.5, generator=draw)
+        layer.bias.zero_()
+    labels = torch.tensor([5, 50, 95])[torch.arange(batch) % 3]
+    torch.nn.functional.cross_entropy(layer(behind_relu), labels).backward()
+    assert layer.weight.grad is not None
+    return layer.weight.grad.flatten()[:numel]
 
 
 def has_density(algorithm: Any) -> bool:
@@ -67,7 +94,7 @@ def law_no_more_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> N
 
 
 def law_no_less_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> None:
-    """Of a gradient that ``drawn`` gives, as many as are not 0 where these are fewer."""
+    """Of any gradient, as many as are not 0 where these are fewer."""
     asked = density * grad_N.numel()
     if algorithm.traits.density_range is None or asked < LEAST_ASKED:
         return

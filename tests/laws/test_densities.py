@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gradwire.compress._threshold import Estimated
 from gradwire.load import examples
+from tests.strategies import bounded
 
 from . import broken_density as broken
 from .cases import name_of
 from .density_laws import (
     KINDS,
+    UNKIND,
     drawn,
     has_density,
     law_density_range_is_stated,
@@ -36,7 +41,7 @@ def test_range_is_stated(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", SPARSIFIERS, ids=repr)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *UNKIND])
 def test_density_is_within_its_range(algorithm: Any, kind: str) -> None:
     for numel in SIZES:
         grad_N = drawn(kind, numel)
@@ -51,10 +56,56 @@ def test_no_gradient_is_sent_whole(algorithm: Any) -> None:
     spike_N = torch.zeros(5_000)
     spike_N[77] = 3.0
     bounded_N = torch.rand(5_000, generator=torch.Generator().manual_seed(0)) + 1.0
-    hostile = (drawn("normal", 5_000).round(), torch.ones(5_000), spike_N, bounded_N)
+    near_N = 1 + 1e-4 * drawn("normal", 5_000)
+    hostile = (drawn("normal", 5_000).round(), torch.ones(5_000), spike_N, bounded_N, near_N)
     for grad_N in (*hostile, torch.zeros(5_000), torch.ones(1)):
         for density in DENSITIES:
             law_no_more_than_stated(algorithm, density, grad_N)
+            law_no_less_than_stated(algorithm, density, grad_N)
+
+
+ESTIMATORS = tuple(made for made in SPARSIFIERS if isinstance(made, Estimated))
+
+
+@pytest.mark.parametrize("algorithm", ESTIMATORS, ids=repr)
+def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Estimated) -> None:
+    """Of any number of elements, asked for at any cap: what passes is counted, not believed."""
+
+    @given(
+        st.integers(1, 3000),
+        st.floats(1e-3, 1.0),
+        st.sampled_from((1.0, 1.2, 2.0, 50.0)),
+        st.lists(st.tuples(st.integers(-30, 30), st.integers(0, 3)), min_size=1, max_size=4),
+        st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
+        st.integers(0, 2**16),
+    )
+    @bounded(60)
+    def check(numel, density, cap, scales, dtype, seed) -> None:  # type: ignore[no-untyped-def]
+        draw = torch.Generator().manual_seed(seed)
+        spread_N = torch.randn(numel, generator=draw, dtype=torch.float64)
+        powers = torch.tensor([[10.0**scale, 8.0**-spread] for scale, spread in scales]).double()
+        scale_N, spread_of_N = powers[torch.randint(len(scales), (numel,), generator=draw)].T
+        grad_N = (scale_N * (1 + spread_of_N * spread_N)).to(dtype)
+        codec = replace(algorithm, density=density, cap=cap)
+        asked = max(1, round(density * numel))
+        least, most = codec.traits.density_range
+        payload, _ = codec.encode(None, grad_N)
+        taken = payload["indices"].numel()
+        possible = min(asked, int((grad_N != 0).sum()))
+        assert least * possible <= taken <= max(1, most * density * numel + 0.5)
+
+    check()
+
+
+@pytest.mark.parametrize("algorithm", ESTIMATORS, ids=repr)
+def test_residuals_do_not_starve_an_estimator(algorithm: Estimated) -> None:
+    """The same few rows are large in every step: the others wait, and the fit sees them wait."""
+    grad_N, codec = drawn("few classes", 50_000), replace(algorithm, density=0.01)
+    least, most = codec.traits.density_range
+    residual_N = torch.zeros_like(grad_N)
+    for _ in range(5):
+        payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
+        assert least * 500 <= payload["indices"].numel() <= most * 500
 
 
 @pytest.mark.parametrize(
@@ -78,6 +129,8 @@ def test_law_of_statements_bites(specimen: Any) -> None:
         (law_no_more_than_stated, broken.takes_double(), "sparse"),
         (law_no_more_than_stated, broken.believes_in_normals(), "heavy-tailed"),
         (law_no_less_than_stated, broken.believes_in_normals(), "sparse"),
+        (law_no_less_than_stated, broken.believes_in_normals(), "few classes"),
+        (law_no_more_than_stated, broken.believes_in_normals(), "cauchy"),
     ],
     ids=name_of,
 )

@@ -72,6 +72,7 @@ def test_a_model_in_one_process() -> None:
     assert rows is not None
     assert gate is not None
     assert table.units == rows.units == unit_sparsity(sets, WIDTH, ROWS)
+    assert [one.is_rows for one in (table, rows, gate)] == [False, True, False]
     assert gate.units == unit_sparsity(sets, 1, 1000)
     blocks = [np.unique(one * WIDTH // 256) for one in sets]
     assert table.blocks == unit_sparsity(blocks, 256, -(-ROWS * WIDTH // 256))
@@ -89,7 +90,10 @@ def test_what_a_sparsifier_takes() -> None:
     )
     assert (found.compressor, found.settings) == ("topk", {"density": 0.05})
     assert {t.name for t in found.tensors} == {"table.weight", "rows.weight", "last.weight"}
-    assert all(t.units.density == pytest.approx(0.05, abs=1e-3) for t in found.tensors)
+    for one in found.tensors:  # what comes as rows travels as rows, whatever the others take
+        assert one.is_rows == (one.name == "rows.weight") == (one.units.width == WIDTH)
+        if not one.is_rows:
+            assert one.units.density == pytest.approx(0.05, abs=1e-3)
     with pytest.raises(InvalidSetting, match="onebit"):
         measure_sparsity(model, steps(model), compressor="onebit")
 

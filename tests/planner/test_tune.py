@@ -19,6 +19,7 @@ from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import load, names
 from gradwire.planner._plan import settings_of
 from gradwire.planner._price import iteration_s
+from gradwire.planner._space import WholeNumbers
 from gradwire.planner._tune import search_space, tune
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
@@ -154,7 +155,7 @@ def test_where_all_are_infinite_any_will_do() -> None:
 
 @pytest.mark.parametrize("trials", [0, -1, 2.5, True])
 def test_trials_that_are_no_number(trials: int) -> None:
-    with pytest.raises(InvalidSetting, match="trials must be a whole number, 1 or more"):
+    with pytest.raises(InvalidSetting, match="trials must be a whole number, 1 to"):
         tune("usbyte", SMALL, EIGHT, trials=trials)
 
 
@@ -167,3 +168,19 @@ def test_importing_planners_does_not_import_optuna() -> None:
     source = inspect.getsource(importlib.import_module("gradwire.planner._tune"))
     assert "\nimport optuna" not in source
     assert "\nfrom optuna" not in source
+
+
+def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:
+    """A planner that refuses its own default, and all that is below 1 MiB."""
+    if partition_bytes < 2**20:
+        raise InvalidSetting("partition_bytes must be 1 MiB or more")
+    return bytescheduler(profile, cluster, partition_bytes=partition_bytes)
+
+
+def test_settings_that_the_planner_refuses_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the default either: the search may find others, or says why it does not."""
+    space = {"partition_bytes": WholeNumbers(2**16, 2**23, logarithmic=True)}
+    monkeypatch.setattr(inspect.getmodule(narrow), "SEARCH", space, raising=False)
+    assert int(tune(narrow, SMALL, EIGHT, trials=12).settings["partition_bytes"]) >= 2**20
+    with pytest.raises(InvalidSetting, match="1 MiB or more"):
+        tune(narrow, SMALL, EIGHT, trials=1)

@@ -9,6 +9,7 @@ from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Layer, Profile, ProfiledTensor
 from gradwire.cost.sparse_schemes import SCHEMES
 from gradwire.cost.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.errors import InvalidSetting
 from gradwire.planner._exchanges import exchanges_of
 from gradwire.planner._explain import explain
 from gradwire.planner._plan import plan as make_plan
@@ -106,6 +107,17 @@ def test_schemes_change_with_the_cluster() -> None:
     many = Cluster(num_ranks=128, rate_bytes_per_s=1e6, hop_s=1e-6)
     chosen = {exchange_of(zen(profile(), at), "table") for at in (SLOW, many)}
     assert chosen == {"sparcml: table", "zen: table"}
+
+
+def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
+    """Of so few rows that clearing them alone would pay, the simulator knows no places."""
+    many = Cluster(num_ranks=32, rate_bytes_per_s=1e6, hop_s=1e-6)
+    made = zen(profile(), many)
+    assert exchange_of(made, "table") == "zen: table"
+    assert simulate(made, profile(), many).iteration_s > 0
+    too_many = Cluster(num_ranks=2048, rate_bytes_per_s=1e6, hop_s=1e-6)
+    with pytest.raises(InvalidSetting, match="must be at most 1024 where each is played"):
+        simulate(zen(profile(), too_many), profile(), too_many)
 
 
 def test_the_plan_can_be_simulated_and_waits_less_than_the_dense_one() -> None:

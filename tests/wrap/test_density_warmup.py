@@ -117,10 +117,13 @@ def test_buffers_change_between_stages_only() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"steps_per_stage": 0}, "steps_per_stage must be a whole number, 1 or more, got 0"),
+        ({"steps_per_stage": 0}, "steps_per_stage must be a whole number, 1 to 2**63 - 1, got 0"),
         ({"steps_per_stage": 1.5}, "steps_per_stage must be a whole number"),
         ({"steps_per_stage": 5, "densities": ()}, "densities must be at least one"),
-        ({"steps_per_stage": 5, "densities": (0.5, 2.0)}, "topk density must be"),
+        (
+            {"steps_per_stage": 5, "densities": (0.5, 2.0)},
+            "densities[1] must be a fraction in (0, 1], got 2.0",
+        ),
     ],
 )
 def test_mistakes_are_refused(settings: dict[str, object], said: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import catalogue
-from ..cost.cluster import Cluster
+from ..bounds import check_whole
+from ..cost._stored import MOST_RANKS
+from ..cost.cluster import Cluster, check_rate
 from ..cost.profile import Profile
 from ..errors import invalid
 from ..units import parse_bytes, parse_rate
@@ -25,8 +27,10 @@ def read_profile(model: str) -> Profile:
 def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
     """The cluster of a file, at another size or rate where one is given; else one as stated."""
     rate_bytes_per_s = None if rate is None else parse_rate(rate)
-    if num_ranks is not None and num_ranks < 1:
-        raise invalid("ranks", num_ranks, "1 or more", "write --ranks 8")
+    if num_ranks is not None:
+        check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)
+    if rate_bytes_per_s is not None:
+        check_rate("rate", rate_bytes_per_s)
     if path is None:
         return Cluster(
             num_ranks=RANKS if num_ranks is None else num_ranks,
@@ -83,5 +87,5 @@ def _value(name: str, text: str) -> object:
         return parse_bytes(text)
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return text

@@ -27,6 +27,8 @@ class Cut:
     pushed_dtype: torch.dtype
     pulled_dtype: torch.dtype
     """The gradient's own: sums in the working dtype are rounded to it once, as any mean is."""
+    is_listed: bool = False
+    """Pulls must tell which units there are, as the dense format does not."""
 
     @property
     def num_units(self) -> int:

@@ -72,6 +72,7 @@ class PushPull(Collective):
 
     needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
     exact_size: ClassVar[bool] = False
+    carries_rows: ClassVar[bool] = True
 
     def permutation(self, num_units: int) -> Permutation | None:
         """Where units lie; None leaves them where they are, and parts are ranges."""
@@ -134,10 +135,11 @@ class PushPull(Collective):
             lambda: self._usual_parts(me, cut, usual[0], grad_N),
         )
         is_all = codec.traits.lossless and residual_N is None
-        clear = Compute(
+        clear = me.sized(
             "clear",
             lambda: cleared(me, codec, payload if is_all else None, grad_N, out_N),
             spec.numel,
+            lambda: None,
         )
         arrived = yield from self.push(me, cut, sent, counts, clear, out_N)
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)

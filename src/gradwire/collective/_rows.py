@@ -1,50 +1,44 @@
 """Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without loss.
 
-They are never made dense: what comes in and goes out are row numbers and rows. Two ways: everyone
-gets everyone's rows and adds them up, or every row goes to the rank that serves it by its hash, and
-the sums come back (ZEN). Both give the same bits. A row that some rank has, be it all zeros, is in
-the mean.
+They are never made dense: what comes in and goes out are row numbers and rows. Two kinds of ways,
+each named by a collective: everyone gets everyone's rows and adds them up, or every row goes to the
+rank that serves it, by its hash (ZEN) or its place, and the sums come back. All give the same bits.
+A row that some rank has, be it all zeros, is in the mean.
 
 Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN (OSDI 2025),
     section 4, for embeddings.
 Differences: row counts are told first, and the way follows from them. Gathered rows are padded to
     the largest count, so every rank may have touched another number of rows, or none.
 Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * max rows * (8 + row bytes) a rank; served,
-    what ``zen`` sends of units that are rows (its pulls never dense).
+    what the collective sends of units that are rows (its pulls never dense).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..contract import Member
-from ..sparse.choose import LISTS, choose
 from ..sparse.entries import Entries
-from ..sparse.formats._types import SparseFormat
-from ..sparse.parts import parts_of
 from ..spec import working_dtype
-from ._cut import Cut
+from ._cut import Cut, cached_parts
+from ._push_pull import PushPull
+from ._types import Collective
 from ._verbs import AllGather, Compute, Steps
-from .zen import zen
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""
 
-SERVED = "zen"
-"""The way by servers, as ``choose`` of ``average_rows`` names it; any other gathers."""
-
 
 def average_rows(
-    me: Member, rows: Rows, num_rows: int, choose: Callable[[list[int]], str]
+    me: Member, rows: Rows, num_rows: int, choose: Callable[[list[int]], Collective]
 ) -> Steps[Rows]:
     """The mean over ranks of rows of a table of ``num_rows``.
 
     Ranks may differ in how many rows they have, not in their length. ``choose`` is given all ranks'
-    counts and names the way; it decides alike on all of them.
+    counts and names the way, one that carries rows; it decides alike on all of them.
     """
     rows_R, values_RC = rows
     counts_W = torch.zeros(me.world, dtype=torch.int64)
@@ -53,9 +47,11 @@ def average_rows(
     me.way = me.imbalance = None
     if max(counts) == 0:
         return rows
-    me.way = choose(counts)
-    if me.way == SERVED:
-        return (yield from _served(me, rows_R, values_RC, num_rows))
+    way = choose(counts)
+    assert way.carries_rows, way
+    me.way = type(way).__name__
+    if isinstance(way, PushPull):
+        return (yield from _served(me, way, rows_R, values_RC, num_rows))
     return (yield from _gathered(me, counts, rows_R, values_RC))
 
 
@@ -85,11 +81,13 @@ def _gathered(me: Member, counts: list[int], rows_R: Tensor, values_RC: Tensor) 
     return merged
 
 
-def _served(me: Member, rows_R: Tensor, values_RC: Tensor, num_rows: int) -> Steps[Rows]:
+def _served(
+    me: Member, servers: PushPull, rows_R: Tensor, values_RC: Tensor, num_rows: int
+) -> Steps[Rows]:
     """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
-    servers, width, dtype = _RowServers(), values_RC.shape[1], values_RC.dtype
-    parts = parts_of(num_rows, me.world, servers.permutation(num_rows))
-    cut = Cut(num_rows * width, width, parts, dtype, dtype)
+    width, dtype = values_RC.shape[1], values_RC.dtype
+    parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
+    cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
     units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), width)
     like = values_RC.new_empty(0)  # stands for a dense mean, of which there is none
     sent, counts = yield Compute(
@@ -115,12 +113,3 @@ def _served(me: Member, rows_R: Tensor, values_RC: Tensor, num_rows: int) -> Ste
 
     merged: Rows = yield Compute("merge", merge, sum(part.values.numel() for part in found))
     return merged
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RowServers(zen):
-    """ZEN with pulls that tell which rows there are, which the dense format does not."""
-
-    def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        length = cut.parts[rank].length
-        return choose(count, length, cut.width, cut.pulled_dtype, among=LISTS).format

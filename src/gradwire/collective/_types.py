@@ -59,6 +59,9 @@ class Collective(ABC):
     """Of schemes for sparse payloads."""
     exact_size: ClassVar[bool] = True
     """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
+    carries_rows: ClassVar[bool] = False
+    """Row-sparse gradients can take it: see ``_rows``. A row that some rank has must be in the
+    mean, be it all zeros, so what turns dense or into other units on its way cannot."""
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> State:
         """State before the first step. Default: the codec's."""

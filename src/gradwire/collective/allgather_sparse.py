@@ -33,6 +33,7 @@ class allgather_sparse(Collective):
     """All-gather of sparse payloads, merged in rank order."""
 
     needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    carries_rows: ClassVar[bool] = True
     dimensions: ClassVar[Dimensions] = Dimensions(
         "ring", "one-shot", "centralization", balance=None
     )

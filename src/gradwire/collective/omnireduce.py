@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_whole
 from ..contract import Compressor, Member
-from ..errors import invalid
-from ..sparse.entries import Entries, num_units
+from ..sparse.entries import MOST_WIDTH, Entries, num_units
 from ..sparse.formats.blocks import blocks
 from ._push_pull import PushPull
 from ._types import Dimensions
@@ -31,13 +31,13 @@ class omnireduce(PushPull):
     """Push blocks of ``block`` elements in which any is not zero, add them up, pull."""
 
     block: int = 256
+    carries_rows: ClassVar[bool] = False
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "one-shot", "parallelism", "imbalanced"
     )
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise invalid("omnireduce block", self.block, "1 or more", "OmniReduce takes 256")
+        check_whole("omnireduce block", self.block, "OmniReduce takes 256", most=MOST_WIDTH)
 
     def width(self, codec: Compressor) -> int:
         return self._units_a_block(codec.width) * codec.width

@@ -23,6 +23,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from ..bounds import MOST_SEED, check_whole
 from ..errors import invalid
 from ..sparse.choose import LISTS, OF_PARTS, Formats, choose
 from ..sparse.formats._types import SparseFormat
@@ -39,6 +40,11 @@ class _Sent(NamedTuple):
 
     push: Formats
     pull: Formats
+
+    @property
+    def listing(self) -> Formats:
+        """Those of pulls that tell which units there are."""
+        return tuple(form for form in self.pull if form in LISTS)
 
 
 FORMATS = {
@@ -63,9 +69,8 @@ class zen(PushPull):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise invalid("zen seed", self.seed, "a whole number, 0 or more", "leave it out")
-        if self.formats not in FORMATS:
+        check_whole("zen seed", self.seed, "leave it out", least=0, most=MOST_SEED)
+        if self.formats not in [*FORMATS]:  # a list: what has no hash is refused as well
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
 
@@ -77,7 +82,8 @@ class zen(PushPull):
         return _smallest(among, count, length, cut.width, cut.pushed_dtype)
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        among, length = FORMATS[self.formats].pull, cut.parts[rank].length
+        sent, length = FORMATS[self.formats], cut.parts[rank].length
+        among = sent.listing if cut.is_listed else sent.pull
         return _smallest(among, count, length, cut.width, cut.pulled_dtype)
 
 

@@ -62,6 +62,28 @@ class Magnitudes:
         """How many elements are no smaller than ``edge_of(threshold)``."""
         return int(self._reaching[self._place(threshold)])
 
+    def edge_within(self, threshold: float, num_asked: int, least: float, most: float) -> float:
+        """``edge_of(threshold)`` where ``least`` to ``most`` elements reach that.
+
+        Otherwise it is the edge at which the number within these bounds is nearest, as a factor, to
+        ``num_asked``, fewer than ``num_elements``. Where one bin holds too many for that, as of
+        equal elements, it is the edge of this bin: more than ``most`` reach it.
+        """
+        place = self._place(threshold)
+        if not least <= self._reaching[place] <= most:
+            place = self._nearest(num_asked, least, most)
+        return self._edges[place]
+
+    def _nearest(self, num_asked: int, least: float, most: float) -> int:
+        """The bin whose edge ``edge_within`` falls back on."""
+        # The first edge that no more than what is asked for reach: their numbers fall.
+        fewer = bisect_left(self._reaching, -float(num_asked), key=lambda n: -n)
+        more = fewer - 1
+        if fewer == len(self._reaching) or self._reaching[fewer] < least:
+            return more
+        is_nearer = self._reaching[more] * self._reaching[fewer] <= num_asked * num_asked
+        return more if is_nearer and self._reaching[more] <= most else fewer
+
     def between(self, low: float, high: float) -> bool:
         """Whether some element lies between: whether both let pass another number."""
         return self._place(high) - self._place(low) > 1

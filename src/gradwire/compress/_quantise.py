@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import torch
 
+from ..bounds import check_number
 from ..dsl.language import Scalar, finite, where
 from ..errors import invalid
+
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def inverse(scale: Scalar, over: float = 1.0) -> Scalar:
@@ -15,10 +18,9 @@ def inverse(scale: Scalar, over: float = 1.0) -> Scalar:
 
 
 def check_positive(what: str, given: object, remedy: str) -> None:
-    """Refuses all but finite numbers above 0; NaN is not above 0."""
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not number or not 0 < given < math.inf:  # type: ignore[operator]  # checked just before
-        raise invalid(what, given, "a finite number above 0", remedy)
+    """Refuses all but numbers above 0 that float32 holds: others would become 0 or infinite."""
+    accepted = f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
+    check_number(what, given, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)
 
 
 def check_choice(what: str, given: object, accepted: tuple[object, ...]) -> None:

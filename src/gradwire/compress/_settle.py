@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import invalid
-from ..spec import TensorSpec, working_dtype
+from ..spec import TensorSpec, check_gradient, working_dtype
 
 
 def spec_of(grad_N: Tensor) -> TensorSpec:
-    """The nameless spec of a flat gradient; refuses tensors that are not one."""
-    if grad_N.dim() != 1:
-        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    """The nameless spec of a flat gradient; refuses what is none."""
+    check_gradient(grad_N)
     return TensorSpec("", grad_N.numel(), grad_N.dtype)
 
 

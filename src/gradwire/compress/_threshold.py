@@ -9,17 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import log
 
 import torch
 from torch import Tensor
 
 from ..contract import Layout, State, Traits
-from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_share, layout, round_to_wire, share_of
+from ._coo import Coo, check_addressable, check_cap, check_share, layout, round_to_wire, share_of
 from ._magnitudes import Magnitudes
 from ._settle import as_working, spec_of
 
@@ -92,7 +91,8 @@ def estimating(*, least: float) -> Traits:
 class Estimated(Reaching):
     """Finds a threshold that about ``density`` of the elements reach.
 
-    Never more than ``cap`` times the density is sent.
+    How many reach it is counted: one at which that is outside ``Traits.density_range`` gives way to
+    the one nearest to the density. Never more than ``cap`` times the density is sent.
     """
 
     density: float = 0.01
@@ -101,13 +101,16 @@ class Estimated(Reaching):
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_share(f"{name} density", self.density)
-        if not isinstance(self.cap, float | int) or not 1 <= self.cap < inf:
-            accepted = "a multiple of the density, 1 or more"
-            raise invalid(f"{name} cap", self.cap, accepted, "leave it at 2")
+        check_cap(f"{name} cap", self.cap)
         if self.cap != _CAP:
-            least, _ = self.traits.density_range or (0.0, _CAP)
+            least, _ = self._range
             stated = replace(self.traits, density_range=(least, float(self.cap)))
             object.__setattr__(self, "traits", stated)
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        assert self.traits.density_range is not None
+        return self.traits.density_range
 
     @abstractmethod
     def threshold(self, seen: Magnitudes, num_asked: int) -> float:
@@ -133,7 +136,8 @@ class Estimated(Reaching):
         num_asked = share_of(self.density, grad_N.numel())
         threshold = 0.0  # what sends all elements but zeros, where they are no more than asked for
         if num_asked < seen.num_elements:
-            threshold = seen.edge_of(self.threshold(seen, num_asked))
+            least, most = (factor * num_asked for factor in self._range)
+            threshold = seen.edge_within(self.threshold(seen, num_asked), num_asked, least, most)
         # With a residual, counting has left the sum there: the gradient is not read again.
         fresh_N = whole_N if residual_N is None else None
         return self.listed(fresh_N, threshold, residual_N, buffer), state

@@ -21,6 +21,7 @@ from ..errors import invalid
 from ..kernels import cast
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec
+from ._coo import check_prescale
 from ._settle import as_working, spec_of
 
 
@@ -48,8 +49,7 @@ class cast16(Compressor):
             raise invalid(
                 "cast16 dtype", self.dtype, "torch.bfloat16 or torch.float16", "choose one of them"
             )
-        if not 0 < self.prescale <= 1:
-            raise invalid("cast16 prescale", self.prescale, "in (0, 1]", "leave it at 1")
+        check_prescale("cast16 prescale", self.prescale)
 
     def for_world(self, world: int, rank: int = 0) -> cast16:
         return replace(self, prescale=1 / world)

@@ -8,10 +8,11 @@ Differences: the quantile is that of both tails together, 1 - k/(2n). Of the thr
     one nearest to k is used, where the paper's is the last, whatever that lets pass. Zeros are no
     part of the fit: of a sparse gradient its other elements are what has to be normal. All is
     estimated from a histogram of 8 significant bits, in one pass: thresholds are within 0.4 % of
-    the formula's. Never more than ``cap`` times the density is sent: then the largest are selected
-    exactly.
-Density: as asked within 2 % where the gradient is normal. Otherwise ``density_range``: down to a
-    third of what was asked, up to ``cap`` times it.
+    the formula's. Where that one lets pass less than a third of k or more than ``cap`` k, as of
+    Cauchy's distribution, the histogram's own edge nearest to k is used. If there is none between
+    (ties), the ``cap`` k largest are selected exactly.
+Density: as asked within 2 % where the gradient is normal. Otherwise a third of what was asked to
+    ``cap`` times it, of a gradient with as many elements that are not 0.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *
     N)).
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).

@@ -14,16 +14,15 @@ State: none. Contributed: the elements sent (rounded to float32 if they are floa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from torch import Tensor
 
 from ..contract import Layout, State, Traits
-from ..errors import invalid
 from ..payload import Format, Payload
 from ..spec import TensorSpec
 from ._coo import check_share, layout, share_of
+from ._quantise import check_positive
 from ._settle import as_working, spec_of
 from ._threshold import Reaching
 
@@ -51,11 +50,8 @@ class hardthreshold(Reaching):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threshold, float | int) or not 0 < self.threshold < inf:
-            remedy = "give the least magnitude to send, such as 0.01"
-            raise invalid(
-                "hardthreshold threshold", self.threshold, "a finite number above 0", remedy
-            )
+        remedy = "give the least magnitude to send, such as 0.01"
+        check_positive("hardthreshold threshold", self.threshold, remedy)
         check_share("hardthreshold max_density", self.max_density)
 
     def most(self, numel: int) -> int:

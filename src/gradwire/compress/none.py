@@ -13,9 +13,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..contract import Compressor, Layout, State, Traits
-from ..errors import invalid
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec
+from ._coo import check_prescale
 from ._settle import settle, spec_of
 
 
@@ -38,8 +38,7 @@ class none(Compressor):
     )
 
     def __post_init__(self) -> None:
-        if not 0 < self.prescale <= 1:
-            raise invalid("none prescale", self.prescale, "in (0, 1]", "leave it at 1")
+        check_prescale("none prescale", self.prescale)
 
     def for_world(self, world: int, rank: int = 0) -> none:
         return replace(self, prescale=1 / world)

@@ -20,12 +20,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_number
 from ..contract import Compressor, Layout, State, Traits
-from ..errors import invalid
 from ..kernels import select
 from ..kernels.nonzero import nonzero as kept_units
 from ..payload import Field, Format, Payload
-from ..sparse.entries import Entries
+from ..sparse.entries import Entries, check_width
 from ..sparse.parts import Part
 from ..sparse.scatter import scatter
 from ..spec import TensorSpec
@@ -52,11 +52,9 @@ class nonzero(Compressor):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.width, int) or self.width < 1:
-            raise invalid("nonzero width", self.width, "1 or more", "give the length of a row")
-        if not 0 <= self.expected_density <= 1:
-            accepted = "a share of the units, in [0, 1]"
-            raise invalid("nonzero expected_density", self.expected_density, accepted, "leave it")
+        check_width("nonzero width", self.width)
+        what, accepted = "nonzero expected_density", "a share of the units, in [0, 1]"
+        check_number(what, self.expected_density, accepted, "leave it out", 0, 1)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
         """The layout of a payload of so many units."""

@@ -4,8 +4,8 @@ Source: Seide et al., Interspeech 2014, section 3; HiPress section 4.4.
 Differences: the two means are taken over blocks of 512 elements instead of columns of a matrix; the
     header is 8 bytes a block. Larger blocks are no faster and train worse: their mean is that of
     elements which differ more. A block stays in the cache between the pass that averages and the
-    pass that encodes, so a gradient is read from memory once. A NaN counts as negative. A side whose
-    sum leaves float32's range (elements beyond 5e33) decodes to infinity.
+    pass that encodes, so a gradient is read from memory once. A NaN counts as negative. A side
+    whose sum leaves float32's range (elements beyond 5e33) decodes to infinity.
     Generated code took the place of a hand-written kernel: as fast with a residual, 0.7 to 0.83 as
     fast without one, where the sums in double precision are what it waits for.
 Wire: low_B float32 (mean of the negatives), high_B float32 (mean of the others), bits_N (1: not

@@ -32,11 +32,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..bounds import MOST_SEED, check_whole
 from ..collective._travel import bytes_sent
 from ..collective._verbs import AllReduce, Compute, Steps
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..dsl.library.matrix import matmul, orthogonal
-from ..errors import invalid
 from ..spec import TensorSpec, working_dtype
 from . import _factors
 
@@ -75,11 +75,8 @@ class powersgd(Exchange):
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                accepted = f"a whole number, {least} or more"
-                raise invalid(f"powersgd {name}", value, accepted, "leave it out")
+        check_whole("powersgd rank", self.rank, "leave it out")
+        check_whole("powersgd seed", self.seed, "leave it out", least=0, most=MOST_SEED)
 
     def init(self, spec: TensorSpec, world: int) -> PowerState:
         layout = _factors.layout_of(spec, self.rank)

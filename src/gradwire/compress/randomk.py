@@ -19,10 +19,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from ..bounds import MOST_SEED, check_whole
 from ..collective._verbs import Steps
 from ..contract import Member
 from ..dsl.philox import words
-from ..errors import invalid
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
 from ._coo import check_addressable
@@ -46,10 +46,7 @@ class randomk(SharedSupport):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        if not is_whole or not 0 <= self.seed < 2**64:
-            accepted = "a whole number from 0 to 2**64 - 1"
-            raise invalid("randomk seed", self.seed, accepted, "leave it out or take seed % 2**64")
+        check_whole("randomk seed", self.seed, "leave it out", least=0, most=MOST_SEED)
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
         check_addressable("randomk", spec)

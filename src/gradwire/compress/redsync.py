@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..bounds import check_whole
 from ..contract import Traits
-from ..errors import invalid
 from ..payload import Format
 from ..spec import TensorSpec
 from ._coo import layout, share_of
@@ -52,9 +52,7 @@ class redsync(Estimated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.trimmed_below, int) or self.trimmed_below < 0:
-            accepted = "a number of elements, 0 or more"
-            raise invalid("redsync trimmed_below", self.trimmed_below, accepted, "leave it out")
+        check_whole("redsync trimmed_below", self.trimmed_below, "leave it out", least=0)
 
     def most(self, numel: int) -> int:
         is_trimmed = numel < self.trimmed_below

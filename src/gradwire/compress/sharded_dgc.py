@@ -28,6 +28,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from ..bounds import MOST_SEED, check_whole
 from ..collective._types import Collective
 from ..collective._verbs import AllGather, Among, Steps
 from ..collective.allgather_sparse import allgather_sparse
@@ -37,7 +38,7 @@ from ..errors import invalid
 from ..hollow import Hollow
 from ..payload import Format, Payload
 from ..spec import TensorSpec, working_dtype
-from ._coo import check_share, layout, share_of
+from ._coo import check_cap, check_share, layout, share_of
 from ._sampled import LEAST_ABOVE
 from ._settle import as_working
 from ._support import nothing
@@ -81,11 +82,8 @@ class sharded_dgc(Exchange):
     def __post_init__(self) -> None:
         check_share("sharded_dgc density", self.density)
         check_share("sharded_dgc sample_share", self.sample_share)
-        if not isinstance(self.cap, float | int) or not 1 <= self.cap < math.inf:
-            accepted = "a multiple of the density, 1 or more"
-            raise invalid("sharded_dgc cap", self.cap, accepted, "leave it at 2")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise invalid("sharded_dgc seed", self.seed, "a whole number", "leave it out")
+        check_cap("sharded_dgc cap", self.cap)
+        check_whole("sharded_dgc seed", self.seed, "leave it out", least=0, most=MOST_SEED)
         refusal = "it is none"
         if isinstance(self.collective, Collective):
             refusal = self.collective.needs.refusal(self.traits) or ""

@@ -9,8 +9,11 @@ Differences: the number of stages is neither a setting nor adapted over steps: e
     the elements that really passed the one before, where the paper trusts its quarter. Zeros are no
     part of a fit: of a sparse gradient it is that of its other elements. All is estimated from a
     histogram of 8 significant bits, in one pass: thresholds are within 0.4 % of the formulas'.
-    Never more than ``cap`` times the density is sent: then the largest are selected exactly.
-Density: see ``density_range``, for normal, Laplace, heavy-tailed and sparse gradients.
+    Where the best fit lets pass less than 0.6 k or more than ``cap`` k, as of gradients of a few
+    large rows among many small ones, the histogram's own edge nearest to k is used. If there is
+    none between (ties), the ``cap`` k largest are selected exactly.
+Density: 0.6 of what was asked to ``cap`` times it, of a gradient with as many elements that are not
+    0. Of normal, Laplace and heavy-tailed ones a fit decides.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *
     N)).
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).

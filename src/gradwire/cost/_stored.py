@@ -9,14 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import InvalidSetting
+from ..bounds import MOST
+from ..errors import InvalidSetting, shown
 
 SCHEMA = 1
 """Version of the file forms; a file of another one is refused, never guessed at."""
+
+MOST_S = 1e9
+"""Seconds of anything, some thirty years: sums and products of such figures stay finite."""
+
+MOST_ELEMENTS = 2**40
+"""Of one tensor: 4 TiB of float32."""
+
+MOST_RANKS = 2**16
+
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+"""A number that is counted with, and no more than a kernel can be given."""
 
 
 class Frozen(BaseModel):
@@ -38,8 +50,17 @@ class Stored(Frozen):
         return self.model_dump_json(indent=1)
 
     def save(self, path: Path | str) -> None:
-        """Writes the file; ``load`` gives it back exactly."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Writes the file; ``load`` gives it back exactly.
+
+        Raises ``InvalidSetting`` where it cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise InvalidSetting(
+                f"{path} cannot be written: {reason}; name a file in a folder that there is"
+            ) from None
 
     @classmethod
     def parse(cls, text: str, origin: str | None = None) -> Self:
@@ -57,6 +78,8 @@ class Stored(Frozen):
             what = _first_mistake(error, data)
         except ValueError as error:  # JSONDecodeError is one
             what = f"the whole: {error if text.strip() else 'it is empty'}"
+        except RecursionError:
+            what = "the whole: it is nested deeper than any such file"
         raise InvalidSetting(
             f"{origin} cannot be read: {what} (schema {SCHEMA} is accepted); "
             f"write it again with {cls.WRITTEN_BY}, or mend this entry"
@@ -67,8 +90,9 @@ class Stored(Frozen):
         """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there is none."""
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        except (OSError, ValueError) as error:
+            reason = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+            reason = (error.strerror or reason) if isinstance(error, OSError) else reason
             raise InvalidSetting(
                 f"{path} cannot be read: {reason}; {cls.WRITTEN_BY} writes such a file"
             ) from None
@@ -89,8 +113,8 @@ def _first_mistake(error: ValidationError, data: Any) -> str:
     first = error.errors()[0]
     what = first["msg"].removeprefix("Value error, ")
     given = first["input"]
-    shown = isinstance(given, str | int | float | bool) or given is None
-    return f"{_place(first['loc'], data)}: {what}" + (f", got {given!r}" if shown else "")
+    is_short = isinstance(given, str | int | float | bool) or given is None
+    return f"{_place(first['loc'], data)}: {what}" + (f", got {shown(given)}" if is_short else "")
 
 
 def _place(path: Sequence[int | str], data: Any) -> str:

@@ -15,14 +15,25 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from ..bounds import check_number, check_whole
 from ..collective._travel import bytes_sent, travel
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..units import format_rate, format_seconds
-from ._stored import Frozen, Stored
+from ._stored import MOST_RANKS, MOST_S, Frozen, Stored
 from .fit import LineFit
 
 HOP_S = 65e-6
 """Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
+
+LEAST_RATE, MOST_RATE = 1e-3, 1e18
+"""Bytes a second of a link: what lies beyond makes seconds that are none."""
+
+
+def check_rate(what: str, given: float) -> None:
+    """Refuses what no link carries, in bytes a second."""
+    accepted = f"{LEAST_RATE:g} to {MOST_RATE:g} bytes a second"
+    check_number(what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE)
+
 
 Collective = Literal[
     "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"
@@ -60,9 +71,9 @@ class Cluster(Stored):
 
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
 
-    num_ranks: Annotated[int, Field(ge=1)]
-    rate_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    hop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = HOP_S
+    num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    hop_s: Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)] = HOP_S
     collectives: dict[Collective, LineFit] = Field(default_factory=dict)
     """Measured lines over bytes, by verb; see ``COLLECTIVES`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
@@ -124,16 +135,20 @@ class Cluster(Stored):
 
         Where an all-reduce was measured, its hop is alpha / 2(N-1), and the share of the rate that
         arrives (headers cost some) is that of the measurement; both are kept. Measured lines of
-        verbs hold for their own size and rate only and are dropped; those of codecs stay.
+        verbs hold for their own size and rate only and are dropped; those of codecs stay. Raises
+        ``InvalidSetting`` for figures that no cluster has.
         """
         if num_ranks is None and rate_bytes_per_s is None:
             raise invalid("scaled()", "no figure", "num_ranks, rate_bytes_per_s", "give one")
         hop_s, arriving = self._hop_and_rate()
         rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         ranks = self.num_ranks if num_ranks is None else num_ranks
+        scaled = rate * arriving / self.rate_bytes_per_s
+        check_whole("ranks", ranks, "write --ranks 8", most=MOST_RANKS)
+        check_rate(f"rate of a cluster scaled to {rate:g} bytes a second", scaled)
         return Cluster(
             num_ranks=ranks,
-            rate_bytes_per_s=rate * arriving / self.rate_bytes_per_s,
+            rate_bytes_per_s=scaled,
             hop_s=hop_s,
             codecs=self.codecs,
             host_share=self.host_share,

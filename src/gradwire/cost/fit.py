@@ -19,9 +19,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ..errors import InvalidSetting
-from ._stored import Frozen
+from ._stored import MOST_S, Frozen, Whole
 
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 Floats = npt.NDArray[np.floating[Any]]
 Samples = tuple[tuple[int, float], ...]
 """(size, seconds), in the order in which they were measured."""
@@ -41,7 +41,7 @@ class LineFit(Frozen):
     residual: Figure = 0.0
     alpha_error_s: Figure = 0.0
     per_unit_error_s: Figure = 0.0
-    samples: tuple[tuple[Annotated[int, Field(ge=0)], Figure], ...] = ()
+    samples: tuple[tuple[Whole, Figure], ...] = ()
 
     def seconds(self, size: float) -> float:
         """Seconds of a message of that size; nothing costs nothing.
@@ -82,7 +82,7 @@ class LineFit(Frozen):
         """Seconds that a unit adds where there are many: what is left of the cost of long messages
         when their own latency is taken off, and so what a busy link needs for it."""
         samples = sorted(self.samples)
-        if len(samples) < 2:
+        if not samples or samples[0][0] == samples[-1][0]:
             return self.per_unit_s
         large, large_s = samples[-1]
         shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[:1]

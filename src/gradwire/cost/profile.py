@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ..errors import InvalidSetting
-from ._stored import Frozen, Stored
+from ._stored import MOST_ELEMENTS, MOST_S, Frozen, Stored, Whole
 from .sparsity import SparsityProfile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -26,8 +26,14 @@ class ProfiledTensor(Frozen):
     """One parameter whose gradient is exchanged."""
 
     name: Annotated[str, Field(min_length=1)]
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[Whole, ...]
     dtype: DType = "float32"
+
+    @model_validator(mode="after")
+    def _can_be_held(self) -> Self:
+        if self.numel > MOST_ELEMENTS:
+            raise ValueError(f"a tensor of more than {MOST_ELEMENTS} elements")
+        return self
 
     @property
     def numel(self) -> int:
@@ -61,7 +67,7 @@ class Layer(Frozen):
 class Measurement(Frozen):
     """How a profile was measured, and what measuring cost and changed."""
 
-    iterations: Annotated[int, Field(ge=1)]
+    iterations: Annotated[Whole, Field(ge=1)]
     """Steps that the times are medians of, and as many without hooks."""
     profiling_s: Seconds
     """Seconds that measuring took in all, warm-up included."""
@@ -90,7 +96,7 @@ class Profile(Stored):
     model: Annotated[str, Field(min_length=1)]
     source: Annotated[str, Field(min_length=1)]
     """How the times were got: device and date of a measurement, or the stated throughput model."""
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[Whole, Field(ge=1)]
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     measurement: Measurement | None = None
     """None where the times are a throughput model's."""

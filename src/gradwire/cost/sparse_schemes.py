@@ -14,7 +14,7 @@ All is a pure function of a profile and a cluster, which all ranks share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log, sqrt
 from typing import NamedTuple
@@ -203,9 +203,13 @@ class Chosen(NamedTuple):
     predictions: tuple[Prediction, ...]
 
 
-def choose(at: Setting) -> Chosen:
-    """The fastest scheme; of those that tie with it, the first of ``SCHEMES``."""
-    found = [scheme(at) for scheme in SCHEMES]
+OF_ROWS: tuple[Scheme, ...] = (allgather_sparse, zen, sparse_ps)
+"""Those whose collectives carry gradients that come as rows."""
+
+
+def choose(at: Setting, schemes: Sequence[Scheme] = SCHEMES) -> Chosen:
+    """The fastest of these schemes; of those that tie with it, the first."""
+    found = [scheme(at) for scheme in schemes]
     least_s = min(one.seconds for one in found)
     best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
     others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ..errors import invalid
-from ._stored import Frozen, Stored
+from ..sparse.entries import MOST_WIDTH
+from ._stored import MOST_ELEMENTS, MOST_RANKS, MOST_S, Frozen, Stored
 
 Indices = npt.NDArray[np.integer[Any]]
 DOUBLINGS = (2, 4, 8, 16, 32, 64, 128)
@@ -40,7 +41,8 @@ _SLACK = 1e-6
 """Relative: means of ratios are sums of many floats."""
 
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
+Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
 
 
 def density(indices: Indices, num_units: int) -> float:
@@ -123,7 +125,7 @@ def _parts(indices: Indices, num_units: int, num_parts: int) -> tuple[Indices, I
 class Densification(Frozen):
     """The densification ratio among ``ranks`` ranks."""
 
-    ranks: Annotated[int, Field(ge=2)]
+    ranks: Ranks
     ratio: Figure
     extrapolated: bool = False
     """Whether fewer gradients were measured than there are ranks."""
@@ -132,7 +134,7 @@ class Densification(Frozen):
 class Skewness(Frozen):
     """The skewness ratio of ``parts`` even partitions."""
 
-    parts: Annotated[int, Field(ge=2)]
+    parts: Ranks
     ratio: Figure
 
 
@@ -143,7 +145,7 @@ class RangeImbalance(Frozen):
     ranks share most where they have most.
     """
 
-    ranks: Annotated[int, Field(ge=2)]
+    ranks: Ranks
     push: Figure
     pull: Figure
 
@@ -154,8 +156,8 @@ class UnitSparsity(Frozen):
     Raises ``ValueError`` (pydantic's) for figures that no gradients have, by their names.
     """
 
-    width: Annotated[int, Field(ge=1)]
-    num_units: Annotated[int, Field(ge=1)]
+    width: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    num_units: Annotated[int, Field(ge=1, le=MOST_ELEMENTS)]
     density: Fraction
     """The mean over the gradients measured, as that of all ratios is."""
     overlaps: tuple[Fraction, ...] = ()
@@ -276,6 +278,8 @@ class TensorSparsity(Frozen):
     name: Annotated[str, Field(min_length=1)]
     units: UnitSparsity
     blocks: UnitSparsity
+    is_rows: bool = False
+    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes carry."""
 
 
 class Handling(Frozen):
@@ -300,10 +304,11 @@ class SparsityProfile(Stored):
 
     source: Annotated[str, Field(min_length=1)]
     """How the figures were got."""
-    num_gradients: Annotated[int, Field(ge=1)]
+    num_gradients: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     """Batches measured, over all ranks: each stands for a rank."""
     compressor: str | None = None
-    """The sparsifier whose selections were measured; None for the gradients themselves."""
+    """The sparsifier whose selections were measured, but of tensors that come as rows; None for the
+    gradients themselves."""
     settings: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(
         default_factory=dict
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..contract import Compressor, State
 from ..errors import invalid
 from ..payload import Format, Payload
-from ..spec import TensorSpec
+from ..spec import TensorSpec, check_gradient
 from .build import Call
 from .coders import coding
 from .interp import Draws
@@ -199,8 +199,7 @@ def _float32_like(out_N: Tensor) -> Tensor:
 
 def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
     """The gradient; refuses what a kernel would read beyond: it trusts lengths."""
-    if grad_N.dim() != 1:
-        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    check_gradient(grad_N)
     if residual_N is not None and (
         residual_N.shape != grad_N.shape or residual_N.device != grad_N.device
     ):

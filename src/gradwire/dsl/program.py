@@ -30,6 +30,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
+from ..bounds import check_whole
 from ..contract import Layout, Traits
 from ..errors import invalid
 from . import language, rewrite
@@ -42,7 +43,7 @@ from .language import Compressed
 from .selection import Scattered
 from .stages import RESULT_NAME, recording
 from .steps import Kernels
-from .symbols import Coded, Scalar, Vector
+from .symbols import Coded, Scalar, Vector, tracing
 
 # The encode and decode that an author writes have other parameters than the contract's, which take
 # their place; so to a type checker a program may be anything.
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     _Generated = Any
 else:
     _Generated = Generated
+
+MOST_BLOCK = 2**31 - LANES
+"""Elements of the longest block: ``size`` of one is an int32, as is a coded block's length."""
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     name: kinds
@@ -76,8 +80,9 @@ class Source:
 class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see above
     """Base of compressors written in the language; see the module's docstring.
 
-    ``block`` is how many elements share what a reduction gives, a multiple of 64. A program that
-    draws random numbers begins its stream from its setting ``seed``, if it has one.
+    ``block`` is how many elements share what a reduction gives, a multiple of 64 below 2^31: their
+    number is an int32. A program that draws random numbers begins its stream from its setting
+    ``seed``, if it has one.
     """
 
     block: int = 16384
@@ -101,20 +106,20 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         name = type(self).__name__
         for setting in fields(self):
             given, kinds = getattr(self, setting.name), _KINDS.get(str(setting.type))
+            _check_hashable(f"{name} {setting.name}", given)
             right = kinds is None or isinstance(given, kinds)
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
                 raise invalid(
                     f"{name} {setting.name}", given, f"{setting.type}", "see its settings"
                 )
-            if (
-                kinds == _KINDS["float"]
-            ):  # 1 and 1.0 are one setting, and numpy's number is a number
-                object.__setattr__(self, setting.name, float(given))
-        if self.block < LANES or self.block % LANES:
-            raise invalid(f"{name} block", self.block, "a positive multiple of 64", "write 16384")
-        seed = getattr(self, "seed", 0)
-        if not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise invalid(f"{name} seed", seed, "0 to 2**32 - 1", "leave it at 0")
+            if kinds == _KINDS["float"]:  # 1 and 1.0 are one setting, numpy's number is a number
+                object.__setattr__(self, setting.name, _as_float(f"{name} {setting.name}", given))
+        check_whole(
+            f"{name} block", self.block, "write 16384", least=LANES, most=MOST_BLOCK, multiple=LANES
+        )
+        check_whole(
+            f"{name} seed", getattr(self, "seed", 0), "leave it at 0", least=0, most=2**32 - 1
+        )
         if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
             raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
         self.check()
@@ -149,6 +154,22 @@ def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
             raise invalid(f"{name} traits", stated, what, f"class {name}(Program, ...)")
 
 
+def _check_hashable(what: str, given: object) -> None:
+    """Programs are known by their settings."""
+    try:
+        hash(given)
+    except TypeError:
+        accepted, remedy = "a value that does not change", "give a tuple instead of a list"
+        raise invalid(what, given, accepted, remedy) from None
+
+
+def _as_float(what: str, given: float) -> float:
+    try:
+        return float(given)
+    except OverflowError:
+        raise invalid(what, given, "a number that a float holds", "see its settings") from None
+
+
 @lru_cache(maxsize=1024)
 def _kernels(codec: Program) -> Kernels:
     traced = trace(codec)
@@ -168,17 +189,19 @@ def trace(codec: Program) -> rewrite.Traced:
     """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
     given = [Vector(load(rewrite.GRADIENT)), Vector(load(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1
-    with recording() as record:
+    name = type(codec).__name__
+    with recording() as record, tracing(f"encode of {name}"):
         sent = codec.source.encode(codec, *given[:takes])
     if not isinstance(sent, Compressed) or not sent.fields:
         raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
     sources = {_buffer(name, value): value.node for name, value in sent.fields.items()}
     _check_beside(sources)
     received = {buffer.name: _received(buffer) for buffer in sources}
-    decoded = codec.source.decode(codec, Compressed(received))
+    with tracing(f"decode of {name}"):
+        decoded = codec.source.decode(codec, Compressed(received))
     kept = [v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None]
     return rewrite.Traced(
-        name=re.sub(r"\W", "_", type(codec).__name__),
+        name=re.sub(r"\W|^(?=\d)", "_", name),
         block=codec.block,
         fields=tuple(sorted(sources.items(), key=lambda field: field[0].extent)),
         decoded=_decoded_kept(decoded, sources) if kept else _decoded(decoded),

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from ..errors import InvalidSetting
+from ..errors import GradwireError, InvalidSetting, shown
 from . import ir
 from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
 
@@ -40,8 +42,64 @@ def refuse(what: str, remedy: str) -> NoReturn:
     raise Refusal(f"{frame.f_code.co_filename}:{frame.f_lineno}", f"{what}; {remedy}")
 
 
+MOST_OPERATIONS = 20_000
+"""Of one trace. A function that calls another one twice, and that a third one, doubles its work at
+each level: eighteen levels are a quarter of a million operations of a few dozen lines."""
+
+_MOST_FOLDED = 500
+"""Of a function to reduce by, each as often as it is used: back ends write it as one expression."""
+
+_counted: ContextVar[list[int] | None] = ContextVar("counted", default=None)
+
+
+@contextmanager
+def tracing(what: str) -> Iterator[None]:
+    """Inside the block a program is traced: its operations are counted, and refused beyond a bound.
+
+    Calls that nest deeper than Python's stack are refused too, and what else Python raises is
+    refused with the line that raised it.
+    """
+    token = _counted.set([0])
+    try:
+        yield
+    except GradwireError:
+        raise
+    except RecursionError:
+        remedy = "assign parts of an expression to variables, and let no function call itself"
+        raise Refusal(what, f"calls or expressions are nested too deeply; {remedy}") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {shown(error.args[0] if error.args else '')}"
+        remedy = "a program's functions are ordinary Python, run once on symbols"
+        raise Refusal(_raised_at(error) or what, f"{reason}; {remedy}") from error
+    finally:
+        _counted.reset(token)
+
+
+def _raised_at(error: Exception) -> str:
+    """The line of the program that an error comes from; empty where no line of it is known."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_HERE):
+            found = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def count_operation() -> None:
+    """One more operation of the program that is being traced; refuses more than are sensible."""
+    count = _counted.get()
+    if count is None:
+        return
+    count[0] += 1
+    if count[0] > MOST_OPERATIONS:
+        remedy = "compute what is used twice once, and assign it to a variable"
+        refuse(f"a program of more than {MOST_OPERATIONS} operations", remedy)
+
+
 def made(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
     """``ir.node`` on behalf of a program: refuses with its line."""
+    count_operation()
     try:
         return ir.node(op, *sources, dtype=dtype, arg=arg)
     except ir.IllTyped as error:
@@ -269,6 +327,8 @@ def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int |
     """``udf`` traced as what combines two values like this one; refuses what is no fold."""
     args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
     body = lifted(udf(*args), value.dtype)
+    if _written_out(body) > _MOST_FOLDED:
+        refuse(f"reduce by a function of over {_MOST_FOLDED} operations", "map first, then combine")
     if body.dtype is not value.dtype:
         refuse(f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}", "map first")
     if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
@@ -283,6 +343,14 @@ def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int |
     if neutral is not None and neutral != first:
         refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
     return ir.Fold(body, first)
+
+
+def _written_out(body: Node) -> int:
+    """Operations of an expression without names for what is used twice."""
+    sizes: dict[Node, int] = {}
+    for found in ir.walk([body]):
+        sizes[found] = 1 + sum(sizes[source] for source in found.sources)
+    return sizes[body]
 
 
 def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:

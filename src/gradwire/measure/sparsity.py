@@ -35,7 +35,7 @@ from ..cost.sparsity import (
     unit_sparsity,
 )
 from ..errors import invalid
-from ..load import load
+from ..exchange import algorithm_by_name
 from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
@@ -64,6 +64,8 @@ class _Source(NamedTuple):
     name: str
     numel: int
     width: int
+    is_rows: bool = False
+    """Its gradients come as rows: ``nn.Embedding(sparse=True)``."""
 
     @property
     def num_units(self) -> int:
@@ -90,8 +92,9 @@ def measure_sparsity(
     optimizer alone. With an ``engine`` its ranks share the work, each with batches of its own; all
     call this alike and return rank 0's profile. With ``compressor``, the name of a sparsifier, and
     its ``settings``, it is the elements that this selects of each matrix that count. Gradients that
-    are dense (more than half of their units non-zero) are left out. Nothing of the model is
-    changed; ``advance(amount, note)`` is told of every batch.
+    are dense (more than half of their units non-zero) are left out. Those that come as rows are
+    always measured, and as such: they travel in no other way. Nothing of the model is changed;
+    ``advance(amount, note)`` is told of every batch.
 
     Raises ``InvalidSetting`` for a number of gradients that is not 2 to 128 and for a compressor
     whose payloads are not sparse.
@@ -125,7 +128,7 @@ def measure_sparsity(
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:
-    made = load("compress", name)(**settings)
+    made = algorithm_by_name(name, settings)
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         accepted = "a compressor whose payloads are indices and values"
         raise invalid("compressor", name, accepted, "write dgc or topk")
@@ -155,7 +158,8 @@ def _observe(
         for source, sets in zip(sources, found, strict=True):
             grad = params[source.name].grad
             drawn = number * ranks.world + ranks.rank
-            sets.append(_none() if grad is None else select(source, grad, drawn).cpu().numpy())
+            take = _nonzero_units if source.is_rows else select
+            sets.append(_none() if grad is None else take(source, grad, drawn).cpu().numpy())
         (advance or no_progress)(1, f"batch {number + 1} of {num_steps}")
     return sources, found
 
@@ -167,8 +171,11 @@ def _none() -> Indices:
 def _sources(params: Mapping[str, Tensor], ranks: _Ranks, *, counts: bool) -> list[_Source]:
     """Tensors that are sparse by all ranks' counts of one step, in their units."""
     widths = {name: max(1, p[0].numel()) if p.dim() >= 2 else 1 for name, p in params.items()}
+    own = [int(p.grad is not None and p.grad.is_sparse) for p in params.values()]
+    rows_of = dict(zip(params, ranks.totals(own), strict=True))
+    as_rows = {n: _Source(n, p.numel(), widths[n], True) for n, p in params.items() if rows_of[n]}
     if not counts:
-        return [_Source(name, param.numel(), 1) for name, param in params.items()]
+        return [as_rows.get(n, _Source(n, p.numel(), 1)) for n, p in params.items()]
     own = [
         count
         for name, param in params.items()
@@ -177,6 +184,9 @@ def _sources(params: Mapping[str, Tensor], ranks: _Ranks, *, counts: bool) -> li
     totals = ranks.totals(own)
     chosen = []
     for place, (name, param) in enumerate(params.items()):
+        if name in as_rows:
+            chosen.append(as_rows[name])
+            continue
         elements, rows = totals[2 * place : 2 * place + 2]
         item_bytes = param.element_size()
         by_row = rows * (4 + widths[name] * item_bytes) <= elements * (4 + item_bytes)
@@ -265,6 +275,7 @@ def _figures(source: _Source, sets: Sequence[Indices]) -> TensorSparsity:
         name=source.name,
         units=unit_sparsity(sets, source.width, source.num_units),
         blocks=unit_sparsity(blocks, width, num_units(source.numel, width)),
+        is_rows=source.is_rows,
     )
 
 

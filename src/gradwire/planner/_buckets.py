@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..bounds import check_whole
 from ..cost.profile import Profile, ProfiledTensor
 from ..errors import invalid
-from ._types import Chunk, Message
+from ._types import MOST_CREDIT, Chunk, Message
+
+MOST_MESSAGES = 2**18
+"""Of a plan: half a gigabyte of them, and a minute to price."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,18 @@ def whole(*fused: Bucket) -> Message:
     return Message(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
 
 
-def at_least_one(what: str, given: int) -> int:
-    """``given`` if it is a whole number from 1 on; raises ``InvalidSetting`` otherwise."""
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise invalid(what, given, "a whole number, 1 or more", "sizes are in bytes")
-    return given
+def check_bytes(what: str, given: int) -> None:
+    """Refuses what is no size of a message."""
+    check_whole(what, given, "sizes are in bytes")
+
+
+def check_count(what: str, given: int, num_messages: int) -> None:
+    """Refuses a size of which a plan would have more messages than anybody can carry out."""
+    if num_messages > MOST_MESSAGES:
+        accepted = f"one of which this model has at most {MOST_MESSAGES} messages"
+        raise invalid(what, given, f"{accepted}, and not {num_messages}", "write a larger one")
+
+
+def check_credit(given: int) -> None:
+    """Refuses what is no number of messages at once."""
+    check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

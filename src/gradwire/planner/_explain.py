@@ -14,6 +14,7 @@ from ..cost.profile import Profile
 from ..load import load, names
 from ..units import format_bytes, format_rate, format_seconds, ratio
 from ._exposed import Account
+from ._plan import with_settings
 from ._price import iteration_s
 from ._sparse import sentences
 from ._types import DENSE, Plan
@@ -182,10 +183,10 @@ def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
             "more bytes."
         )
         return
-    planner = load("planner", plan.planner)
+    planner = with_settings(plan.planner, **plan.settings)
 
     def planned_s(at: Cluster) -> float:
-        return iteration_s(planner(profile, at, **plan.settings), profile, at)
+        return iteration_s(planner(profile, at), profile, at)
 
     def wfbp_s(at: Cluster) -> float:
         return iteration_s(load("planner", "wfbp")(profile, at), profile, at)

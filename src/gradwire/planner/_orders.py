@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from ._phases import Block, Instance
 
+MOST_TRIALS = 10_000
+"""Orders that a search may price: a second or more a hundred, of large models."""
+
 
 @dataclass(frozen=True)
 class Found:

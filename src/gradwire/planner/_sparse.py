@@ -8,7 +8,15 @@ import torch
 
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ..cost.sparse_schemes import Chosen, Setting, choose, explain, setting_of
+from ..cost.sparse_schemes import (
+    OF_ROWS,
+    SCHEMES,
+    Chosen,
+    Setting,
+    choose,
+    explain,
+    setting_of,
+)
 
 MOST_EXPLAINED = 12
 
@@ -29,7 +37,7 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[Setting, C
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
-        found[one.name] = at, choose(at)
+        found[one.name] = at, choose(at, OF_ROWS if one.is_rows else SCHEMES)
     return found
 
 

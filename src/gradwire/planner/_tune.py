@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ..bounds import check_whole
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import InvalidSetting, invalid
@@ -33,6 +34,9 @@ Objective = Callable[[Plan], float]
 
 NUM_RANDOM = 10
 """Trials at random before the surrogate is asked."""
+
+MOST_TRIALS = 10_000
+"""A trial is a plan made and priced."""
 
 
 def tune(
@@ -52,17 +56,18 @@ def tune(
     an ``objective`` it is the seconds of an iteration under the model, which all ranks find alike.
     One that measures must return the same number on every rank, or they choose different plans.
 
-    The same seed gives the same plan. Raises ``InvalidSetting`` for an objective whose result is no
+    Settings that the planner refuses for this model (as of too many messages) are not chosen. The
+    same seed gives the same plan. Raises ``InvalidSetting`` for an objective whose result is no
     number, and where optuna is missing (unless nothing is to be searched).
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise invalid("trials", trials, "a whole number, 1 or more", "40 is usual")
+    check_whole("trials", trials, "40 is usual", most=MOST_TRIALS)
+    check_whole("seed", seed, "leave it out", least=0, most=2**32 - 1)
     chosen = with_settings(planner)
     space = search_space(chosen)
     if not space:
         return chosen(profile, cluster)
     score = partial(_seconds, objective or (lambda plan: iteration_s(plan, profile, cluster)))
-    tried: dict[tuple[int, ...], tuple[float, Plan]] = {}
+    tried: dict[tuple[int, ...], tuple[float, Plan | None]] = {}
     with _optuna() as optuna:
         sampler = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=NUM_RANDOM, multivariate=True
@@ -74,11 +79,20 @@ def tune(
             settings = {name: values.suggested(trial, name) for name, values in space.items()}
             key = tuple(settings.values())
             if key not in tried:
-                plan = chosen(profile, cluster, **settings)
-                tried[key] = (score(plan), plan)
+                plan = _made(partial(chosen, profile, cluster, **settings))
+                tried[key] = (math.inf if plan is None else score(plan), plan)
             study.tell(trial, tried[key][0])
     default_s = next(iter(tried.values()))[0]
-    return fewest_messages(found for found in tried.values() if found[0] <= default_s)
+    found = [(s, plan) for s, plan in tried.values() if plan is not None and s <= default_s]
+    return fewest_messages(found) if found else chosen(profile, cluster)  # which says why not
+
+
+def _made(make: Callable[[], Plan]) -> Plan | None:
+    """The plan of some settings; None where the planner refuses them for this model."""
+    try:
+        return make()
+    except InvalidSetting:
+        return None
 
 
 def search_space(planner: Planner) -> Space:

@@ -10,10 +10,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ..cost._stored import Frozen, Stored
+from ..cost._stored import Frozen, Stored, Whole
 
 DENSE = "dense"
 """The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
+
+MOST_CREDIT = 2**16
+"""Of channels: each is a process group of its own."""
 
 Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 
@@ -22,8 +25,8 @@ class Chunk(Frozen):
     """Elements ``start`` up to, not including, ``stop`` of a tensor's flat gradient."""
 
     tensor: str
-    start: int
-    stop: int
+    start: Whole
+    stop: Whole
 
     @property
     def numel(self) -> int:
@@ -35,7 +38,7 @@ class Message(Frozen):
 
     chunks: tuple[Chunk, ...]
     exchange: str = DENSE
-    after: tuple[int, ...] = ()
+    after: tuple[Whole, ...] = ()
     """Numbers of messages that must have ended before this one is launched; all stand before it."""
 
 
@@ -78,7 +81,7 @@ class Plan(Stored):
     settings: dict[str, Setting] = Field(default_factory=dict)
     """What the planner was called with: a record, which nothing acts upon."""
     messages: tuple[Message, ...]
-    credit: int = 1
+    credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
     """How many channels there are: at most so many messages are on the wire at once."""
     overlap_forward: bool = False
     exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

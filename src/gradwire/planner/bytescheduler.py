@@ -18,7 +18,7 @@ from functools import partial
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..sim.clock import ByPriority, backward_ends, carry
-from ._buckets import at_least_one, buckets
+from ._buckets import buckets, check_bytes, check_count, check_credit
 from ._space import LANES, SIZES
 from ._types import Message, Plan
 
@@ -33,13 +33,16 @@ def bytescheduler(
     credit: int = 2,
 ) -> Plan:
     """The plan of ByteScheduler's priority scheduling for this profile and cluster."""
-    at_least_one("partition_bytes", partition_bytes)
-    at_least_one("credit", credit)
+    check_bytes("partition_bytes", partition_bytes)
+    check_credit(credit)
+    cut = buckets(profile)
+    num_messages = sum(-(-one.numel // one.block_numel(partition_bytes)) for one in cut)
+    check_count("partition_bytes", partition_bytes, num_messages)
     ends_s = backward_ends(profile)
     messages: list[Message] = []
     ready_s: list[float] = []
     parts_s: list[tuple[float, float]] = []
-    for bucket in buckets(profile):
+    for bucket in cut:
         step = bucket.block_numel(partition_bytes)
         for start in range(0, bucket.numel, step):
             stop = min(start + step, bucket.numel)

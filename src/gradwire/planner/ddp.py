@@ -15,7 +15,7 @@ from functools import partial
 
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ._buckets import at_least_one
+from ._buckets import check_bytes
 from ._space import SIZES
 from ._types import Chunk, Message, Plan
 
@@ -30,8 +30,8 @@ def ddp(
     bucket_bytes: int = 25 * 2**20,
 ) -> Plan:
     """The plan of DistributedDataParallel, which no cluster changes."""
-    at_least_one("first_bucket_bytes", first_bucket_bytes)
-    at_least_one("bucket_bytes", bucket_bytes)
+    check_bytes("first_bucket_bytes", first_bucket_bytes)
+    check_bytes("bucket_bytes", bucket_bytes)
     closed: list[list[Chunk]] = []
     filling: dict[str, list[Chunk]] = {}
     filled_bytes: dict[str, int] = {}

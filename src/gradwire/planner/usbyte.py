@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..bounds import check_whole
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ..errors import invalid
-from ._buckets import at_least_one, buckets
-from ._orders import search
+from ._buckets import buckets, check_bytes
+from ._orders import MOST_TRIALS, search
 from ._phases import Instance, messages_of
 from ._price import iteration_s
 from ._space import SIZES
@@ -47,9 +47,8 @@ def usbyte(
     trials: int = 64,
 ) -> Plan:
     """The plan of US-Byte for this profile and cluster; the same on every call."""
-    at_least_one("basic_partition_bytes", basic_partition_bytes)
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 0:
-        raise invalid("trials", trials, "a whole number, 0 or more", "0 is algorithm 2 alone")
+    check_bytes("basic_partition_bytes", basic_partition_bytes)
+    check_whole("trials", trials, "0 is algorithm 2 alone", least=0, most=MOST_TRIALS)
     cut = buckets(profile)
     instance = Instance.of(profile, cluster, cut, basic_partition_bytes)
     plans = [

@@ -24,7 +24,7 @@ from functools import partial
 
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ._buckets import Bucket, at_least_one, buckets, merged
+from ._buckets import Bucket, buckets, check_credit, merged
 from ._orders import search
 from ._phases import Instance, messages_of
 from ._price import fewest_messages, iteration_s
@@ -47,7 +47,7 @@ def usbyte_extended(
     trials: int = 64,
 ) -> Plan:
     """The best plan with layers merged or not, and one block or ``credit`` blocks at a time."""
-    at_least_one("credit", credit)
+    check_credit(credit)
     settings: dict[str, Setting] = {
         "basic_partition_bytes": basic_partition_bytes,
         "credit": credit,

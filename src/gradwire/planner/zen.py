@@ -6,7 +6,8 @@ Differences from the paper: latency, host work and formats count as well, and al
     compared, the dense all-reduce among them (``cost/sparse_schemes.py``). Gradients that are
     dense, or that dense is fastest for, are merged as MG-WFBP does.
 Settings: none; the profile's ``sparsity`` says what is sparse, and by which sparsifier if by one.
-    Without it the plan is MG-WFBP's.
+    Without it the plan is MG-WFBP's. Gradients that come as rows take a scheme that carries these,
+    without loss, whatever dense would take.
 Order: backward; a sparse tensor is a message of its own. Nothing is cut; the next forward starts
     when all communication has ended.
 """
@@ -17,7 +18,7 @@ from ..contract import Compressor
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..cost.sparsity import SparsityProfile, UnitSparsity
-from ..load import load
+from ..exchange import algorithm_by_name
 from ._sparse import schemes_of
 from ._types import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
 from .mgwfbp import mgwfbp
@@ -34,7 +35,7 @@ def zen(profile: Profile, cluster: Cluster) -> Plan:
     exchanges, own = {}, []
     for name, (at, scheme) in chosen.items():
         assert profile.sparsity is not None
-        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, at.units, scheme)
+        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, name, at.units, scheme)
         chunk = Chunk(tensor=name, start=0, stop=at.numel)
         own.append(Message(chunks=(chunk,), exchange=f"{scheme}: {name}"))
     rest = mgwfbp(_without(profile, set(chosen)), cluster).messages
@@ -43,14 +44,17 @@ def zen(profile: Profile, cluster: Cluster) -> Plan:
     return Plan(planner="zen", model=profile.model, messages=tuple(ordered), exchanges=exchanges)
 
 
-def _exchange(sparsity: SparsityProfile, units: UnitSparsity, scheme: str) -> ExchangeSetting:
-    if sparsity.compressor is None:
+def _exchange(
+    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
+) -> ExchangeSetting:
+    one = sparsity.of(name)
+    if sparsity.compressor is None or (one is not None and one.is_rows):
         settings: dict[str, Setting] = {
             "width": units.width,
             "expected_density": float(f"{units.density:.3g}"),
         }
         return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
-    codec: Compressor = load("compress", sparsity.compressor)(**sparsity.settings)
+    codec: Compressor = algorithm_by_name(sparsity.compressor, sparsity.settings)
     return ExchangeSetting(
         compressor=sparsity.compressor,
         settings=sparsity.settings,

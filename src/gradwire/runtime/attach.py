@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, invalid
+from ..exchange import named_collective
 from ..kernels._build import backend
 from ..planner._exchanges import exchanges_of
 from ..planner._types import Plan
@@ -86,8 +87,10 @@ def attach(
     bounds every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back.
     All ranks of the group must call this, with the same arguments; every backward pass must reach
     at least one attached parameter on every rank. Embeddings send their non-zero rows where that
-    pays; see `natural`. ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does, so
-    that nothing which is kept between steps has its scale; see `scaling`.
+    pays; see `natural`. Those with ``sparse=True`` send rows always, by the exchange's collective
+    if that is not the suited one and carries rows; see `sparse_message`. ``scaler`` is the
+    ``GradScaler`` that multiplies the loss, if one does, so that nothing which is kept between
+    steps has its scale; see `scaling`.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
@@ -185,6 +188,7 @@ def _begin(
     _warn_of_no_overlap(model, settings)
     _warn_of_two_momenta(settings)
     _warn_of_no_momentum(model, params, settings)
+    _warn_of_another_way(model, params, settings)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder, settings.scaler)
     if isinstance(model, DistributedDataParallel):
@@ -245,6 +249,20 @@ def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settin
             "row-sparse gradients get no momentum from the exchange (%s, ...); make the embedding "
             "with sparse=False, or give its weights an optimizer with momentum",
             rows[0],
+        )
+
+
+def _warn_of_another_way(model: nn.Module, params: list[Named], settings: Settings) -> None:
+    """Rows cannot take every collective; what they take instead is said."""
+    sparse, named = sparse_weights(model), named_collective(settings.exchange)
+    rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
+    if named is not None and rows and not named.carries_rows:
+        _log.warning(
+            "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
+            "that serve them, whichever takes less time in a step; make the embedding with "
+            "sparse=False to have its gradient take it, or name allgather_sparse, zen or sparse_ps",
+            rows[0],
+            named,
         )
 
 
@@ -337,7 +355,8 @@ def _messages(
 ) -> list[AnyMessage]:
     """Messages in issue order."""
     if isinstance(settings.exchange, Plan):
-        return [*messages_of(settings.exchange, params, who.rank, who.world)]
+        sparse = sparse_weights(model)
+        return messages_of(settings.exchange, params, sparse, who.rank, who.world)
     return _fused(model, params, settings, settings.exchange, who)
 
 
@@ -372,7 +391,9 @@ def _fused(
     for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
         name, param = members[0]
         if id(param) in sparse:
-            made.append(SparseMessage(index, name, param, who.rank, who.world))
+            named = named_collective(asked_for(name, param))
+            way = named if named is not None and named.carries_rows else None
+            made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
             parts = [Part.whole(*member) for member in members]
             made.append(Message(index, parts, exchange_of(name, param), who.rank, who.world))

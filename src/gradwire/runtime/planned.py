@@ -6,32 +6,49 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..collective._types import Collective
+from ..contract import Exchange
 from ..cost.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
+from ..pairing import Pair
 from ..planner._check import check
 from ..planner._exchanges import exchanges_of, refuse_cuts
 from ..planner._types import Plan
 from .messages import Message, Part
+from .sparse_message import SparseMessage
+from .synchroniser import AnyMessage
 
 Named = tuple[str, Tensor]
 """A parameter and its name."""
 
 
-def messages_of(plan: Plan, params: Sequence[Named], rank: int, world: int) -> list[Message]:
-    """The messages of ``plan`` in issue order."""
-    of = dict(params)
-    exchanges = exchanges_of(plan)
-    return [
-        Message(
-            index,
-            [Part(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks],
-            exchanges[message.exchange],
-            rank,
-            world,
-            after=message.after,
-        )
-        for index, message in enumerate(plan.messages)
-    ]
+def messages_of(
+    plan: Plan, params: Sequence[Named], sparse: set[int], rank: int, world: int
+) -> list[AnyMessage]:
+    """The messages of ``plan`` in issue order; operands as ``check_for`` has accepted them."""
+    of, exchanges = dict(params), exchanges_of(plan)
+    made: list[AnyMessage] = []
+    for index, message in enumerate(plan.messages):
+        exchange, after = exchanges[message.exchange], message.after
+        name = message.chunks[0].tensor
+        if id(of[name]) in sparse:
+            way = _rows_way(exchange)
+            rows = SparseMessage(index, name, of[name], rank, world, collective=way, after=after)
+            made.append(rows)
+        else:
+            parts = [Part(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
+            made.append(Message(index, parts, exchange, rank, world, after=after))
+    return made
+
+
+def _rows_way(exchange: Exchange) -> Collective | None:
+    """The collective by which rows can go that a plan sends through ``exchange``.
+
+    Rows travel as they are, so it must not compress.
+    """
+    if not isinstance(exchange, Pair) or not exchange.codec.traits.lossless:
+        return None
+    return exchange.collective if exchange.collective.carries_rows else None
 
 
 def algorithm(plan: Plan) -> str:
@@ -44,7 +61,8 @@ def algorithm(plan: Plan) -> str:
 def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
     """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
 
-    ``sparse`` are ids of parameters whose gradients are row-sparse; they cannot be cut.
+    ``sparse`` are ids of parameters whose gradients are row-sparse: each is a message of its own,
+    without loss and through a collective that carries rows, as the planner zen has it.
     """
     try:
         tensors = tuple(
@@ -59,16 +77,30 @@ def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
         )
     except ValueError as error:
         raise InvalidSetting(f"no plan can carry this model: {error}") from None
-    for name, param in params:
-        if id(param) in sparse:
-            raise InvalidSetting(
-                f"{name} has row-sparse gradients, which no plan carries; build its embedding with "
-                "sparse=False, or attach an exchange instead of a plan"
-            )
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
     refuse_cuts(plan, {name: param.numel() for name, param in params})
     _refuse_cut_strides(plan, dict(params))
+    _refuse_other_rows(plan, params, sparse)
+
+
+def _refuse_other_rows(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
+    exchanges, of = exchanges_of(plan), dict(params)
+    for number, message in enumerate(plan.messages):
+        rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
+        if not rows:
+            continue
+        (first, *others), why = message.chunks, ""
+        if others or first.numel < of[first.tensor].numel():
+            why = "cut" if not others else "with others"
+        elif _rows_way(exchanges[message.exchange]) is None:
+            why = f"through {message.exchange!r}, which carries no rows"
+        if why:
+            raise InvalidSetting(
+                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} {why}, and its "
+                "gradients are row-sparse; plan with zen and a profile with sparsity, build its "
+                "embedding with sparse=False, or attach an exchange instead of a plan"
+            )
 
 
 def _refuse_cut_strides(plan: Plan, params: dict[str, Tensor]) -> None:

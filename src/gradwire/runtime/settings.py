@@ -20,6 +20,7 @@ from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
 from ..planner._types import Plan
+from ..spec import DTYPE_NAMES, DTYPES
 from .scaling import check_scaler
 
 Named = tuple[str, Tensor]
@@ -132,10 +133,9 @@ def trained(model: nn.Module) -> list[Named]:
             "attach after requires_grad is set"
         )
     for name, p in params:
-        if not p.dtype.is_floating_point:
-            raise invalid(
-                f"dtype of parameter {name}", p.dtype, "a real floating-point dtype", "freeze it"
-            )
+        if p.dtype not in DTYPES:
+            accepted = f"a real floating-point dtype, {DTYPE_NAMES}"
+            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
     return params
 
 

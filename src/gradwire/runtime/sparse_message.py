@@ -1,19 +1,24 @@
 """The message of one parameter whose gradient is row-sparse (``nn.Embedding(sparse=True)``).
 
-Which way its rows take is decided in every step, from the counts of all ranks and from how many
-rows the last mean had: these all ranks know.
+Its rows take the collective that the user's exchange or plan names. Where it names none that
+carries rows, the way is decided in every step, from the counts of all ranks and from how many rows
+the last mean had: these all ranks know.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..collective._rows import average_rows
+from ..collective._types import Collective
 from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member
 from ..cost.counted import counted, fastest
 from ..cost.sparse_schemes import allgather_sparse, zen
+from ..load import load
 from .messages import Grads
 
 _WAYS = (allgather_sparse, zen)
@@ -22,15 +27,25 @@ _WAYS = (allgather_sparse, zen)
 class SparseMessage:
     """Averages one sparse gradient without loss; the mean replaces it in the step's gradients.
 
-    ``exchange`` is None: rows travel as they are.
+    ``exchange`` is None: rows travel as they are. ``collective`` is their way where it is named;
+    ``after`` as in ``Message``.
     """
 
     exchange: Exchange | None = None
 
-    after: tuple[int, ...] = ()
-
-    def __init__(self, index: int, name: str, param: Tensor, rank: int, world: int) -> None:
-        self.index, self.name = index, name
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        param: Tensor,
+        rank: int,
+        world: int,
+        *,
+        collective: Collective | None = None,
+        after: Sequence[int] = (),
+    ) -> None:
+        self.index, self.name, self.after = index, name, tuple(after)
+        self._collective = collective
         self._shape, self._dtype = param.shape, param.dtype
         self.member = Member(rank, world)
         self._width = self._shape[1:].numel()
@@ -58,11 +73,15 @@ class SparseMessage:
                 self._growth = rows.numel() / self._most
         self._arrived = rows, values
 
-    def _choose(self, counts: list[int]) -> str:
+    def _choose(self, counts: list[int]) -> Collective:
         """A pure function of what all ranks know."""
         self._most = max(counts)
+        if self._collective is not None:
+            return self._collective
         numel = self._shape.numel()
-        return fastest(counted(counts, numel, self._width, self._dtype, self._growth), _WAYS).scheme
+        at = counted(counts, numel, self._width, self._dtype, self._growth)
+        chosen: Collective = load("collective", fastest(at, _WAYS).scheme)()
+        return chosen
 
     def _rows(self, grad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Row numbers (ascending, no duplicates) and values, on the host."""

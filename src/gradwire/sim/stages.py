@@ -30,7 +30,7 @@ from ..contract import Compressor, Exchange, Layout, Member
 from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
 from ..cost.fit import LineFit
 from ..error_feedback import synchronise
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, invalid
 from ..hollow import Hollow
 from ..spec import TensorSpec
 
@@ -142,12 +142,20 @@ class Rows(NamedTuple):
     is_of_its_rank: bool
 
 
+MOST_PLAYED = 1024
+"""Ranks: each may send to each, a million messages in a step."""
+
+
 def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tuple[Stage, ...]]:
     """What every rank does to exchange one gradient, ranks ascending.
 
-    Raises ``InvalidSetting`` if the exchange looks at values.
+    Raises ``InvalidSetting`` if the exchange looks at values, and for more ranks than can be played
+    one by one.
     """
     world = tariff.num_ranks
+    if world > MOST_PLAYED:
+        accepted = f"at most {MOST_PLAYED} where each is played by itself"
+        raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
     first = record(exchange, spec, 0, world)
     found = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..bounds import check_whole
 from ..errors import invalid
+
+MOST_WIDTH = 2**24
+"""Elements of a unit: a short last one is filled up to this with zeros, 64 MiB of float32."""
 
 
 class Entries(NamedTuple):
@@ -49,6 +53,11 @@ def check_entries(entries: Entries) -> None:
         )
     if not values.dtype.is_floating_point:
         raise invalid("values", values.dtype, "of a floating dtype", "convert them with .float()")
+
+
+def check_width(what: str, given: object) -> None:
+    """Refuses what is no number of elements in a unit: a row's length, say."""
+    check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
 
 
 def num_units(numel: int, width: int) -> int:

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..bounds import check_number
 from ..collective._verbs import Steps
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import Wrapper, synchronise
-from ..errors import invalid
 from ..exchange import exchange_for
 from ..kernels.magnitudes import range_norms
 from ..spec import TensorSpec, working_dtype
@@ -44,10 +44,7 @@ class Clipping(Wrapper):
     max_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        given = self.max_norm
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not is_number or not 0 < given < math.inf:
-            raise invalid("max_norm", given, "a positive finite number", "write 1.0")
+        check_norm("max_norm", self.max_norm)
 
     def init(self, spec: TensorSpec, world: int) -> State:
         return self.inner.init(spec, world)
@@ -77,6 +74,12 @@ class Clipping(Wrapper):
         own, most = norm(grad_N), self.max_norm / math.sqrt(world)
         factor = min(1.0, most / own) if own else 1.0
         torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
+
+
+def check_norm(what: str, given: object) -> None:
+    """Refuses what no gradient's norm can be bounded by."""
+    accepted = "a positive finite number, 1e-300 to 1e300"
+    check_number(what, given, accepted, "write 1.0", 1e-300, 1e300)
 
 
 def norm(grad_N: Tensor) -> float:

@@ -10,10 +10,10 @@ Differences: those that ``compress/dgc`` (sampled threshold, hierarchical select
 
 from __future__ import annotations
 
+from ..bounds import check_whole
 from ..compress.dgc import dgc
 from ..contract import Exchange
-from ..errors import invalid
-from .clipping import with_clipping
+from .clipping import check_norm, with_clipping
 from .density_warmup import warming_to, with_density_warmup
 from .momentum import with_momentum_correction
 
@@ -44,12 +44,11 @@ def deep_gradient_compression(
     >>> exchange.densities, exchange.steps_per_stage
     ((0.25, 0.0625, 0.015625, 0.004, 0.001), 100)
     """
-    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-        accepted = "a whole number, 0 or more"
-        raise invalid("warmup_steps", warmup_steps, accepted, "write 4 * len(train_loader)")
+    check_whole("warmup_steps", warmup_steps, "write 4 * len(train_loader)", least=0)
     codec = dgc(density=density, sample_share=sample_share, seed=seed)
     exchange: Exchange = with_momentum_correction(codec, momentum, nesterov, masking)
     if clip_norm is not None:
+        check_norm("clip_norm", clip_norm)
         exchange = with_clipping(exchange, clip_norm)
     densities = warming_to(density)
     num_before = len(densities) - 1

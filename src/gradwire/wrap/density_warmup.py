@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..bounds import check_whole
 from ..collective._verbs import Steps
+from ..compress._coo import check_share
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import Wrapper, synchronise
 from ..errors import invalid
@@ -50,11 +52,11 @@ class DensityWarmup(Wrapper):
     stages: tuple[Exchange, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = self.steps_per_stage
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise invalid("steps_per_stage", given, "a whole number, 1 or more", "write 500")
+        check_whole("steps_per_stage", self.steps_per_stage, "write 500")
         if not self.densities:
             raise invalid("densities", self.densities, "at least one", "leave it out")
+        for number, density in enumerate(self.densities):
+            check_share(f"densities[{number}]", density)
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
         object.__setattr__(self, "stages", stages)
 
@@ -126,6 +128,8 @@ def with_density_warmup(
     if not own:
         accepted = "one that has a density, or is made of one that has"
         raise invalid("exchange to warm up", exchange, accepted, "leave the warm-up out")
+    if densities is not None and not isinstance(densities, Sequence):
+        raise invalid("densities", densities, "a sequence of densities", "leave it out")
     chosen = warming_to(own[-1]) if densities is None else tuple(densities)
     return DensityWarmup(exchange, steps_per_stage, chosen)
 

@@ -33,7 +33,7 @@ from ..exchange import exchange_for
 from ..load import load
 from ..pairing import Pair, pair
 from ..payload import Payload
-from ..sparse.entries import num_units
+from ..sparse.entries import check_width, num_units
 from ..spec import TensorSpec
 
 INNER = "inner"
@@ -77,8 +77,7 @@ class Natural(Wrapper):
     width: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
-            raise invalid("width", self.width, "1 or more", "give the length of a row")
+        check_width("width", self.width)
 
     def init(self, spec: TensorSpec, world: int) -> NaturalState:
         return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))

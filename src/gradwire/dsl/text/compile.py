@@ -37,6 +37,7 @@ import re
 import types
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -49,7 +50,7 @@ from ...payload import Payload
 from .. import ir
 from ..language import Compressed
 from ..program import Program
-from ..symbols import Vector
+from ..symbols import Vector, tracing
 from .run import Run
 from .tree import Declared, Parsed, Text
 
@@ -112,12 +113,14 @@ def _read(given: str | Path) -> Text:
 
 def _body(declared: Declared, name: str) -> Any:
     """Fills a class's namespace: settings with their defaults, and the two functions."""
-    settings, run = declared.settings(), Run(declared)
+    settings = declared.settings()
     kinds: dict[str, type] = {key: setting.plain for key, setting in settings.items()}
-    defaults = {key: run.default(setting) for key, setting in settings.items()}
     for key in settings:
-        if hasattr(Program, key) and key != "block":
+        if iskeyword(key) or (hasattr(Program, key) and key != "block"):
             raise invalid("a setting's name", key, "none of a program's own", "choose another")
+    with tracing(f"the globals and defaults of {name}"):
+        run = Run(declared)
+        defaults = {key: run.default(setting) for key, setting in settings.items()}
     if declared.draws and "seed" not in settings:
         kinds["seed"], defaults["seed"] = int, 0
 

@@ -18,7 +18,7 @@ from .. import language
 from ..language import Compressed, Vector
 from ..library import e4m3, zero_run  # noqa: F401  # which register operators
 from ..operators import registered
-from ..symbols import Refusal, Symbol, refuse
+from ..symbols import Refusal, Symbol, count_operation, refuse
 from .tree import Declared, Function, Kind, Parsed, Setting, Text, TextError, at, declarations
 from .values import BINARY, OPERATORS, TYPES, UNARY, Value, applied, converted, truth, typed
 
@@ -157,6 +157,7 @@ class Run:
 
     def _value(self, tree: Any) -> Value:
         with self._at(tree):
+            count_operation()
             return getattr(self, f"_{tree.data}")(*tree.children)
 
     def _number(self, token: Token) -> int | float:
@@ -212,7 +213,15 @@ class Run:
         return UNARY[sign](self._value(inner))
 
     def _binary(self, a: Parsed, sign: Token, b: Parsed) -> Value:
-        return BINARY[sign](self._value(a), self._value(b))
+        """From the left, as long sums are nested, in a loop: a call a term would be too deep."""
+        row = [(sign, b)]
+        while a.data == "binary":
+            a, sign, b = a.children  # type: ignore[assignment]
+            row.append((sign, b))
+        value = self._value(a)
+        for sign, b in reversed(row):
+            value = BINARY[sign](value, self._value(b))
+        return value
 
     def _logical(self, a: Parsed, sign: Token, b: Parsed) -> Value:
         return BINARY[sign[0]](truth(self._value(a)), truth(self._value(b)))

@@ -10,6 +10,9 @@ from lark import Token, Tree
 
 from ...errors import InvalidSetting
 
+_LONGEST = 200
+"""Characters of a line that are shown."""
+
 Parsed: TypeAlias = "Tree[Token]"
 
 
@@ -24,7 +27,10 @@ class Text:
         """``reason`` with its place in front, the line and a caret below."""
         lines = self.content.splitlines() or [""]
         shown = lines[min(line, len(lines)) - 1]
-        under = "".join("\t" if c == "\t" else " " for c in shown[: column - 1])
+        before = min(column - 1, len(shown))
+        first = max(0, before - _LONGEST // 2) if len(shown) > _LONGEST else 0
+        shown = shown[first : first + _LONGEST]  # what is around the place
+        under = "".join("\t" if c == "\t" else " " for c in shown[: before - first])
         return TextError(f"{self.label}:{line}:{column}: {reason}\n    {shown}\n    {under}^")
 
 

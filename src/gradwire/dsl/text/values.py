@@ -38,6 +38,17 @@ def _divided(a: Value, b: Value) -> Value:
     return whole if (a < 0) == (b < 0) else -whole
 
 
+def _shifted(by: Callable[[Any, Any], Value]) -> Callable[[Value, Value], Value]:
+    """A shift; of known numbers by fewer bits than C's longest has, as more are no number."""
+
+    def shift(a: Value, b: Value) -> Value:
+        if isinstance(b, int) and not 0 <= b < 64:
+            refuse(f"a shift by {b} bits", "shift by 0 to 63")
+        return by(a, b)
+
+    return shift
+
+
 def _remainder(a: Value, b: Value) -> Value:
     """C's remainder, which has the sign of ``a``; of symbols by powers of two."""
     if not (_is_whole(a) and _is_whole(b)):
@@ -57,8 +68,8 @@ BINARY: dict[str, Callable[[Any, Any], Value]] = {
     "*": operator.mul,
     "/": _divided,
     "%": _remainder,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
+    "<<": _shifted(operator.lshift),
+    ">>": _shifted(operator.rshift),
     "&": operator.and_,
     "|": operator.or_,
     "^": lambda a, b: (a | b) - (a & b),

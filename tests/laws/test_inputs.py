@@ -1,0 +1,161 @@
+"""Every setting of every algorithm, and every gradient, works or is refused; the laws bite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradwire as gw
+from gradwire import catalogue
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Profile
+from gradwire.kernels.compiler import reference_only
+from gradwire.load import examples, load, names
+from gradwire.planner._plan import settings_of
+from gradwire.planner._tune import tune
+from gradwire.planner._types import Plan
+from tests.planner.profiles import profile_of
+from tests.strategies import bounded
+
+from . import broken_inputs as broken
+from .cases import name_of
+from .input_laws import (
+    NO_GRADIENTS,
+    STRANGE,
+    VALUES,
+    law_planner_takes_or_refuses,
+    law_setting_works_or_is_refused,
+    law_strides_do_not_matter,
+    law_what_is_no_gradient_is_refused,
+)
+
+ALGORITHMS = (*examples("compress"), *examples("collective"))
+FIRST = tuple({type(made): made for made in reversed(ALGORITHMS)}.values())
+"""One of each kind: what is tried for a setting replaces what the others differ in."""
+SETTINGS = [(made, setting.name) for made in FIRST for setting in fields(made) if setting.init]
+WRAPPERS = {
+    "momentum": partial(gw.with_momentum_correction, gw.compress.topk()),
+    "max_norm": partial(gw.with_clipping, gw.compress.topk()),
+    "steps_per_stage": partial(gw.with_density_warmup, gw.compress.topk()),
+    "densities": partial(gw.with_density_warmup, gw.compress.topk(), steps_per_stage=5),
+    "width": partial(gw.with_natural_sparsity, gw.compress.topk()),
+    "warmup_steps": gw.deep_gradient_compression,
+    "density": partial(gw.deep_gradient_compression, warmup_steps=0),
+    "clip_norm": partial(gw.deep_gradient_compression, warmup_steps=0),
+}
+"""What makes an exchange around another one, by a setting of it."""
+
+PLANNERS = [
+    (name, setting)
+    for name in names("planner")
+    for setting in settings_of(load("planner", name)) or ()
+]
+SMALL = profile_of(([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5))
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """Each value of a setting is another program: to compile them all would take minutes."""
+    with reference_only():
+        yield
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("algorithm", "setting"), SETTINGS, ids=str)
+def test_any_setting_works_or_is_refused(algorithm: Any, setting: str) -> None:
+    for_all_values(partial(law_setting_works_or_is_refused, partial(replace, algorithm), setting))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("setting", WRAPPERS)
+def test_any_setting_of_a_wrapper_works_or_is_refused(setting: str) -> None:
+    for_all_values(partial(law_setting_works_or_is_refused, WRAPPERS[setting], setting))
+
+
+@pytest.mark.parametrize(("planner", "setting"), PLANNERS)
+def test_any_setting_of_a_planner_gives_a_plan_or_is_refused(planner: str, setting: str) -> None:
+    for profile in (SMALL, catalogue.load("vgg16")):
+        for value in VALUES:
+            law_planner_takes_or_refuses(planner, profile, setting, value)
+
+
+@pytest.mark.parametrize("setting", ["trials", "seed"])
+def test_any_setting_of_a_search_works_or_is_refused(setting: str) -> None:
+    def searched(profile: Profile, cluster: Cluster, **settings: Any) -> Plan:
+        return tune("ddp", profile, cluster, **{"trials": 2, **settings})
+
+    for value in VALUES:
+        if setting == "seed" or not (isinstance(value, int) and 64 < value < 2**20):
+            law_planner_takes_or_refuses(searched, SMALL, setting, value)
+
+
+def for_all_values(law: Callable[[object], None]) -> None:
+    """The law with the extremes of everything, and with some numbers between."""
+    for value in VALUES:
+        law(value)
+
+    @given(st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.integers(0, 300)))
+    @bounded(10)
+    def holds(value: float) -> None:
+        law(value)
+
+    holds()
+
+
+@pytest.mark.parametrize("name", ["adacomp", "threelc", "int8"])
+def test_the_longest_block_compiles_and_works(name: str) -> None:
+    """Of those the first ended the process beyond it, the second decoded garbage."""
+    (made,) = (one for one in FIRST if type(one).__name__ == name)
+    law_setting_works_or_is_refused(partial(replace, made), "block", 2**31 - 64)
+
+
+@pytest.mark.parametrize("algorithm", examples("compress"), ids=name_of)
+def test_what_is_no_gradient_is_refused(algorithm: Any) -> None:
+    for given_ in NO_GRADIENTS.values():
+        law_what_is_no_gradient_is_refused(algorithm, given_)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+def test_strides_do_not_matter(algorithm: Any) -> None:
+    for grad_N in STRANGE.values():
+        law_strides_do_not_matter(algorithm, grad_N)
+
+
+@pytest.mark.parametrize(
+    ("law", "specimen", "given_"),
+    [
+        (law_setting_works_or_is_refused, broken.believes_any_number, ("factor", "a")),
+        (law_setting_works_or_is_refused, broken.believes_any_number, ("factor", 10**400)),
+        (law_setting_works_or_is_refused, broken.refuses_too_late, ("level", 2**40)),
+        (law_setting_works_or_is_refused, broken.refuses_without_a_word, ("level", None)),
+        (law_setting_works_or_is_refused, broken.takes_any_width, ("width", 2**40)),
+        (law_setting_works_or_is_refused, broken.overflows, ("gain", 2**80)),
+        (law_what_is_no_gradient_is_refused, broken.takes_anything(), ("complex",)),
+        (law_what_is_no_gradient_is_refused, broken.takes_anything(), ("part of a graph",)),
+        (law_strides_do_not_matter, broken.reads_memory(), ("every second element",)),
+    ],
+    ids=name_of,
+)
+def test_laws_of_inputs_bite(law: Callable[..., None], specimen: Any, given_: Any) -> None:
+    named: dict[str, Any] = {**NO_GRADIENTS, **STRANGE}
+    with pytest.raises(AssertionError, match=r"\w"):
+        law(specimen, *(named[given_[0]],) if given_[0] in named else given_)
+
+
+def test_what_the_broken_are_made_of_is_sound() -> None:
+    for make, setting, value in (
+        (broken.believes_any_number, "factor", 2),
+        (broken.refuses_too_late, "level", 7),
+        (broken.refuses_without_a_word, "level", 7),
+        (broken.takes_any_width, "width", 7),
+        (broken.overflows, "gain", 7),
+    ):
+        law_setting_works_or_is_refused(make, setting, value)
+    law_strides_do_not_matter(broken.reads_memory(), torch.ones(20))
