@@ -7,6 +7,7 @@ while nobody waits for it in a collective yet.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..errors import RankFailed
-from .wire import Group, default_store
+from .wire import Group, default_store, in_background
 
 
 class Membership(NamedTuple):
@@ -30,25 +31,48 @@ class Membership(NamedTuple):
 
     def share(self, note: str, timeout: timedelta) -> list[str]:
         """Every rank's note, in rank order; raises ``RankFailed`` if one does not come in time."""
-        self.post(note)
-        store, keys = self._store(), [f"note/{rank}" for rank in range(self.world)]
+        notes: list[str] = self._ask(lambda store: self._shared(store, note, timeout), timeout)
+        return notes
+
+    def post(self, note: str) -> None:
+        """Leaves this rank's note without waiting for the others."""
+        self._ask(lambda store: store.set(f"note/{self.rank}", note), timedelta(0))
+
+    def _shared(self, store: Any, note: str, timeout: timedelta) -> list[str]:
+        store.set(f"note/{self.rank}", note)
+        keys = [f"note/{rank}" for rank in range(self.world)]
         try:
             store.wait(keys, timeout)
         except RuntimeError as error:
             absent = tuple(r for r, key in enumerate(keys) if not store.check([key]))
-            raise RankFailed(
-                f"attach cannot be finished: rank {', '.join(map(str, absent))} of {self.world} "
-                f"did not call it within {timeout}; all ranks of the group must call attach",
-                ranks=absent,
-            ) from error
+            if absent:
+                raise RankFailed(
+                    f"attach cannot be finished: rank {', '.join(map(str, absent))} of "
+                    f"{self.world} did not call it within {timeout}; all ranks of the group must "
+                    "call attach",
+                    ranks=absent,
+                ) from error
         return [store.get(key).decode() for key in keys]
 
-    def post(self, note: str) -> None:
-        """Leaves this rank's note without waiting for the others."""
-        self._store().set(f"note/{self.rank}", note)
+    def _ask(self, question: Callable[[Any], Any], timeout: timedelta) -> Any:
+        """What the store answers, asked over a connection that nobody else waits for."""
+        name = f"gradwire/{self.name}"
+        asked = in_background(lambda: question(PrefixStore(name, default_store().clone())))
+        try:
+            return asked.result((timeout + STORE_PATIENCE).total_seconds())
+        except RankFailed:
+            raise
+        except (RuntimeError, TimeoutError) as error:
+            raise RankFailed(
+                "attach cannot be finished: the job's rendezvous store did not answer within "
+                f"{timeout + STORE_PATIENCE}, so its host is lost or stopped: rank 0 of the job "
+                "(or the agent of torchrun that started it)",
+                ranks=(0,) if self.name.split("-")[0] == "0" else (),
+            ) from error
 
-    def _store(self) -> Any:
-        return PrefixStore(f"gradwire/{self.name}", default_store())
+
+STORE_PATIENCE = timedelta(seconds=10)
+"""How much later than asked for a store may answer, before its host counts as lost."""
 
 
 ALONE = Membership("", 0, 1)

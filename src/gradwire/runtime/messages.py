@@ -10,6 +10,7 @@ shapes, and so for each parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member, State
 from ..exchange import synchronise
 from ..spec import TensorSpec
+from .streams import Copying
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
@@ -112,16 +114,16 @@ class Message:
             if slot.name == name:
                 _range(into, slot).copy_(view)
 
-    def text(self, grads: Grads) -> Steps[None]:
+    def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
         """Gather and exchange. Gradients that are None count as zero."""
         self.member.selection = None  # each step's own
-        yield Compute("gather", lambda: self._gather(grads), self.spec.numel)
+        yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         self.state = yield from synchronise(
             self.exchange, self.member, self.state, self.flat_N, self.flat_N
         )
 
     @torch.no_grad()
-    def _gather(self, grads: Grads) -> None:
+    def _gather(self, grads: Grads, copying: Copying) -> None:
         views, ranges = self._present(grads)
         self._set_aside = {}
         if len(ranges) < len(self.slots):
@@ -130,14 +132,16 @@ class Message:
             self._set_aside = {slot: self.own_state(slot) for slot in absent}
         # One call for all parameters: a copy each from Python costs microseconds apiece.
         if ranges:
-            torch._foreach_copy_(views, ranges)
+            with copying():
+                torch._foreach_copy_(views, ranges)
 
     @torch.no_grad()
-    def scatter(self, grads: Grads) -> None:
+    def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
         """Puts the mean into the gradients that took part."""
         views, ranges = self._present(grads)
         if ranges:
-            torch._foreach_copy_(ranges, views)
+            with copying():
+                torch._foreach_copy_(ranges, views)
 
     def _present(self, grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer, and the ranges of gradients that belong there."""
