@@ -105,10 +105,7 @@ class Overlap:
             self._undo.callback(hook.remove)
 
     def _hooks(self, model: nn.Module, optimizer: Optimizer) -> Iterable[Any]:
-        """Hooks where the root's forward begins and ends, and where state is read or written.
-
-        So is a copy or a pickle of the optimizer.
-        """
+        """Hooks where the root's forward begins and ends, and where state is read or written."""
 
         def settle(*_: Any) -> None:
             self.settle(None)
@@ -129,12 +126,12 @@ class Overlap:
         yield optimizer.register_state_dict_pre_hook(settle, prepend=True)
         yield optimizer.register_load_state_dict_pre_hook(settle, prepend=True)
 
-        def settled_state() -> Any:
+        def settled(state: Callable[[], Any] = optimizer.__getstate__) -> Any:
             self.settle(None)
-            return type(optimizer).__getstate__(optimizer)
+            return state()
 
-        optimizer.__getstate__ = settled_state  # type: ignore[method-assign]
-        self._undo.callback(vars(optimizer).pop, "__getstate__")
+        vars(optimizer)["__getstate__"] = settled
+        self._undo.callback(vars(optimizer).pop, "__getstate__", None)
 
     # Backward.
 

@@ -6,8 +6,10 @@ model without strangers compares what its modules hold with what they held at at
 object: about 25 us for 400 parameters, once a step.
 
 A stranger is not an error before a gradient comes to it: ``torch.func.functional_call`` puts other
-tensors in a model's place for one forward pass. So in the forward pass strangers get a hook, in
-case that no gradient of this backward pass is of a parameter that is exchanged.
+tensors in a model's place for one forward pass. So strangers that are found in the forward pass or
+after ``load_state_dict`` get a hook of their own, for a backward pass in which no parameter that is
+exchanged gets a gradient. (Not found is what replaces all of them past both, and is not looked at
+in the root's forward pass either.)
 """
 
 from __future__ import annotations
@@ -48,12 +50,14 @@ class Strangers:
         self._armed: list[tuple[weakref.ref[Tensor], Any]] = []
         self._has_looked = False
         self._note()
-        self._hook = Hooked(model.register_forward_pre_hook, self._before_forward())
+        self._hooks = [
+            Hooked(model.register_forward_pre_hook, self._before_forward()),
+            Hooked(self._model.register_load_state_dict_post_hook, lambda *_: self._arm()),
+        ]
 
     def remove(self) -> None:
         """Stops watching."""
-        self._hook.remove()
-        for _, hook in self._armed:
+        for hook in (*self._hooks, *(hook for _, hook in self._armed)):
             hook.remove()
 
     def before_backward(self) -> None:
@@ -68,8 +72,7 @@ class Strangers:
             if module is self._ddp and torch.is_grad_enabled():
                 self._refuse_active_ddp()
                 self._has_looked = True
-                for _, param in self._found():
-                    self._arm(param)
+                self._arm()
 
         return before
 
@@ -103,9 +106,13 @@ class Strangers:
             self._note()  # and never what functional_call has put there, with its graph
         return found
 
-    def _arm(self, param: Any) -> None:
-        if any(known() is param for known, _ in self._armed):
-            return
+    def _arm(self) -> None:
+        """Sees to it that a gradient of a stranger is not overlooked."""
+        for _, param in self._found():
+            if not any(known() is param for known, _ in self._armed):
+                self._armed.append((weakref.ref(param), self._tripwire(param)))
+
+    def _tripwire(self, param: Any) -> Any:
         # The garbage collector does not see what a parameter's hook refers to.
         this = weakref.ref(self)
 
@@ -116,8 +123,7 @@ class Strangers:
                     if one is param:
                         raise strangers._error(name, param)
 
-        hook = param.register_post_accumulate_grad_hook(trip)
-        self._armed.append((weakref.ref(param), hook))
+        return param.register_post_accumulate_grad_hook(trip)
 
     def _error(self, name: str, param: Tensor) -> BaseException:
         if any(param is frozen for frozen in self._frozen):
