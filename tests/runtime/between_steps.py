@@ -94,7 +94,7 @@ def logged_weights(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[flo
         optimizer.zero_grad()
         loss_of(model, x).backward()
         optimizer.step()
-        sums.append(sum(float(p.norm()) for p in optimizer.param_groups[0]["params"]))
+        sums.append(sum(p.norm().item() for p in optimizer.param_groups[0]["params"]))
     return sums
 
 

@@ -77,6 +77,7 @@ def test_copies_are_not_attached(
     train(twin, momentum(twin.parameters()), 0, range(2))
     assert handle.step == 2
     train(net, optimizer, 0, range(2, 4))
+    handle.synchronize()
     assert handle.step == 4
     handle.detach()
     assert hooks(net) == hooks(Net())

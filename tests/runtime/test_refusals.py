@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,7 +54,7 @@ WRAPPERS: dict[str, Callable[[DistributedDataParallel], nn.Module]] = {
 
 def through_a_wrapper(rank: int, world: int, name: str) -> tuple[str, int, float]:
     net = Net()
-    model = WRAPPERS[name](ddp(net))
+    model = WRAPPERS[name](DistributedDataParallel(net))
     handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
     train(model, momentum(model.parameters()), rank, range(4))
     with handle.no_sync():
@@ -96,7 +97,8 @@ def around(rank: int, world: int) -> list[str]:
     """Each in its own function, so that no DDP outlives its case."""
 
     def its_module() -> str:
-        return refused(ddp(Net()).module)
+        wrapped = ddp(Net())
+        return refused(wrapped.module)
 
     def a_part_of_it() -> str:
         wrapped = ddp(Net())
@@ -172,7 +174,7 @@ def later(rank: int, world: int, name: str) -> tuple[str, list[bool]]:
         "FSDP": lambda: FullyShardedDataParallel(net, device_id=torch.device("cpu")),
         "fully_shard": lambda: use(fully_shard(net, mesh=mesh)),  # type: ignore[arg-type]
         "parallelize_module": lambda: use(
-            parallelize_module(net, mesh, {"deep": ColwiseParallel()})
+            parallelize_module(net, mesh, {"deep": ColwiseParallel(output_layouts=Replicate())})
         ),
     }
     with pytest.raises(Exception) as raised:  # noqa: PT011
@@ -187,9 +189,9 @@ LATER = {
     "DDP of a part": TWICE,
     "replicate": TWICE,
     "replicate, marked before": TWICE,
-    "FSDP": "is attached, and FullyShardedDataParallel would exchange it too",
-    "fully_shard": r"\w+\.weight .* came into the model after it was attached",
-    "parallelize_module": r"deep\.(weight|bias) \(a DTensor\) came into the model after",
+    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its gradients too",
+    "fully_shard": r"first\.weight, .* came into the model after it was attached",
+    "parallelize_module": r"deep\.weight, \.\.\. \(a DTensor; 2 in all\) came into the model after",
 }
 
 

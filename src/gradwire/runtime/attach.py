@@ -185,7 +185,7 @@ def _begin(
     _warn_of_no_momentum(model, params, settings)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder)
-    strangers = Strangers(model, engine.give_up)
+    strangers = Strangers(model, handle.give_up)
     handle.on_detach(strangers.remove)
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
@@ -195,7 +195,7 @@ def _begin(
             handle.overlap = Overlap(model, params, settings.optimizer, hooks)
             handle.on_detach(handle.overlap.detach)
     time_forward(handle, model)
-    handle.on_detach(mark_attached(params))
+    handle.on_detach(mark_attached(model, params))
     # A model that is dropped without detach takes its threads with it, once its messages are done.
     weakref.finalize(handle, engine.finish_and_close)
     return handle

@@ -196,9 +196,13 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank, tells the others, and returns the error to raise."""
-        alarm = Alarm((self.rank,), self._step, f"on rank {self.rank} of {self.world} {text}")
+    def give_up(self, text: str, *, step: int | None = None) -> BaseException:
+        """Fails on behalf of this rank, tells the others, and returns the error to raise.
+
+        ``step`` cannot be finished, by default the last that began.
+        """
+        step = self._step if step is None else step
+        alarm = Alarm((self.rank,), step, f"on rank {self.rank} of {self.world} {text}")
         if self._pulse is not None:
             self._pulse.raise_alarm(alarm)
         self._fail(self._lost(alarm, "its own report"))
@@ -320,7 +324,8 @@ class _Once:
             if self.called:
                 return
             self.called = True
-        self._callback(failure)
+        callback, self._callback = self._callback, lambda failure: None  # and what it refers to
+        callback(failure)
 
 
 def _first_line(error: BaseException) -> str:

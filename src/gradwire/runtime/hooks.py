@@ -152,7 +152,7 @@ class ModuleHooks:
 
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank and tells the others; returns the error to raise."""
-        return self._handle.synchroniser.engine.give_up(text)
+        return self._handle.give_up(text)
 
 
 def _is_inside_a_segment() -> bool:

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,8 @@ Named = tuple[str, Tensor]
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
+_modules: WeakSet[nn.Module] = WeakSet()
+"""The modules of models that are attached, whatever becomes of their parameters."""
 _watch: list[Any] = []
 """The hook that sees modules being taken in by others, while any parameter is exchanged."""
 
@@ -81,9 +84,11 @@ def is_attached(param: Tensor) -> bool:
     return known is not None and known() is param
 
 
-def mark_attached(params: Sequence[Named]) -> Callable[[], None]:
-    """Notes that parameters are exchanged from now on; returns what takes that back."""
+def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], None]:
+    """Notes that a model's ``params`` are exchanged from now on; returns what takes that back."""
     ids = [id(param) for _, param in params]
+    root = weakref.ref(model)
+    _modules.update(model.modules())
     _attached.update({id(param): weakref.ref(param) for _, param in params})
     if not _watch:
         _watch.append(register_module_module_registration_hook(_taken_in))
@@ -91,6 +96,8 @@ def mark_attached(params: Sequence[Named]) -> Callable[[], None]:
     def forget() -> None:
         for key in ids:
             _attached.pop(key, None)
+        if (left := root()) is not None:
+            _modules.difference_update(left.modules())
         if not _attached and _watch:
             _watch.pop().remove()
 
@@ -247,9 +254,9 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
                 if id(param) in given and is_attached(param):
                     raise shown_as_around(path)
     elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
-        for path, param in child.named_parameters():
-            if is_attached(param):
+        for path, module in child.named_modules():
+            if module in _modules:  # Its parameters are flattened already.
                 raise InvalidSetting(
-                    f"{path} is attached, and FullyShardedDataParallel would exchange it too; "
-                    "call handle.detach() before the model is sharded"
+                    f"{path or type(module).__name__} is attached, and FullyShardedDataParallel "
+                    "would exchange its gradients too; call handle.detach() before it is sharded"
                 )

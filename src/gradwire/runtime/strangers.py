@@ -8,8 +8,8 @@ object: about 25 us for 400 parameters, once a step.
 A stranger is not an error before a gradient comes to it: ``torch.func.functional_call`` puts other
 tensors in a model's place for one forward pass. So strangers that are found in the forward pass or
 after ``load_state_dict`` get a hook of their own, for a backward pass in which no parameter that is
-exchanged gets a gradient. (Not found is what replaces all of them past both, and is not looked at
-in the root's forward pass either.)
+exchanged gets a gradient. In a model whose root is never called, one more way is not seen: all
+parameters replaced at once, and not by ``load_state_dict``.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ class Strangers:
 
     def before_backward(self) -> None:
         """A backward pass begins: raises, on all ranks, if the model has strangers."""
-        if not self._has_looked or self._armed:
-            for name, param in self._found():
-                raise self._error(name, param)
+        if (not self._has_looked or self._armed) and (found := self._found()):
+            raise self._error(found)
         self._has_looked = False
 
     def _before_forward(self) -> Callable[[nn.Module, Any], None]:
@@ -118,24 +117,25 @@ class Strangers:
 
         def trip(param: Tensor) -> None:
             strangers = this()
-            if strangers is not None:
-                for name, one in strangers._found():
-                    if one is param:
-                        raise strangers._error(name, param)
+            found = [] if strangers is None else strangers._found()
+            if strangers is not None and any(one is param for _, one in found):
+                raise strangers._error(found)
 
         return param.register_post_accumulate_grad_hook(trip)
 
-    def _error(self, name: str, param: Tensor) -> BaseException:
-        if any(param is frozen for frozen in self._frozen):
+    def _error(self, found: list[tuple[str, Tensor]]) -> BaseException:
+        named = f"{found[0][0]}, ..." if len(found) > 1 else found[0][0]
+        if any(found[0][1] is frozen for frozen in self._frozen):
             return self._give_up(
-                f"{name} requires a gradient, which it did not when the model was attached; "
+                f"{named} requires a gradient, which it did not when the model was attached; "
                 "detach and attach again after unfreezing"
             )
-        kind = type(param).__name__
+        kind = type(found[0][1]).__name__
         return self._give_up(
-            f"{name} (a {kind}) came into the model after it was attached, by a new layer, "
-            "load_state_dict(assign=True), parametrize, fully_shard or the like, so nobody "
-            "exchanges its gradients; call handle.detach() before such a change and attach after it"
+            f"{named} (a {kind}; {len(found)} in all) came into the model after it was attached, "
+            "by a new layer, load_state_dict(assign=True), parametrize, fully_shard or the like, "
+            "so nobody exchanges its gradients; call handle.detach() before such a change, and "
+            "attach after it"
         )
 
 
