@@ -279,6 +279,9 @@ class Engine:
     def _attach_failed(self, name: str, error: BaseException) -> BaseException:
         """What attach raises where it does not come through to the other ranks."""
         alarm = self._blame(self._pulse, name, _ATTACH)
+        if not alarm.ranks:
+            text = f"rank {self.rank} of {self.world} failed to {name} ({_first_line(error)})"
+            alarm = Alarm((self.rank,), _ATTACH, f"{text}, and all ranks answer elsewhere")
         if self._failure is None:
             if self._pulse is not None:
                 self._pulse.raise_alarm(alarm)
