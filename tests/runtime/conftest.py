@@ -37,3 +37,9 @@ def four() -> Iterator[Ranks]:
 def doomed() -> Iterator[Ranks]:
     """Four ranks for one test that will not leave them whole."""
     yield from _pool(4)
+
+
+@pytest.fixture
+def doomed_two() -> Iterator[Ranks]:
+    """Two ranks for one test that will not leave them whole."""
+    yield from _pool(2)

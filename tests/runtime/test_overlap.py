@@ -202,7 +202,7 @@ def test_checkpoints_hold_all_updates() -> None:
 
 def without_gates(rig: Rig) -> None:
     if rig.overlap is not None:
-        rig.overlap._bring = lambda names: None  # type: ignore[method-assign]
+        rig.overlap._gates._enter = lambda names: None
 
 
 def with_rates_of_later(rig: Rig) -> None:
@@ -235,9 +235,21 @@ def test_wrong_overlaps_are_found(change: Callable[[Rig], None], loop: Loop) -> 
     assert not same(found, expected)
 
 
-def test_missing_gates_are_found() -> None:
+def test_parameters_settle_where_gates_are_missing() -> None:
+    expected, _ = run(Net(), momentum, usual, None)
+    found, rig = run(Net(), momentum, usual, LateMeans(), change=without_gates)
+    assert same(found, expected)
+    assert rig.overlap is not None
+
+
+def test_missing_gates_and_stand_ins_are_found() -> None:
+    def without_both(rig: Rig) -> None:
+        without_gates(rig)
+        if rig.overlap is not None:
+            rig.overlap._pending_class = nn.Parameter  # type: ignore[assignment]
+
     with pytest.raises(RankFailed, match="before its update"):
-        run(Net(), momentum, usual, LateMeans(), change=without_gates)
+        run(Net(), momentum, usual, LateMeans(), change=without_both)
 
 
 def test_plain_gradients_instead_of_pending_ones_are_found(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
-from ..errors import InvalidSetting, invalid
+from ..errors import invalid
 from ..exchange import named_collective
 from ..kernels._build import backend
 from ..planner._exchanges import exchanges_of
@@ -38,16 +38,16 @@ from .messages import Message, Part
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
+from .refusals import mark_attached, refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
 from .settings import Named, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .sparse_message import SparseMessage
+from .strangers import Strangers
 from .synchroniser import AnyMessage, Synchroniser
-from .wire import Group, broadcast_all
+from .wire import Group
 
 _log = logging.getLogger("gradwire")
-_attached: dict[int, weakref.ref[Tensor]] = {}
-"""Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
 
 
 def attach(
@@ -67,8 +67,10 @@ def attach(
     """Exchanges a model's gradients in every backward pass from now on.
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
-    ``DistributedDataParallel`` module (its communication hook is taken). After ``loss.backward()``
-    every ``.grad`` is the mean over ranks, the same bits on each, as under DDP.
+    ``DistributedDataParallel`` module, by itself or inside of a wrapper, as ``torch.compile`` makes
+    one (its communication hook is taken). After ``loss.backward()`` every ``.grad`` is the mean
+    over ranks, the same bits on each, as under DDP. Copies and pickles of the model are not
+    attached.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name (a compressor gets the collective
     that suits its traits, and what needs error feedback gets that), or made by ``gw.pair``.
@@ -94,6 +96,7 @@ def attach(
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
+    model = sole_ddp(model)
     group = _group_of(model, group)
     grid = Grid(join(group), join_shards(shards, group))
     rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler)
@@ -111,7 +114,7 @@ def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) 
     """Checks; agrees with the other ranks, of which none waits for one that refuses; connects."""
     who, shards = grid
     try:
-        _refuse_wrong_moment(model)
+        refuse_wrong_model(model)
         settings = Settings(resolve(exchange), *rest)
         params = _params(model, settings)
         own = _fingerprint(model, params, settings, shards)
@@ -184,26 +187,24 @@ def _begin(
     """Gives every rank the tensors of rank 0, then hooks the model."""
     is_ddp = isinstance(model, DistributedDataParallel)
     if engine.world > 1 and not is_ddp:
-        broadcast_all([t for _, t, _ in _tensors(model, params, settings)], engine.channels[0])
+        engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
     _warn_of_no_overlap(model, settings)
     _warn_of_two_momenta(settings)
     _warn_of_no_momentum(model, params, settings)
     _warn_of_another_way(model, params, settings)
     synchroniser = Synchroniser(engine, messages, dict(params))
     handle = Handle(model, settings.exchange, engine, synchroniser, recorder, settings.scaler)
+    strangers = Strangers(model, handle.give_up)
+    handle.on_detach(strangers.remove)
     if isinstance(model, DistributedDataParallel):
         ddp.register(handle, model, params)
     else:
-        frozen: list[Named] = [
-            (name, p) for name, p in model.named_parameters() if not p.requires_grad
-        ]
-        hooks = ModuleHooks(handle, params, frozen)
+        hooks = ModuleHooks(handle, params, strangers)
         if settings.optimizer is not None and _overlaps(settings):
             handle.overlap = Overlap(model, params, settings.optimizer, hooks)
             handle.on_detach(handle.overlap.detach)
     time_forward(handle, model)
-    _attached.update({id(p): weakref.ref(p) for _, p in params})
-    handle.on_detach(lambda: forget([id(p) for _, p in params]))
+    handle.on_detach(mark_attached(model, params))
     # A model that is dropped without detach takes its threads with it, once its messages are done.
     weakref.finalize(handle, engine.finish_and_close)
     return handle
@@ -263,36 +264,6 @@ def _warn_of_another_way(model: nn.Module, params: list[Named], settings: Settin
             "sparse=False to have its gradient take it, or name allgather_sparse, zen or sparse_ps",
             rows[0],
             named,
-        )
-
-
-def forget(params: Sequence[int]) -> None:
-    """Lets parameters, given by id, be attached again."""
-    for key in params:
-        _attached.pop(key, None)
-
-
-def _refuse_wrong_moment(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
-    for name, param in model.named_parameters():
-        known = _attached.get(id(param))
-        if known is not None and known() is param:
-            raise InvalidSetting(
-                f"this model is attached already ({name} is exchanged); a parameter has one "
-                "exchange: call handle.detach() on the first handle, then attach again"
-            )
-    if torch._C._current_graph_task_id() != -1:
-        raise InvalidSetting(
-            "attach was called during a backward pass; accepted is any moment between steps: call "
-            "it before the training loop"
-        )
-    left = [name for name, p in model.named_parameters() if p.grad is not None]
-    if left:
-        raise InvalidSetting(
-            f"attach was called after a backward pass began: {len(left)} parameters hold "
-            f"gradients that were never exchanged ({left[0]}, ...); attach before the first "
-            "backward, or call optimizer.zero_grad(set_to_none=True) first"
         )
 
 

@@ -9,8 +9,10 @@ run.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,21 +24,28 @@ from .handle import Handle
 from .lanes import wall_clock
 from .messages import Grads
 
-_SLOT = "_gradwire_slot"
-
 
 class _Slot:
-    """Who serves a DDP model's one hook; None after ``detach``."""
+    """Who serves a DDP model's one hook; None after ``detach``.
+
+    DDP's reducer holds the hook, and the garbage collector does not see into it: were the reference
+    not weak, a dropped DDP would never be freed.
+    """
 
     def __init__(self) -> None:
-        self.hooks: DDPHooks | None = None
+        self.hooks: Callable[[], DDPHooks | None] = lambda: None
+
+
+_slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKeyDictionary()
+"""Of every DDP that was attached once: its hook stays, and its copies have none."""
 
 
 def register(
     handle: Handle, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
 ) -> None:
     """Makes ``handle`` serve the communication hook of ``ddp``."""
-    slot: _Slot | None = getattr(ddp, _SLOT, None)
+    known = _slots.get(ddp)
+    slot = known() if known is not None else None
     if slot is None:
         slot = _Slot()
         try:
@@ -46,16 +55,15 @@ def register(
                 f"DDP refused the communication hook: {str(error).splitlines()[0]}; a DDP model "
                 "has one hook, and mixed_precision= takes it too: build it without, then attach"
             ) from error
-        setattr(ddp, _SLOT, slot)
-    slot.hooks = DDPHooks(handle, params)
-    handle.on_detach(lambda: setattr(slot, "hooks", None))
+        ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
+        _slots[ddp] = weakref.ref(slot)
+    DDPHooks(handle, params).serve_by(slot)
 
 
 def _make_hook(slot: _Slot, group: Any) -> Any:
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
-        if slot.hooks is None:
-            return allreduce_hook(group, bucket)
-        return slot.hooks.serve(bucket)
+        hooks = slot.hooks()
+        return allreduce_hook(group, bucket) if hooks is None else hooks.serve(bucket)
 
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
@@ -70,6 +78,15 @@ class DDPHooks:
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
         self._waiting: list[_Bucket] = []
+
+    def serve_by(self, slot: _Slot) -> None:
+        """Serves a DDP's hook until ``detach``; the handle, which the model holds, holds this."""
+        slot.hooks = weakref.ref(self)
+
+        def release(hooks: DDPHooks = self) -> None:
+            slot.hooks = lambda: None
+
+        self._handle.on_detach(release)
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
         synchroniser = self._handle.synchroniser

@@ -20,18 +20,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..collective._travel import sent_bytes
-from ..collective._verbs import Compute, Steps, Verb
+from torch import Tensor
+
+from ..collective._verbs import Steps
 from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
+from .driver import AMONG_SHARDS, COMPUTE, Driver
 from .lanes import Task, TaskManager
-from .membership import ALONE, Membership
+from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign
-from .wire import Channel, carry_out, is_among_shards, open_channels
+from .wire import Channel, broadcast_all, in_background, open_channels
 
-COMPUTE = "compute"
 _JOIN_S = 10.0
-_AMONG_SHARDS = " among shards"
+_ATTACH = -1
+"""Of an alarm, the step of what goes before the first one."""
 
 
 @dataclass
@@ -62,11 +64,9 @@ class Engine:
         name, self.rank, self.world = who
         self.who, self.shards = who, shards
         self.timeout = timeout
+        self.channels: list[Channel] = []
+        self._shard_channels: list[Channel] = []
         # One channel more than asked for: small news must not wait behind a large message.
-        self.channels = (
-            open_channels(name, self.rank, self.world, num_channels + 1, timeout) if name else []
-        )
-        self._shard_channels = open_channels(*shards, num_channels, timeout) if shards.name else []
         self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._tails: list[Task | None] = [None] * len(self._lanes)
         self._last_turn: Task | None = None
@@ -81,6 +81,36 @@ class Engine:
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = Pulse(name, self.rank, self.world, self._alarmed) if name else None
+        try:
+            if name:
+                self.channels = self._open("connect", who, num_channels + 1)
+            if shards.name:
+                self._shard_channels = self._open(f"connect{AMONG_SHARDS}", shards, num_channels)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, name: str, who: Membership, count: int) -> list[Channel]:
+        """Connects; ends as soon as another rank says that it cannot."""
+        opening = in_background(lambda: open_channels(*who, count, self.timeout))
+        over = threading.Event()
+        opening.add_done_callback(lambda _: over.set())
+        with self._lock:
+            self._waiters.append(_Once(lambda failure: over.set()))
+        over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        self.check()
+        try:
+            opened: list[Channel] = opening.result(0)
+        except (RuntimeError, TimeoutError) as error:
+            raise self._attach_failed(name, error) from error
+        return opened
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces tensors by those of rank 0; to be called before the first step."""
+        try:
+            broadcast_all(tensors, self.channels[0])
+        except RuntimeError as error:
+            raise self._attach_failed("broadcast", error) from error
 
     def begin_step(self, step: int) -> None:
         """Names the step that the next messages belong to."""
@@ -111,7 +141,7 @@ class Engine:
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        driver = _Text(self, text, index, lane, self._step, end, [turn])
+        driver = Driver(self, text, index, lane, self._step, end, [turn])
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
@@ -161,10 +191,13 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank, tells the others, and returns the error to raise."""
+    def give_up(self, text: str, *, step: int | None = None) -> BaseException:
+        """Fails on behalf of this rank, tells the others, and returns the error to raise.
+
+        ``step`` cannot be finished, by default the last that began.
+        """
         told = f"on rank {self.rank} of {self.world} {text}"
-        return self.lose((self.rank,), self._step, told, "its own report")
+        return self.lose((self.rank,), self._step if step is None else step, told, "its own report")
 
     def begin_load(self) -> None:
         """Notes that this rank was asked to load a state, for others that wait for it."""
@@ -236,27 +269,45 @@ class Engine:
                 self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
             self._fail(error)
             return
-        ranks = self._pulse.silent_ranks()
+        alarm = self._blame(self._pulse, task.name, self._step)
         if self._failure is not None:
             return  # Another rank's alarm was heard while this one was still listening.
+        self._pulse.raise_alarm(alarm)
+        self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
+
+    def _blame(self, pulse: Pulse | None, name: str, step: int) -> Alarm:
+        """Who is to blame that this rank's communication ``name`` failed."""
+        ranks = pulse.silent_ranks() if pulse is not None else ()
         if ranks:
             text = f"rank {', '.join(map(str, ranks))} of {self.world} stopped answering"
-        elif task.name.endswith(_AMONG_SHARDS):
+        elif name.endswith(AMONG_SHARDS):
             text = "a rank with another shard of these layers is lost, and none with this one"
-        elif ranks := self._pulse.last_ranks():
+        elif pulse is not None and (ranks := pulse.last_ranks()):
             text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get as far"
         else:
             text = "no rank is lost, but the network is: all ranks answer elsewhere"
-        alarm = Alarm(ranks, self._step, text)
-        self._pulse.raise_alarm(alarm)
-        self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
+        return Alarm(ranks, step, text)
+
+    def _attach_failed(self, name: str, error: BaseException) -> BaseException:
+        """What attach raises where it does not come through to the other ranks."""
+        alarm = self._blame(self._pulse, name, _ATTACH)
+        if not alarm.ranks:
+            text = f"rank {self.rank} of {self.world} failed to {name} ({_first_line(error)})"
+            alarm = Alarm((self.rank,), _ATTACH, f"{text}, and all ranks answer elsewhere")
+        if self._failure is None:
+            if self._pulse is not None:
+                self._pulse.raise_alarm(alarm)
+            self._fail(self._lost(alarm, f"{name}: {_first_line(error)}"))
+        assert self._failure is not None
+        return self._failure
 
     def _alarmed(self, alarm: Alarm) -> None:
         self._fail(self._lost(alarm, "told by another rank"))
 
     def _lost(self, alarm: Alarm, how: str) -> RankFailed:
+        what = "attach" if alarm.step == _ATTACH else f"step {alarm.step}"
         return RankFailed(
-            f"step {alarm.step} cannot be finished: {alarm.text} (noticed by rank {self.rank}; "
+            f"{what} cannot be finished: {alarm.text} (noticed by rank {self.rank}; "
             f"{how}); restart the job from its last checkpoint",
             ranks=alarm.ranks,
             step=alarm.step,
@@ -288,107 +339,8 @@ class _Once:
             if self.called:
                 return
             self.called = True
-        self._callback(failure)
-
-
-class _Text:
-    """One message's text on its way through the task graph.
-
-    ``turn`` are the tasks that must be done before it may use its channel.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        text: Steps[Any],
-        index: int,
-        lane: int,
-        step: int,
-        end: Task,
-        turn: Sequence[Task],
-    ) -> None:
-        self.engine, self.text, self.index, self.lane = engine, text, index, lane
-        self.step, self.end, self.turn = step, end, turn
-
-    def resume(self, value: Any) -> None:
-        """Sends the text its last verbs' results and puts its next verbs into the graph."""
-        try:
-            asked = self.text.send(value)
-        except StopIteration as stop:
-            value = stop.value
-            self.end.fn = lambda: value
-            self.end.num_blockers = 0
-            self.engine._manager.add(self.end, self._take_turn())
-            return
-        verbs = asked if isinstance(asked, tuple) else (asked,)
-        computes = {
-            i: self.task(v.name, v.fn, COMPUTE, 0)
-            for i, v in enumerate(verbs)
-            if isinstance(v, Compute)
-        }
-        network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-
-        def results() -> Any:
-            found = [computes[i].result if i in computes else None for i in range(len(verbs))]
-            return tuple(found) if isinstance(asked, tuple) else found[0]
-
-        self._then(results, [*computes.values()], wire)
-
-    def _take_turn(self) -> Sequence[Task]:
-        """What the first use of the channel waits for; later ones wait for nothing."""
-        turn, self.turn = self.turn, ()
-        return turn
-
-    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
-        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
-        manager = self.engine._manager
-        # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire)
-        for task in (*computes, *wire):
-            task.dependents.append(resume)
-        if not resume.num_blockers:
-            manager.add(resume)
-        for task in computes:
-            manager.add(task)
-        for task in wire:
-            manager.add(task, self._take_turn())
-
-    def _communication(self, verbs: Sequence[Verb]) -> Task:
-        engine = self.engine
-        if not engine.channels:
-            raise InvalidSetting(
-                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; an exchange "
-                "of your own returns the gradient itself where world is 1"
-            )
-        channel = engine.channels[self.lane]
-        shards = None
-        if any(map(is_among_shards, verbs)):
-            shards = engine.shard_channel(self.index, self.lane)
-        size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
-        return self.task(
-            "+".join(_name(verb) for verb in verbs),
-            lambda: carry_out(verbs, channel, shards),
-            engine._lanes[self.lane],
-            size_bytes,
-        )
-
-    def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
-        """A task of this message; what is ready on a lane runs in issue order."""
-        return Task(
-            name,
-            fn,
-            lane,
-            order=(self.step, self.index),
-            step=self.step,
-            message=self.index,
-            size_bytes=size_bytes,
-        )
-
-
-def _name(verb: Verb) -> str:
-    return type(verb).__name__ + (_AMONG_SHARDS if is_among_shards(verb) else "")
+        callback, self._callback = self._callback, lambda failure: None  # and what it refers to
+        callback(failure)
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from .._version import __version__
-from ..errors import RanksDiffer
+from ..errors import RankFailed, RanksDiffer
 from .membership import Membership
 
 Fingerprint = dict[str, Any]
@@ -53,7 +54,8 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
 def refuse(who: Membership, error: Exception) -> None:
     """Tells the other ranks, who may wait for this one, that it does not do what they do."""
     if who.world > 1:
-        who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
+        with suppress(RankFailed):  # of the store, beside the error that matters
+            who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
 
 
 def refusal_in(told: dict[str, Any]) -> str | None:

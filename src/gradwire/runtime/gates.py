@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from .hooked import Hooked
 
 Enter = Callable[[Sequence[str]], None]
 
@@ -28,26 +29,16 @@ class Gates:
         self._model, self._enter = model, enter
         self._names = {param: name for name, param in params.items()}
         self._called: set[nn.Module] = set()
+        self._names_of: dict[nn.Module, tuple[str, ...]] = {}
         self.ungated: tuple[str, ...] = ()
         self.is_learning = True
-        self._hooks = [
-            module.register_forward_pre_hook(self._note(), prepend=True)
+        self._hooks = {
+            module: Hooked(module.register_forward_pre_hook, self._gate(module), prepend=True)
             for module in model.modules()
-        ]
-
-    def _note(self) -> Callable[[nn.Module, Any], None]:
-        called = self._called
-
-        def note(module: nn.Module, args: Any) -> None:
-            # Without gradients a module may take a short cut past the modules it holds.
-            if torch.is_grad_enabled():
-                called.add(module)
-
-        return note
+        }
 
     def close_lesson(self) -> None:
         """From now on the gates stand where the modules that were called so far need them."""
-        self.remove()
         self.is_learning = False
         names_of: dict[nn.Module, list[str]] = {}
         ungated: list[str] = []
@@ -59,10 +50,8 @@ class Gates:
                 if name is not None:
                     (ungated if user is None else names_of.setdefault(user, [])).append(name)
         self.ungated = tuple(dict.fromkeys(ungated))
-        self._hooks = [
-            module.register_forward_pre_hook(self._gate(module, names), prepend=True)
-            for module, names in names_of.items()
-        ]
+        self._names_of = {module: tuple(dict.fromkeys(own)) for module, own in names_of.items()}
+        self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
 
     def _user(self, modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
@@ -73,34 +62,18 @@ class Gates:
             path = path.rpartition(".")[0]
         return modules[path]
 
-    def _gate(self, gated: nn.Module, names: Sequence[str]) -> Callable[[nn.Module, Any], None]:
-        # A plain function: a copy of the model must not copy what a bound method is bound to.
-        enter, own = self._enter, tuple(dict.fromkeys(names))
-
+    def _gate(self, gated: nn.Module) -> Callable[[nn.Module, Any], None]:
         def gate(module: nn.Module, args: Any) -> None:
-            if module is gated:  # and not a copy of it
-                enter(own)
+            if module is not gated:  # but a copy of it that has its hooks all the same
+                return
+            if not self.is_learning:
+                self._enter(self._names_of[module])
+            elif torch.is_grad_enabled():  # without gradients a module may pass by those it holds
+                self._called.add(module)
 
         return gate
 
-    def remove(self) -> None:
-        """Takes the hooks away."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
-
-def parameters_behind(output: Any) -> set[Tensor]:
-    """The leaves that a backward pass from any tensor in ``output`` would reach."""
-    stack = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    seen: set[Any] = {None}
-    found: set[Tensor] = set()
-    while stack:
-        node = stack.pop()
-        if node in seen or node is None:
-            continue
-        seen.add(node)
-        stack += [function for function, _ in node.next_functions]
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-    return found
+    def remove(self, *modules: nn.Module) -> None:
+        """Takes the hooks of ``modules`` away, those of all without any named."""
+        for module in modules or tuple(self._hooks):
+            self._hooks.pop(module).remove()

@@ -218,6 +218,10 @@ class Handle:
         """Registers what ``detach`` must undo."""
         self._on_detach.append(undo)
 
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""
+        return self._engine.give_up(text, step=self._step)
+
     def begin_step(self) -> None:
         """Opens a step at the first gradient of a backward pass."""
         for message in self._messages():

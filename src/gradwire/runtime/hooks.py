@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from .handle import Handle
+from .hooked import Hooked
 from .lanes import wall_clock
+from .strangers import Strangers
 
 
 class ModuleHooks:
@@ -24,12 +26,12 @@ class ModuleHooks:
         self,
         handle: Handle,
         params: list[tuple[str, Tensor]],
-        frozen: list[tuple[str, Tensor]],
+        strangers: Strangers,
     ) -> None:
         self._handle = handle
         self._params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
-        self._frozen = frozen
+        self._strangers = strangers
         self._end: Callable[[], object] = lambda: None
         self._hooks = [self._hook(name, param) for name, param in params]
         handle.on_detach(self._remove)
@@ -89,12 +91,7 @@ class ModuleHooks:
 
     def _refuse_wrong_step(self) -> None:
         """Nothing was launched yet; all ranks run the same code, and are told if one refuses."""
-        for name, param in self._frozen:
-            if param.requires_grad:
-                raise self.give_up(
-                    f"{name} requires a gradient, which it did not when the model was attached; "
-                    "detach and attach again after unfreezing"
-                )
+        self._strangers.before_backward()
         if _is_inside_a_segment():
             raise self.give_up(
                 "a backward pass began inside a segment of a reentrant activation checkpoint, "
@@ -155,7 +152,7 @@ class ModuleHooks:
 
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank and tells the others; returns the error to raise."""
-        return self._handle.synchroniser.engine.give_up(text)
+        return self._handle.give_up(text)
 
 
 def _is_inside_a_segment() -> bool:
@@ -179,5 +176,5 @@ def time_forward(handle: Handle, model: nn.Module) -> None:
         if started:
             handle.mark_forward(started.pop(), wall_clock())
 
-    handle.on_detach(model.register_forward_pre_hook(before).remove)
-    handle.on_detach(model.register_forward_hook(after).remove)
+    handle.on_detach(Hooked(model.register_forward_pre_hook, before).remove)
+    handle.on_detach(Hooked(model.register_forward_hook, after).remove)

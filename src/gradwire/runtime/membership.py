@@ -16,14 +16,21 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ..errors import RankFailed
-from .wire import Group, default_store
+from ..errors import GradwireError, RankFailed
+from .wire import Group, default_store, in_background
 
 _POLL_S = 0.02
 """How long a rank rests between two looks for the notes of others: each store.wait() that ends
 without them writes a warning to the log."""
 _LOOK_S = 0.5
 """How long it rests between two looks around."""
+
+
+Look = Callable[[Sequence[int], dict[int, str]], None]
+"""Is told who is absent, and the notes of the others by rank."""
+
+STORE_PATIENCE = timedelta(seconds=10)
+"""How much later than asked for a store may answer, before its host counts as lost."""
 
 
 class Membership(NamedTuple):
@@ -42,36 +49,37 @@ class Membership(NamedTuple):
         return self._replace(name=f"{self.name}/{name}") if self.name else self
 
     def share(
-        self,
-        note: str,
-        timeout: timedelta,
-        *,
-        what: str = "attach",
-        look: Callable[[Sequence[int], dict[int, str]], None] | None = None,
+        self, note: str, timeout: timedelta, *, what: str = "attach", look: Look | None = None
     ) -> list[str]:
         """Every rank's note, in rank order; raises ``RankFailed`` if one does not come in time.
 
-        Its ``ranks`` are those that did not come; none if it is the store that was lost. ``look``
-        is called from time to time meanwhile with the ranks that are still absent and the notes of
-        the others; what it raises ends the wait.
+        Its ``ranks`` are those that did not come. ``look`` is called from time to time meanwhile
+        with the ranks that are still absent and the notes of the others; what it raises ends the
+        wait.
         """
-        try:
-            self.post(note)
-            return self._wait(timeout, what, look)
-        except dist.DistError as error:
-            first, _, _ = str(error).partition("\n")
-            raise RankFailed(
-                f"{what} cannot be finished: the job's store, where ranks meet, is lost with the "
-                f"process that holds it, most often rank 0 ({first}); start the job again"
-            ) from error
+        notes: list[str] = self._ask(
+            lambda store: self._shared(store, note, timeout, what, look), timeout, what
+        )
+        return notes
 
-    def _wait(
-        self,
-        timeout: timedelta,
-        what: str,
-        look: Callable[[Sequence[int], dict[int, str]], None] | None,
+    def post(self, note: str) -> None:
+        """Leaves this rank's note without waiting for the others."""
+        self._ask(lambda store: store.set(f"note/{self.rank}", note), timedelta(0))
+
+    def one_of(self, drawn: str) -> str:
+        """What one of the ranks has drawn: the same on all of them."""
+        if not self.name:
+            return drawn
+        found: str = self._ask(
+            lambda store: store.compare_set("drawn", "", drawn).decode(), timedelta(0)
+        )
+        return found
+
+    def _shared(
+        self, store: Any, note: str, timeout: timedelta, what: str, look: Look | None
     ) -> list[str]:
-        store, keys = self._store(), [f"note/{rank}" for rank in range(self.world)]
+        store.set(f"note/{self.rank}", note)
+        keys = [f"note/{rank}" for rank in range(self.world)]
         start_s = looked_s = time.monotonic()
         while not store.check(keys):
             time.sleep(_POLL_S)
@@ -92,16 +100,22 @@ class Membership(NamedTuple):
                 )
         return [store.get(key).decode() for key in keys]
 
-    def post(self, note: str) -> None:
-        """Leaves this rank's note without waiting for the others."""
-        self._store().set(f"note/{self.rank}", note)
-
-    def one_of(self, drawn: str) -> str:
-        """What one of the ranks has drawn: the same on all of them."""
-        return str(self._store().compare_set("drawn", "", drawn).decode()) if self.name else drawn
-
-    def _store(self) -> Any:
-        return PrefixStore(f"gradwire/{self.name}", default_store())
+    def _ask(self, question: Callable[[Any], Any], timeout: timedelta, what: str = "attach") -> Any:
+        """What the store answers, asked over a connection that nobody else waits for."""
+        name = f"gradwire/{self.name}"
+        asked = in_background(lambda: question(PrefixStore(name, default_store().clone())))
+        try:
+            return asked.result((timeout + STORE_PATIENCE).total_seconds())
+        except GradwireError:
+            raise
+        except (dist.DistError, TimeoutError) as error:
+            first, _, _ = str(error).partition("\n")
+            raise RankFailed(
+                f"{what} cannot be finished: the job's store, where ranks meet, "
+                + (f"is lost ({first})" if first else f"gave no answer within {timeout} and more")
+                + "; it is lost or stopped with the process that holds it: rank 0 of the job, or "
+                "the agent of torchrun that started it; start the job again"
+            ) from error
 
 
 def run_of(who: Membership) -> str:

@@ -10,6 +10,7 @@ shapes, and so for each parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ..contract import Exchange, Member, State
 from ..error_feedback import synchronise
 from ..spec import TensorSpec
 from .scaling import copy_scaled, inverse, travels_scaled
+from .streams import Copying
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
@@ -131,16 +133,16 @@ class Message:
             if slot.name == name:
                 copy_scaled([_range(into, slot)], [view], self._scale)
 
-    def text(self, grads: Grads) -> Steps[None]:
+    def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
         """Gather and exchange. Gradients that are None count as zero."""
         self.member.selection = None  # each step's own
-        yield Compute("gather", lambda: self._gather(grads), self.spec.numel)
+        yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         self.state = yield from synchronise(
             self.exchange, self.member, self.state, self.flat_N, self.flat_N
         )
 
     @torch.no_grad()
-    def _gather(self, grads: Grads) -> None:
+    def _gather(self, grads: Grads, copying: Copying) -> None:
         views, ranges = self._present(grads)
         self._set_aside = {}
         if len(ranges) < len(self.slots):
@@ -148,16 +150,18 @@ class Message:
             absent = [slot for slot in self.slots if grads[slot.name] is None]
             self._set_aside = {slot: self.own_state(slot) for slot in absent}
         if ranges:
-            copy_scaled(views, ranges, inverse(self._scale))
+            with copying():
+                copy_scaled(views, ranges, inverse(self._scale))
         if self.notes_norms:
             self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
 
     @torch.no_grad()
-    def scatter(self, grads: Grads) -> None:
+    def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
         """Puts the mean into the gradients that took part."""
         views, ranges = self._present(grads)
         if ranges:
-            copy_scaled(ranges, views, self._scale)
+            with copying():
+                copy_scaled(ranges, views, self._scale)
 
     def _present(self, grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer, and the ranges of gradients that belong there."""

@@ -1,21 +1,22 @@
 """Overlap: the next forward pass begins while the means of the last backward pass still arrive.
 
 At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad`` and returns.
-``optimizer.step()`` notes what it was asked for and returns. Before a module runs, its gate waits
-for the means of that module's parameters alone and makes their part of the step; what else has
-arrived goes along.
+``optimizer.step()`` notes what it was asked for, makes each parameter a `PendingParameter` and
+returns. Before a module runs, its gate waits for the means of that module's parameters alone and
+makes their part of the step; what else has arrived goes along.
 
 Whatever needs a value earlier settles the step: waits for all means, puts plain gradients in place,
-makes the rest of the step that was asked for. A look at a gradient does so, a closure, step hooks,
-an optimizer that cannot be cut, state_dict and load_state_dict of model and optimizer. Such a
-fall-back is counted, and logged once for each reason. So training is the same, bit for bit,
-whatever the user does with gradients and with the optimizer.
+makes the rest of the step that was asked for. A look at a gradient does so, and a look at a
+parameter that waits for its update or a change of it (an average of weights, ``p.data.clamp_()``,
+``copy.deepcopy(model)``), a closure, step hooks, an optimizer that cannot be cut, state_dict and
+load_state_dict of model and optimizer. Such a fall-back is counted, and logged once for each
+reason. A parameter that the forward pass uses around its module waits for itself alone. So training
+is the same, bit for bit, whatever the user does with gradients, parameters and optimizer.
 
-What cannot be seen is a parameter that is read by hand between ``optimizer.step()`` and the next
-forward pass (an average of weights, ``p.norm()``, ``copy.deepcopy(model)``) or written there past
-autograd (``p.data.clamp_()``), or an optimizer's
-``state`` that is: ``handle.synchronize()`` before it makes all updates. One that is written by hand
-there, or used in a forward pass around its module, is noticed and ends the run with an error.
+What cannot be seen between ``optimizer.step()`` and the next forward pass is a look at the
+optimizer's ``state``, and one through a view that was taken before (``held = p.data``) or from C++:
+``handle.synchronize()`` before it makes all updates. What autograd knows of these ends the run with
+an error: a write through ``p.detach()``, a use in a forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -33,8 +34,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InvalidSetting
-from .gates import Gates, parameters_behind
-from .pending import PendingGrad, Round, pending, stands_for
+from .gates import Gates
+from .hooked import Hooked, untraced
+from .pending import PendingGrad, Round, pending, pending_parameters, stands_for, unfit
 from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
@@ -86,7 +88,9 @@ class Overlap:
         self._asked: Asked | None = None
         self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
         self._late: set[str] = set()
-        self._suspected: set[str] = set()
+        self._pending_class = pending_parameters(self._look())
+        odd = [f"{n} is a {type(p).__name__}" for n, p in params if type(p) is not nn.Parameter]
+        self._odd = f"{odd[0]}, of which no stand-in can be made" if odd else None
         self._in_forward = False
         self._round = self._new_round()
         self.num_overlapped = 0
@@ -112,15 +116,22 @@ class Overlap:
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if module is model:
-                self._leave_root(output)
+                self._in_forward = False
 
-        yield model.register_forward_pre_hook(enter, prepend=True)
-        yield model.register_forward_hook(leave)
+        yield Hooked(model.register_forward_pre_hook, enter, prepend=True)
+        yield Hooked(model.register_forward_hook, leave)
         for module in model.modules():
-            yield module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
-            yield module.register_load_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+            yield Hooked(module.register_state_dict_pre_hook, settle)
+            yield Hooked(module.register_load_state_dict_pre_hook, settle)
         yield optimizer.register_state_dict_pre_hook(settle, prepend=True)
         yield optimizer.register_load_state_dict_pre_hook(settle, prepend=True)
+
+        def settled(state: Callable[[], Any] = optimizer.__getstate__) -> Any:
+            self.settle(None)
+            return state()
+
+        vars(optimizer)["__getstate__"] = settled
+        self._undo.callback(vars(optimizer).pop, "__getstate__", None)
 
     # Backward.
 
@@ -141,24 +152,13 @@ class Overlap:
     def check(self, name: str) -> None:
         """A parameter received a gradient: raises if it was used before its update was made."""
         if name in self._late:
-            raise self._used_before_update(name)
-        if name in self._suspected:
-            self._suspected.clear()
-            _log.warning(
-                "%s took part in the backward pass, though its module was not called in the "
-                "forward pass before; its update was made when that ended, so if it was used "
-                "there, its value was that of the step before (call its module, or call "
-                "handle.synchronize() before the forward pass)",
-                name,
+            raise self._arrivals.give_up(
+                f"{name} was used in the forward pass before its update was made: its module was "
+                "not called, as it was in the first step, and it was used through a view that was "
+                "taken before, or from C++. Call the module that owns it, call "
+                "handle.synchronize() before the forward pass, or attach with optimizer=None, "
+                "which does not overlap the forward pass"
             )
-
-    def _used_before_update(self, name: str) -> BaseException:
-        return self._arrivals.give_up(
-            f"{name} was used in the forward pass before its update was made: its module was not "
-            "called, as it was in the first step, and nothing else told that it would be used. "
-            "Call the module that owns it, call handle.synchronize() before the forward pass, or "
-            "attach with optimizer=None, which does not overlap the forward pass"
-        )
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Backward has ended; ``grads`` are the gradients handed in, by name, None for absent."""
@@ -166,10 +166,9 @@ class Overlap:
         if self._gates.is_learning:
             self._close_lesson()
         self._late.clear()
-        self._suspected.clear()
         self._asked, self._due = None, {}
         self._is_open = True
-        reason = self._stepper.refusal() or _unfit(grads)
+        reason = self._stepper.refusal() or self._odd or unfit(grads)
         if reason is not None:
             self.settle(reason)
             return
@@ -210,6 +209,26 @@ class Overlap:
             self.begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
+
+    def _look(self) -> Callable[[Tensor, str], None]:
+        """What is called when somebody needs the value of a parameter whose update is pending."""
+        this = weakref.ref(self)
+
+        def look(param: Tensor, looker: str) -> None:
+            overlap = this()
+            if overlap is None:
+                param.__class__ = nn.Parameter
+                raise InvalidSetting(
+                    "this parameter's last update was never made: its model was dropped while the "
+                    "gradient was on its way; call handle.synchronize() before the model is dropped"
+                )
+            with overlap._lock:
+                if overlap._in_forward or torch._C._current_graph_task_id() != -1:
+                    overlap._bring([overlap._names[param]])
+                else:
+                    overlap.settle(f"{looker} used parameters before the next forward pass")
+
+        return untraced(look)
 
     # The step.
 
@@ -257,6 +276,8 @@ class Overlap:
         self._in_forward = False  # of one that raised
         self._asked = asked
         self._due = {name: due[name] for name in self._params if name in due}
+        for name in self._due:
+            self._params[name].__class__ = self._pending_class
         if plain:
             self._stepper.apply(asked, plain)
         self._bring(self._gates.ungated)
@@ -272,6 +293,7 @@ class Overlap:
         """Makes the step for parameters whose means are there."""
         assert self._asked is not None
         params = [self._params[name] for name in names]
+        self._show_parameters(names)
         for name, param in zip(names, params, strict=True):
             if param._version != self._due[name]:
                 raise self._arrivals.give_up(
@@ -295,8 +317,6 @@ class Overlap:
 
     def _enter(self, names: Sequence[str]) -> None:
         """A module is about to use ``names``."""
-        if self._suspected:
-            self._suspected.difference_update(names)
         if not self._due:
             return
         with self._lock:
@@ -329,20 +349,6 @@ class Overlap:
     def _settle_for_evaluation(self) -> None:
         """Without gradients modules may be passed by, and nothing would tell of a stale value."""
         self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
-
-    def _leave_root(self, output: Any) -> None:
-        """What this forward pass passed no gate for must not have been used in it."""
-        self._in_forward = False
-        if self._due:
-            with self._lock:
-                late = list(self._due)
-                used = parameters_behind(output)
-                for name in late:
-                    if self._params[name] in used:
-                        raise self._used_before_update(name)
-                self._arrivals.wait(late)
-                self._make(late)
-                self._suspected.update(late)  # one may be behind what the output does not show
 
     # Settling.
 
@@ -382,19 +388,12 @@ class Overlap:
         self._round.is_over = True
         self._grads = {}
 
+    def _show_parameters(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._params[name].__class__ = nn.Parameter
+
     def detach(self) -> None:
         """Settles, and leaves model and optimizer as they were; hooks go even if that raises."""
         with self._undo:
+            self._undo.callback(self._show_parameters, self._due)
             self.settle(None)
-
-
-def _unfit(grads: Mapping[str, Tensor | None]) -> str | None:
-    """Why gradients like these cannot be pending, or None."""
-    for name, grad in grads.items():
-        if grad is None:
-            return f"{name} took no part in the backward pass on this rank"
-        if grad.layout is not torch.strided:
-            return f"the gradient of {name} is sparse"
-        if grad.requires_grad:
-            return f"the gradient of {name} has a graph (create_graph=True)"
-    return None

@@ -1,25 +1,29 @@
-"""PendingGrad: what ``param.grad`` is between the end of backward and the arrival of the mean.
+"""Pending: gradients whose mean is on its way, and parameters whose update waits for one.
 
-It stands for a gradient whose storage is still being written by the network. Whoever computes with
-it, by name or inside a list of ``torch._foreach_*``, first makes its round settle, then gets the
-plain tensor. So a look at a gradient is always right, and costs that step its overlap. What only
-asks for shape, dtype or place does not wait.
+A PendingGrad is what ``param.grad`` is between the end of backward and the arrival of the mean: it
+stands for a gradient whose storage is still being written by the network. A PendingParameter is
+what a parameter is between ``optimizer.step()`` and its update: the same object, of another class.
+Whoever computes with one, by name or inside a list of ``torch._foreach_*``, first makes it settle,
+then gets the plain tensor. So a look at a gradient or a parameter is always right, and costs that
+step its overlap. What only asks for shape, dtype or place does not wait.
 
 Python code is caught by ``__torch_function__``; autograd, which adds a second gradient to ``.grad``
 from C++, by ``__torch_dispatch__``. Not caught: ``torch.utils.dlpack.to_dlpack``, which takes the
-storage past both (``numpy()``, ``data_ptr()`` and ``__dlpack__()`` are caught).
+storage past both (``numpy()``, ``data_ptr()`` and ``__dlpack__()`` are caught), and a view that was
+taken before (``held = param.data``), which has the storage already.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Round:
@@ -69,6 +73,82 @@ def pending(grad: Tensor, round: Round) -> PendingGrad:
 def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
     """Whether ``grad`` is the PendingGrad of ``plain``."""
     return isinstance(grad, PendingGrad) and grad.plain is plain
+
+
+class PendingParameter(nn.Parameter):
+    """A parameter whose update was asked for and is not made; a subclass says who makes it."""
+
+    look: Callable[[Tensor, str], None]
+    """Is called with the parameter and who looks at it; the parameter is plain afterwards."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _WITHOUT_VALUES_OF_PARAMETER:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for param in _pending_in([args, kwargs]):
+            type(param).look(param, _who_looks(func))
+            assert not isinstance(param, PendingParameter)
+        return func(*args, **kwargs)
+
+    # zero_grad() asks for each of them, and the way through __torch_function__ takes 3 us.
+    @property
+    def grad(self) -> Tensor | None:
+        with torch._C.DisableTorchFunctionSubclass():
+            grad: Tensor | None = _GRAD.__get__(self)
+        return grad
+
+    @grad.setter
+    def grad(self, grad: Tensor | None) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            _GRAD.__set__(self, grad)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        type(self).look(self, "deepcopy")
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        type(self).look(self, "pickle")
+        return self.__reduce_ex__(protocol)
+
+
+_GRAD: Any = Tensor.grad
+
+
+def pending_parameters(look: Callable[[Tensor, str], None]) -> type[PendingParameter]:
+    """A class that parameters have while their update, which ``look`` makes, is on its way."""
+    return type("PendingParameter", (PendingParameter,), {"look": staticmethod(look)})
+
+
+def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
+    """Why gradients like these cannot be pending, or None."""
+    for name, grad in grads.items():
+        if grad is None:
+            return f"{name} took no part in the backward pass on this rank"
+        if grad.layout is not torch.strided:
+            return f"the gradient of {name} is sparse"
+        if grad.requires_grad:
+            return f"the gradient of {name} has a graph (create_graph=True)"
+    return None
+
+
+def _pending_in(given: Any) -> Iterator[PendingParameter]:
+    """Every parameter in a nest whose update is on its way; each may be made by the one before."""
+    if isinstance(given, PendingParameter):
+        yield given
+    elif isinstance(given, dict):
+        for value in given.values():
+            yield from _pending_in(value)
+    elif isinstance(given, list | tuple):
+        for value in given:
+            yield from _pending_in(value)
 
 
 def _settled(given: Any, func: Any) -> Any:
@@ -137,3 +217,11 @@ _WITHOUT_VALUES: frozenset[Any] = frozenset(
     + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
 """What can be asked of a gradient without a look at its values."""
+_OF_PARAMETER: tuple[Any, ...] = (
+    Tensor.requires_grad_,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+)
+_WITHOUT_VALUES_OF_PARAMETER = _WITHOUT_VALUES.union(_OF_PARAMETER)
+"""Likewise of a parameter, whose update goes by what ``step()`` was asked for."""

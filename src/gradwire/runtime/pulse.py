@@ -71,9 +71,8 @@ class Pulse:
     """
 
     def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
-        # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
-        self._store: Any = PrefixStore(f"gradwire/{name}", default_store().clone())
-        self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
+        self._name = name
+        self._store: Any = None
         self._rank, self._world, self._on_alarm = rank, world, on_alarm
         self.place = Place(0, 0, 0)
         self._beat = 0
@@ -139,12 +138,20 @@ class Pulse:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                if self._store is None:
+                    self._store = self._connected()
                 self._turn()
             except RuntimeError:
                 self._give_up()
                 return
             self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
             self._wake.clear()
+
+    def _connected(self) -> Any:
+        # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
+        store = PrefixStore(f"gradwire/{self._name}", default_store().clone())
+        store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
+        return store
 
     def _turn(self) -> None:
         """One round with the store: own sign out, alarms out and in, others' signs in."""

@@ -8,6 +8,7 @@ the last mean had: these all ranks know.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..cost.counted import counted, fastest
 from ..cost.sparse_schemes import allgather_sparse, zen
 from ..load import load
 from .messages import Grads
+from .streams import Copying
 
 _WAYS = (allgather_sparse, zen)
 
@@ -63,8 +65,8 @@ class SparseMessage:
         assert self._mean is not None
         return self._mean
 
-    def text(self, grads: Grads) -> Steps[None]:
-        rows, values = yield Compute("gather", lambda: self._rows(grads[self.name]))
+    def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
+        rows, values = yield Compute("gather", lambda: self._rows(grads[self.name], copying))
         if self.member.world > 1:
             rows, values = yield from average_rows(
                 self.member, (rows, values), self._shape[0], self._choose
@@ -83,17 +85,18 @@ class SparseMessage:
         chosen: Collective = load("collective", fastest(at, _WAYS).scheme)()
         return chosen
 
-    def _rows(self, grad: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _rows(self, grad: Tensor | None, copying: Copying) -> tuple[Tensor, Tensor]:
         """Row numbers (ascending, no duplicates) and values, on the host."""
         width = self._width
         if grad is None:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, width, dtype=self._dtype)
-        sparse = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
-        values = sparse.values().reshape(-1, width)
-        return sparse.indices()[0].cpu().contiguous(), values.cpu().contiguous()
+        with copying():
+            sparse = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
+            values = sparse.values().reshape(-1, width)
+            return sparse.indices()[0].cpu().contiguous(), values.cpu().contiguous()
 
     @torch.no_grad()
-    def scatter(self, grads: Grads) -> None:
+    def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
         """Makes the mean of what arrived, and puts it in the gradient's place."""
         assert self._arrived is not None
         rows, values = self._arrived
@@ -102,7 +105,8 @@ class SparseMessage:
             rows.unsqueeze(0), values, self._shape, is_coalesced=True, check_invariants=False
         )
         grad = grads[self.name]
-        if grad is not None and not grad.is_sparse:
-            grad.zero_().index_copy_(0, rows.to(grad.device), values.to(grad.device))
-        elif grad is not None:
-            grads[self.name] = self._mean.to(grad.device)
+        with copying():
+            if grad is not None and not grad.is_sparse:
+                grad.zero_().index_copy_(0, rows.to(grad.device), values.to(grad.device))
+            elif grad is not None:
+                grads[self.name] = self._mean.to(grad.device)

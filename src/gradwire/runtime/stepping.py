@@ -23,6 +23,8 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as _torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .hooked import untraced
+
 _SEPARABLE = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam"
@@ -161,6 +163,7 @@ def replace_step(
     before = optimizer.step
     had_own = "step" in vars(optimizer)
     is_active = True
+    serve = untraced(serve)  # so that the user may compile the step
 
     @functools.wraps(getattr(before, "__func__", before))
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:

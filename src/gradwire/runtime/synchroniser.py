@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from .engine import Engine
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
+from .streams import Copying, Cuda, Mark, Streams
 
 AnyMessage = Message | SparseMessage
 _LET_GO = torch.empty(0, device="cpu")
@@ -28,13 +31,19 @@ class Synchroniser:
 
     ``begin`` opens a step, ``ready`` hands in gradients, ``close`` hands in those that will not
     come, ``finish`` waits. Means are written into the gradients that were handed in. ``params`` are
-    all parameters that are exchanged, by name; one without elements is in no message.
+    all parameters that are exchanged, by name; one without elements is in no message. ``streams``
+    orders copies of what does not lie in host memory.
     """
 
     def __init__(
-        self, engine: Engine, messages: Sequence[AnyMessage], params: dict[str, Tensor]
+        self,
+        engine: Engine,
+        messages: Sequence[AnyMessage],
+        params: dict[str, Tensor],
+        streams: Streams | None = None,
     ) -> None:
         self.engine = engine
+        self._streams = Streams(Cuda()) if streams is None else streams
         self.messages = list(messages)
         self._params = params
         self.names = list(params)
@@ -49,6 +58,7 @@ class Synchroniser:
         self.open = False
         self._scale = 1.0
         self.grads: Grads = {}
+        self._marks: dict[str, Mark] = {}
         self._missing: list[int] = []
         self._num_left: dict[str, int] = {}
         self._ends: list[Task] = []
@@ -64,6 +74,7 @@ class Synchroniser:
                 if isinstance(message, Message):
                     message.scale = scale
         self.grads = {}
+        self._marks = {}
         self._missing = [len(m.names) for m in self.messages]
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = []
@@ -77,6 +88,8 @@ class Synchroniser:
             if name in self.grads:
                 return
             self.grads[name] = grad
+            if grad is not None and grad.is_cuda:
+                self._marks[name] = self._streams.mark(grad.device)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
             while len(self._ends) < len(self.messages) and not self._missing[len(self._ends)]:
@@ -84,19 +97,29 @@ class Synchroniser:
 
     def _launch(self, message: AnyMessage) -> Task:
         grads, num_left = self.grads, self._num_left  # of this step, even if it is abandoned
+        copying = scattering = self._copying(message, allocates=False)
+        if isinstance(message, SparseMessage):
+            scattering = self._copying(message, allocates=True)
 
         def scatter() -> None:
-            message.scatter(grads)
+            message.scatter(grads, scattering)
             if isinstance(message, Message):
                 _let_go(message.names, grads, num_left)
 
         return self.engine.launch(
             message.index,
             f"message {message.index}",
-            message.text(grads),
+            message.text(grads, copying),
             after=[self._ends[i] for i in message.after],
             last=("scatter", scatter),
         )
+
+    def _copying(self, message: AnyMessage, *, allocates: bool) -> Copying:
+        """Makes the block in which a message's gradients are copied from or to their device."""
+        if not self._marks:
+            return nullcontext
+        marks = [self._marks[name] for name in message.names if name in self._marks]
+        return partial(self._streams.behind, marks, allocates=allocates)
 
     def abandon(self, name: str) -> None:
         """A backward pass did not end: its step can neither be ended nor repeated.

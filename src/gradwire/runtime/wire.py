@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -49,6 +51,24 @@ def open_channels(
 def default_store() -> Any:
     """The job's rendezvous store, for which torch has no public name."""
     return dist.distributed_c10d._get_default_store()
+
+
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Runs what may wait for the store, and so for ever, on a thread that nothing waits for.
+
+    torch bounds how long a store waits for a key, and not how long it waits for the store's host:
+    where that is stopped, no call comes back.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="gradwire store", daemon=True).start()
+    return done
 
 
 def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:

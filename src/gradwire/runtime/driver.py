@@ -1,0 +1,120 @@
+"""Driver: one message's text on its way through the engine's task graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..collective._travel import sent_bytes
+from ..collective._verbs import Compute, Steps, Verb
+from ..errors import InvalidSetting
+from .lanes import Task
+from .wire import carry_out, is_among_shards
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+COMPUTE = "compute"
+"""The lane of all that is no communication."""
+AMONG_SHARDS = " among shards"
+"""How the name of a communication ends that is not among those that average."""
+
+
+class Driver:
+    """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
+
+    ``turn`` are the tasks that must be done before it may use its channel.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Steps[Any],
+        index: int,
+        lane: int,
+        step: int,
+        end: Task,
+        turn: Sequence[Task],
+    ) -> None:
+        self.engine, self.text, self.index, self.lane = engine, text, index, lane
+        self.step, self.end, self.turn = step, end, turn
+
+    def resume(self, value: Any) -> None:
+        """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        try:
+            asked = self.text.send(value)
+        except StopIteration as stop:
+            value = stop.value
+            self.end.fn = lambda: value
+            self.end.num_blockers = 0
+            self.engine._manager.add(self.end, self._take_turn())
+            return
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        computes = {
+            i: self.task(v.name, v.fn, COMPUTE, 0)
+            for i, v in enumerate(verbs)
+            if isinstance(v, Compute)
+        }
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        # Verbs for the network that may run at once are one task, started together.
+        wire = [self._communication(network)] if network else []
+
+        def results() -> Any:
+            found = [computes[i].result if i in computes else None for i in range(len(verbs))]
+            return tuple(found) if isinstance(asked, tuple) else found[0]
+
+        self._then(results, [*computes.values()], wire)
+
+    def _take_turn(self) -> Sequence[Task]:
+        """What the first use of the channel waits for; later ones wait for nothing."""
+        turn, self.turn = self.turn, ()
+        return turn
+
+    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
+        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
+        manager = self.engine._manager
+        # The resuming task must wait before any of the others can be done.
+        resume.num_blockers = len(computes) + len(wire)
+        for task in (*computes, *wire):
+            task.dependents.append(resume)
+        if not resume.num_blockers:
+            manager.add(resume)
+        for task in computes:
+            manager.add(task)
+        for task in wire:
+            manager.add(task, self._take_turn())
+
+    def _communication(self, verbs: Sequence[Verb]) -> Task:
+        engine = self.engine
+        if not engine.channels:
+            raise InvalidSetting(
+                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; an exchange "
+                "of your own returns the gradient itself where world is 1"
+            )
+        channel = engine.channels[self.lane]
+        shards = None
+        if any(map(is_among_shards, verbs)):
+            shards = engine.shard_channel(self.index, self.lane)
+        size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
+        return self.task(
+            "+".join(_name(verb) for verb in verbs),
+            lambda: carry_out(verbs, channel, shards),
+            engine._lanes[self.lane],
+            size_bytes,
+        )
+
+    def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
+        """A task of this message; what is ready on a lane runs in issue order."""
+        return Task(
+            name,
+            fn,
+            lane,
+            order=(self.step, self.index),
+            step=self.step,
+            message=self.index,
+            size_bytes=size_bytes,
+        )
+
+
+def _name(verb: Verb) -> str:
+    return type(verb).__name__ + (AMONG_SHARDS if is_among_shards(verb) else "")

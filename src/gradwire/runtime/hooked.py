@@ -1,0 +1,67 @@
+"""Hooked: hooks in a module that no copy, no pickle and no compiled form of the module has.
+
+``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and those of an
+attached model lead to threads and connections. So a module that has such hooks gets a
+``__getstate__`` of its own, which leaves them out: its copies are not attached. Nor does
+``torch.compile`` trace into them: what they do is not a computation of the model's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+_OWN = "__getstate__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """The same function, which runs as it stands where a compiled function calls it."""
+    disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+class Hooked:
+    """One hook of a module, until ``remove`` is called.
+
+    ``register`` is a method of the module, such as ``model.register_forward_hook``.
+    """
+
+    def __init__(self, register: Any, hook: Callable[..., Any], **settings: Any) -> None:
+        self._module: nn.Module = register.__self__
+        self._hook = register(untraced(hook), **settings)
+        state = vars(self._module).setdefault(_OWN, _StateWithoutHooks(self._module))
+        state.ids.add(self._hook.id)
+
+    def remove(self) -> None:
+        """Takes the hook away; the last of a module leaves it as it was."""
+        self._hook.remove()
+        state = vars(self._module).get(_OWN)
+        if isinstance(state, _StateWithoutHooks):
+            state.ids.discard(self._hook.id)
+            if not state.ids:
+                del vars(self._module)[_OWN]
+
+
+class _StateWithoutHooks:
+    """What a module gives to those who copy or pickle it: its state without the hooks ``ids``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.ids: set[int] = set()
+
+    def __call__(self) -> Any:
+        kind: Any = type(self._module)
+        state = kind.__getstate__(self._module)
+        if not isinstance(state, dict):
+            return state
+        kept = {name: value for name, value in state.items() if name != _OWN}
+        for name, value in kept.items():
+            if name.endswith("_hooks") and isinstance(value, OrderedDict):
+                left = [(key, hook) for key, hook in value.items() if key not in self.ids]
+                kept[name] = OrderedDict(left)
+        return kept

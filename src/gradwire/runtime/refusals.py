@@ -1,0 +1,262 @@
+"""Refusals: what may not be attached, and what may not be done to a model that is attached.
+
+One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or FSDP exchange
+the gradients of a model too, both write into the same ``.grad`` and neither mean is right. A DDP
+inside of a wrapper is attached itself (`sole_ddp`); one around the model is found among all objects
+that live, and one that is made later when it takes the model in.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from ..errors import InvalidSetting, invalid
+
+Named = tuple[str, Tensor]
+"""A parameter and its name."""
+
+_attached: dict[int, weakref.ref[Tensor]] = {}
+"""Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
+_modules: WeakSet[nn.Module] = WeakSet()
+"""The modules of models that are attached, whatever becomes of their parameters."""
+_watch: list[Any] = []
+"""The hook that sees modules being taken in by others, while any parameter is exchanged."""
+
+
+def sole_ddp(model: nn.Module) -> nn.Module:
+    """The one DDP inside of ``model`` that holds all it trains; ``model`` itself if there is none.
+
+    So a compiled DDP, one in an ``nn.Sequential`` and one in a framework's wrapper are attached
+    as the DDP itself is.
+    """
+    if isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
+        found = _ddps_in(model)
+        if len(found) == 1 and not _trained_outside(model, found[0]):
+            return found[0]
+    return model
+
+
+def refuse_wrong_model(model: nn.Module) -> None:
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not now."""
+    if not isinstance(model, nn.Module):
+        raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
+    _refuse_no_group()
+    for name, param in model.named_parameters():
+        if is_attached(param):
+            raise InvalidSetting(
+                f"this model is attached already ({name} is exchanged); a parameter has one "
+                "exchange: call handle.detach() on the first handle, then attach again"
+            )
+    _refuse_sharded(model)
+    _refuse_odd_tensors([*model.named_parameters(), *model.named_buffers()])
+    _refuse_ddp_inside(model)
+    _refuse_ddp_around(model)
+    if torch._C._current_graph_task_id() != -1:
+        raise InvalidSetting(
+            "attach was called during a backward pass; accepted is any moment between steps: call "
+            "it before the training loop"
+        )
+    left = [name for name, p in model.named_parameters() if p.grad is not None]
+    if left:
+        raise InvalidSetting(
+            f"attach was called after a backward pass began: {len(left)} parameters hold "
+            f"gradients that were never exchanged ({left[0]}, ...); attach before the first "
+            "backward, or call optimizer.zero_grad(set_to_none=True) first"
+        )
+
+
+def is_attached(param: Tensor) -> bool:
+    """Whether a parameter's gradients are exchanged."""
+    known = _attached.get(id(param))
+    return known is not None and known() is param
+
+
+def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], None]:
+    """Notes that a model's ``params`` are exchanged from now on; returns what takes that back."""
+    ids = [id(param) for _, param in params]
+    root = weakref.ref(model)
+    _modules.update(model.modules())
+    _attached.update({id(param): weakref.ref(param) for _, param in params})
+    if not _watch:
+        _watch.append(register_module_module_registration_hook(_taken_in))
+
+    def forget() -> None:
+        for key in ids:
+            _attached.pop(key, None)
+        if (left := root()) is not None:
+            _modules.difference_update(left.modules())
+        if not _attached and _watch:
+            _watch.pop().remove()
+
+    return forget
+
+
+def exchanged_by(ddp: DistributedDataParallel, params: Iterable[Named]) -> list[str]:
+    """Names of those of ``params`` whose gradients ``ddp`` exchanges."""
+    inner = vars(ddp).get("_modules", {}).get("module")
+    if inner is None:  # its constructor raised
+        return []
+    own = _given_to(ddp, inner)
+    return [name for name, param in params if id(param) in own]
+
+
+def shown_as_around(name: str) -> InvalidSetting:
+    """The error where a DDP exchanges what is attached, or is to be."""
+    return InvalidSetting(
+        f"the gradients of {name} would be exchanged twice: the model is inside of a "
+        "DistributedDataParallel, which exchanges them too; attach the DistributedDataParallel "
+        "module itself (what Accelerate's prepare() and Fabric's setup() return, the Trainer's "
+        "model_wrapped, Lightning's trainer.strategy.model), or train without it and drop it (del)"
+    )
+
+
+def _given_to(ddp: DistributedDataParallel, inner: nn.Module) -> set[int]:
+    """Ids of the parameters in ``inner`` that ``ddp`` exchanges."""
+    ignored = ddp.parameters_to_ignore
+    params = [p for name, p in inner.named_parameters() if name not in ignored]
+    return {id(p) for p in (*params, *ddp._delay_all_reduce_params) if p.requires_grad}
+
+
+def _ddps_in(model: nn.Module) -> list[DistributedDataParallel]:
+    return [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
+
+
+def _trained_outside(model: nn.Module, ddp: DistributedDataParallel) -> list[str]:
+    inside = {id(param) for param in ddp.parameters()}
+    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
+
+
+def _refuse_no_group() -> None:
+    """A launcher's rank without a group would train alone, and no other would notice."""
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdigit() and int(world) > 1 and not dist.is_initialized():
+        raise InvalidSetting(
+            f"this is one of WORLD_SIZE={world} ranks and no process group exists, so nothing "
+            "would be exchanged; call torch.distributed.init_process_group() before attach (or "
+            "unset WORLD_SIZE to train alone)"
+        )
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """Whatever keeps parts of parameters on each rank exchanges gradients in its own way."""
+    for path, module in model.named_modules():
+        where = path or type(module).__name__
+        if _is_fsdp(module):
+            raise invalid(
+                "model", f"{where} in FullyShardedDataParallel", "one on each rank whole", _WHOLE
+            )
+        made = [name for name in ("fully_shard", "replicate") if name in _registry(module)]
+        if made:
+            raise InvalidSetting(
+                f"{made[0]}() exchanges the gradients of {where} itself, and they would be "
+                f"exchanged twice; attach the model without {made[0]}()"
+            )
+
+
+_WHOLE = "shard nothing, or leave the exchange to what shards (sharded models are not supported)"
+
+
+def _registry(module: nn.Module) -> Any:
+    """What composable functions were applied to a module, by their names."""
+    contract = sys.modules.get("torch.distributed._composable.contract")  # torch's, if it is used
+    return (contract and contract._get_registry(module)) or {}
+
+
+def _is_fsdp(module: object) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+
+
+def _refuse_odd_tensors(tensors: Iterable[Named]) -> None:
+    """Tensors without values of their own on this rank, which no message could carry."""
+    for name, tensor in tensors:
+        kind = type(tensor)
+        if is_lazy(tensor):
+            remedy = "run one forward pass, which gives lazy parameters their shape, then attach"
+            raise invalid(name, kind.__name__, "a tensor with a shape", remedy)
+        if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise invalid(name, kind.__name__, "a plain tensor, whole on each rank", _WHOLE)
+        if tensor.is_meta:
+            remedy = "give the model its values first (to_empty() and its initialisation)"
+            raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
+
+
+def _refuse_ddp_inside(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel) and model._use_python_reducer:
+        raise invalid(
+            "torch._dynamo.config.optimize_ddp",
+            "python_reducer",
+            "another value when DDP is made",
+            "leave it as it is: that reducer has no place for the exchange of gradients",
+        )
+    inside = [one for one in _ddps_in(model) if one is not model]
+    if not inside:
+        return
+    if len(inside) == 1 and not isinstance(model, DistributedDataParallel):
+        outside = _trained_outside(model, inside[0])
+        raise InvalidSetting(
+            f"{outside[0]} is trained and outside of the DistributedDataParallel that is inside "
+            f"of the model ({type(model).__name__}), which exchanges the rest; attach a model "
+            "without DDP, or wrap all that is trained in one DDP and attach that"
+        )
+    raise InvalidSetting(
+        f"the model has {len(inside)} DistributedDataParallel modules inside of it "
+        f"({type(model).__name__}), and they exchange their gradients too; attach each by itself, "
+        "or a model without DDP"
+    )
+
+
+def _refuse_ddp_around(model: nn.Module) -> None:
+    params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if _ddps_around(model, params):
+        gc.collect()  # One that was dropped may only not have been collected yet.
+        for name in _ddps_around(model, params):
+            raise shown_as_around(name)
+
+
+def _ddps_around(model: nn.Module, params: Sequence[Named]) -> list[str]:
+    """Names of parameters that a living DDP other than ``model`` exchanges.
+
+    No module knows who holds it, so this asks the garbage collector, which knows every object (but
+    those of ``gc.freeze()``, which are met in the forward pass: see `strangers`).
+    """
+    kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
+    found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
+    return [name for ddp in found for name in exchanged_by(ddp, params)]
+
+
+def _subclasses(kind: type) -> set[type]:
+    own: set[type] = set(kind.__subclasses__())
+    return own.union(*map(_subclasses, own))
+
+
+def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """A module becomes part of another: refuses where that would exchange what is attached too."""
+    if child is None:
+        return
+    if name == "module" and isinstance(parent, DistributedDataParallel):
+        if "reducer" not in vars(parent):  # It is being made; later a part of it may be replaced.
+            given = _given_to(parent, child)
+            for path, param in child.named_parameters():
+                if id(param) in given and is_attached(param):
+                    raise shown_as_around(path)
+    elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
+        for path, module in child.named_modules():
+            if module in _modules:  # Its parameters are flattened already.
+                raise InvalidSetting(
+                    f"{path or type(module).__name__} is attached, and FullyShardedDataParallel "
+                    "would exchange its gradients too; call handle.detach() before it is sharded"
+                )

@@ -1,0 +1,85 @@
+"""What torch.compile makes of loops, models and steps, while the forward pass is overlapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.runtime.gated_models import Net
+from tests.runtime.late_means import Loop, Rig, batches
+from tests.runtime.overlapped import NUM_STEPS, law, loss_of, momentum, usual
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_step(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
+    optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
+    return usual(model, optimizer, rig)
+
+
+def compiled_around_step(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
+    @torch.compile(backend="eager")
+    def advance() -> None:
+        optimizer.step()
+
+    losses = []
+    for x in batches(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        advance()
+        losses.append(loss.item())
+    return losses
+
+
+def compiled_model(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
+    return usual(torch.compile(model, backend="eager"), optimizer, rig)  # type: ignore[arg-type]
+
+
+def compiled_average(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[Tensor]:
+    average = [p.detach().clone() for p in model.parameters()]
+
+    @torch.compile(backend="eager")
+    def update() -> None:
+        with torch.no_grad():
+            for mean, param in zip(average, model.parameters(), strict=True):
+                mean.lerp_(param, 0.5)
+
+    for x in batches(NUM_STEPS):
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+        update()
+    return average
+
+
+@pytest.mark.parametrize("loop", [compiled_step, compiled_around_step, compiled_model])
+def test_compiled_loops(loop: Loop) -> None:
+    overlap = law(Net(), momentum, loop)
+    assert overlap.num_overlapped >= NUM_STEPS - 1
+    assert not overlap.fallbacks
+
+
+def test_a_compiled_average_settles() -> None:
+    assert law(Net(), momentum, compiled_average).fallbacks.total() == NUM_STEPS
+
+
+def test_a_step_that_was_compiled_before_is_made_whole() -> None:
+    def compiled(model: nn.Module) -> Optimizer:
+        optimizer = momentum(model)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
+        return optimizer
+
+    overlap = law(Net(), compiled, usual)
+    assert list(overlap.fallbacks) == [
+        "optimizer.step was replaced by a function that is not torch's"
+    ]
