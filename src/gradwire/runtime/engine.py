@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
 from .lanes import Task, TaskManager
 from .membership import ALONE, Membership
-from .pulse import Alarm, Pulse
+from .pulse import Alarm, Pulse, said
 from .wire import Channel, carry_out, is_among_shards, open_channels
 
 COMPUTE = "compute"
@@ -78,7 +79,9 @@ class Engine:
         self._manager = TaskManager(
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
         )
-        self._pulse = Pulse(name, self.rank, self.world, self._alarmed) if name else None
+        self._pulse = (
+            Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
+        )
 
     def begin_step(self, step: int) -> None:
         """Names the step that the next messages belong to."""
@@ -213,7 +216,7 @@ class Engine:
         """Runs in the thread of the first task that raised."""
         if task.lane == COMPUTE or task.lane is None or self._pulse is None:
             if self._pulse is not None:
-                text = f"rank {self.rank} of {self.world} raised {type(error).__name__}: {error}"
+                text = f"rank {self.rank} of {self.world} raised {said(error)}"
                 self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
             self._fail(error)
             return
@@ -228,8 +231,7 @@ class Engine:
             text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get as far"
         else:
             text = "no rank is lost, but the network is: all ranks answer elsewhere"
-        alarm = Alarm(ranks, self._step, text)
-        self._pulse.raise_alarm(alarm)
+        alarm = self._pulse.raise_alarm(Alarm(ranks, self._step, text))
         self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
 
     def _alarmed(self, alarm: Alarm) -> None:
@@ -250,10 +252,11 @@ class Engine:
             self._failure = error
             waiters = list(self._waiters)
         self._manager.stop()
-        for channel in (*self.channels, *self._shard_channels):
-            channel.abort()  # Lanes that wait for a lost peer come back.
-        for waiter in waiters:
-            waiter(error)
+        with ExitStack() as stack:  # each is done even if one before it raises
+            for waiter in waiters:
+                stack.callback(waiter, error)
+            for channel in (*self.channels, *self._shard_channels):
+                stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
 
 
 class _Once:
@@ -373,6 +376,6 @@ def _name(verb: Verb) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    return text if isinstance(error, GradwireError) else f"{type(error).__name__}: {text}"
+    line = said(error).splitlines()[0]
+    known = isinstance(error, GradwireError)
+    return line.removeprefix(f"{type(error).__name__}: ") if known else line
