@@ -139,11 +139,14 @@ def test_a_library_that_others_could_write_is_not_loaded(
     spoil, why = UNSAFE[how]
     assert is_taken(kept)
     spoil(kept.path / NAME, monkeypatch)
-    assert not is_taken(kept)
+    for _ in range(2):
+        assert not is_taken(kept)
     (line,) = warnings(caplog)
     assert why in line
-    assert not (kept.path / NAME).is_symlink()
-    assert not (kept.path / NAME).exists()
+    monkeypatch.undo()
+    put(kept)
+    assert is_taken(kept)
+    assert (kept.path / NAME).stat().st_uid == os.geteuid()
 
 
 def test_a_pipe_in_place_of_a_library_holds_nobody_up(kept: cache.Cache) -> None:
@@ -249,10 +252,13 @@ def held(kept: cache.Cache) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("there", [b"", b"damaged"])
 def test_who_waited_long_enough_builds_too_and_says_so(
-    kept: cache.Cache, caplog: pytest.LogCaptureFixture
+    kept: cache.Cache, caplog: pytest.LogCaptureFixture, there: bytes
 ) -> None:
     (kept.path / NAME).unlink()
+    if there:
+        (kept.path / NAME).write_bytes(there)
     with kept.one_builder(NAME, 0.0):
         put(kept)
     (line,) = warnings(caplog)

@@ -34,8 +34,8 @@ _POLL_S = 0.02
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = logging.getLogger("gradwire")
-_told: set[str] = set()
-"""Paths of which it was said that they are passed over."""
+_told: set[Path] = set()
+"""Paths that were warned of."""
 
 
 def paths() -> Iterator[Path]:
@@ -79,9 +79,9 @@ class Cache:
         return self.path  # without /proc
 
     def load(self, name: str) -> ctypes.CDLL | None:
-        """The library of this name; None if there is none.
+        """The library of this name; None if there is none that may be loaded.
 
-        One that is damaged, or that someone else could have changed, is taken away with a warning.
+        One that is damaged, or that someone else could have changed, is warned of.
         """
         place = self.root / name
         fault = _fault_of_library(place)
@@ -89,9 +89,7 @@ class Cache:
             # The loader takes equal names for equal files, so ``name`` has to tell the content.
             return ctypes.CDLL(str(place))
         if fault:
-            _log.warning("kernel cache: %s is built again: it %s", self.path / name, fault)
-            with contextlib.suppress(OSError):
-                place.unlink()
+            _warn_once(self.path / name, f"is built again: it {fault}")
         return None
 
     def has_room(self) -> bool:
@@ -162,7 +160,7 @@ class Cache:
                 pass
             except OSError:  # a file system without locks
                 return
-            if (self.root / name).exists():
+            if _fault_of_library(self.root / name) is None:
                 return
             if time.monotonic() >= deadline_s:
                 _log.warning(
@@ -188,24 +186,33 @@ def _open(path: Path) -> int | None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        if path.is_symlink():
-            _pass_over(path, "is a symbolic link; set XDG_CACHE_HOME to where it leads instead")
-            return None
         handle = os.open(path, _READ | os.O_DIRECTORY)
     except OSError:
+        with contextlib.suppress(OSError):
+            _is_safe(path, path.lstat())
         return None
-    fault = _fault_of_owner(os.fstat(handle))
-    if fault is None:
+    if _is_safe(path, os.fstat(handle)):
         return handle
     os.close(handle)
-    _pass_over(path, f"{fault}; make it yours alone (chown, chmod 700) or take it away")
     return None
 
 
-def _pass_over(path: Path, why: str) -> None:
-    if str(path) not in _told:
-        _told.add(str(path))
-        _log.warning("kernel cache: %s is passed over: it %s", path, why)
+def _is_safe(path: Path, found: os.stat_result) -> bool:
+    """Whether nobody else can change what is in the folder; warns of one where others can."""
+    if stat.S_ISLNK(found.st_mode):
+        fault, remedy = "is a symbolic link", "link the folder above it, or set XDG_CACHE_HOME"
+    else:
+        fault = _fault_of_owner(found) or ""
+        remedy = "make it yours alone (chown, chmod 700), or take it away"
+    if fault:
+        _warn_once(path, f"is passed over: it {fault}; {remedy}")
+    return not fault
+
+
+def _warn_once(path: Path, what: str) -> None:
+    if path not in _told:
+        _told.add(path)
+        _log.warning("kernel cache: %s %s", path, what)
 
 
 def _fault_of_owner(found: os.stat_result) -> str | None:

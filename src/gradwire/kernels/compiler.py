@@ -105,7 +105,7 @@ def library_name(source: Source, compiler: str, flags: tuple[str, ...]) -> str:
         digest.update(path.read_bytes())
     for text in (*flags, compiler, _compiler_version(compiler), _cpu_model()):
         digest.update(text.encode() + b"\0")
-    return f"{source.name}-{digest.hexdigest()[:20]}.so"
+    return f"{source.name}-{digest.hexdigest()[:24]}.so"
 
 
 def _found_or_built(source: Source) -> ctypes.CDLL | None:

@@ -81,9 +81,8 @@ def said(error: BaseException) -> str:
 
 def _plain(text: str) -> str:
     """A text that every file and terminal takes, cut where it is too long."""
-    num_more = len(text) - MOST_CHARACTERS
-    more = f" and {num_more} characters more" if num_more > 0 else ""
-    return text[:MOST_CHARACTERS].encode("utf-8", "backslashreplace").decode() + more
+    text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
 class _Sign(NamedTuple):
