@@ -4,10 +4,10 @@ A folder counts only if it belongs to this user, or to root of this system or co
 no library to have his way; if no group and no other user may write into it; and if its name is no
 symbolic link. It is checked once it is open, and all that is done there is done through the open
 folder: what becomes of its name meanwhile does not matter. A folder that does not count is passed
-over with a warning that says why, and one that cannot be written without.
+over with a warning that says why; one that only has no room, without a word.
 
-A library ends in the SHA-256 digest of all that is before it. One that was cut short, zeroed by a
-crash of the machine or planted is not loaded, which would end in a signal: it is built again.
+A library ends in the SHA-256 digest of all that is before it. One that was cut short, or zeroed by
+a crash of the machine, would end the process by a signal: it is not loaded but built again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _told: set[Path] = set()
 
 
 def paths() -> Iterator[Path]:
-    """Where libraries may lie, the best first: XDG cache, ~/.cache, temporary folders."""
+    """The folders that may hold libraries, the best first: XDG cache, ~/.cache, temporary ones."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     lasting = [Path(given)] if given else []
     with contextlib.suppress(RuntimeError):  # a user without a home

@@ -33,10 +33,8 @@ STORE_PATIENCE_S = 30.0
 """How long the store may take to answer while nothing else is wrong: hosts migrate, links stall."""
 LINGER_S = 2 * PERIOD_S
 """How long an error waits after its alarm. The process that it ends may be the store's host."""
-
-
 MOST_CHARACTERS = 2000
-"""Of an alarm's text, how much travels: an error may quote a whole tensor, or a log."""
+"""How much of an alarm's text travels: an error may quote a whole tensor, or a log."""
 
 
 class Alarm(NamedTuple):
