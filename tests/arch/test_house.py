@@ -16,6 +16,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 40
 MAX_DEPTH = 2
+FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
 
 every_source = pytest.mark.parametrize("source", sources(), ids=repr)
@@ -94,6 +95,12 @@ def test_the_package_is_typed_and_has_one_version() -> None:
     assert f"## {gradwire.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@every_source
+def test_children_import_nothing_of_the_folder_that_they_are_started_in(source: Source) -> None:
+    """Python looks there first for the modules of ``-m``, and a training's folder may have any."""
+    assert FROM_ANYWHERE.search(source.text) is None
+
+
 def test_the_rules_bite() -> None:
     body = "    x = 1\n" * MAX_FUNCTION_LINES
     assert long_functions(read("spec.py", f"def f():\n{body}")) != []
@@ -102,3 +109,4 @@ def test_the_rules_bite() -> None:
     assert len(undocumented(read("spec.py", bare))) == 3
     assert len(undocumented(read("sim/_queue.py", bare))) == 1
     assert VAGUE.search("string_utils")
+    assert FROM_ANYWHERE.search('[sys.executable, "-m", program]')

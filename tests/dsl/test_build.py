@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gradwire.compress.tbq import tbq
-from gradwire.kernels import compiler
+from gradwire.kernels import cache, compiler
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
@@ -86,7 +86,9 @@ def test_processes_that_start_together_build_once(tmp_path):
 @needs_compiler
 def test_a_damaged_library_is_built_again():
     source = tbq(threshold=1.0).kernels().built.source
-    library = compiler.library_path(source, compiler.find_compiler(), source.flag_sets[0])
+    name = compiler.library_name(source, compiler.find_compiler(), source.flag_sets[0])
+    library = next(cache.paths()) / name
+    library.parent.mkdir(mode=0o700, parents=True)
     library.write_bytes(b"\x7fELF and then nothing")
     assert encoded() == [0b11_01_00_10]
     assert library.stat().st_size > 1000

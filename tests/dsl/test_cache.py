@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++
 
 PROGRAM = """
 import logging, resource, signal, tempfile
+from pathlib import Path
 logging.basicConfig(format="warned: %(message)s")
 import torch
 from gradwire.compress.tbq import tbq
@@ -31,7 +32,8 @@ compiler.FLAG_SETS = (("-std=c++17", "-O0", "-fPIC", "-shared"),)
 codec = tbq(threshold=1.0)
 library = codec.kernels().built.library()
 payload, _ = codec.encode(None, torch.tensor([-1.0, 0.0, 2.0, float("inf")]))
-print(library and library._name, payload["codes"].tolist())
+mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+print(next((path for path in mapped if "/compll-" in path), None), payload["codes"].tolist())
 """
 CODES = "[210]"
 
@@ -107,6 +109,23 @@ def test_a_full_cache_moves_to_the_next_folder(full: Path, tmp_path: Path) -> No
     assert library.startswith(str(tmp_path / "home" / ".cache" / "gradwire"))
     assert not warnings
     assert not list(full.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("place", ["cache", "home"])
+def test_a_cache_that_others_can_write_moves_to_the_next_folder(tmp_path: Path, place: str) -> None:
+    """What was planted there is not loaded, be it the very file that would have been built."""
+    first, _ = ended(started(tmp_path))
+    shutil.move(tmp_path / "cache" / "gradwire", tmp_path / "made")
+    planted = tmp_path / ("cache" if place == "cache" else "home/.cache") / "gradwire"
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(tmp_path / "made", planted)
+    planted.chmod(0o777)
+    own = {} if place == "cache" else {"XDG_CACHE_HOME": ""}
+    library, warnings = ended(started(tmp_path, **own))
+    assert Path(library).name == Path(first).name
+    assert Path(library).parent != planted
+    (line,) = warnings
+    assert f"{planted} is passed over" in line
 
 
 def test_a_cache_that_is_a_file_moves_to_the_next_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,15 @@ def test_the_loopback_is_really_measured() -> None:
         (report.fit.alpha_s, report.fit.per_unit_s), rel=1e-9
     )
     assert LinkReport.model_validate_json(report.model_dump_json()) == report
+
+
+@pytest.mark.multi
+def test_ranks_import_nothing_of_the_folder_that_they_are_started_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "datetime.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    assert allreduce.measure_loopback().world == 2
 
 
 @pytest.mark.multi

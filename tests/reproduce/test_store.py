@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,19 @@ def test_the_file_is_plain_json(paper: Paper, path: Path) -> None:
     assert stored["figures"]["first"]["rows"] == [{"name": "a", "step_s": 1.5, "lost": None}]
     assert stored["assumptions"] == ["none"]
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_nothing_is_written_through_links_that_others_may_have_laid(
+    paper: Paper, path: Path
+) -> None:
+    path.parent.mkdir()
+    precious = path.parent / "thesis"
+    precious.write_text("years of work")
+    for name in (f"{path.stem}.new", f"{path.name}.{os.getpid()}.new"):
+        (path.parent / name).symlink_to(precious)
+    paper.run(path, "first")
+    assert precious.read_text() == "years of work"
+    assert json.loads(path.read_text())["reproduction"] == "paper"
 
 
 def test_reports_go_up_from_nothing_to_all(paper: Paper, path: Path) -> None:

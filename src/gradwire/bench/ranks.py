@@ -40,7 +40,7 @@ def run_ranks(
         watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
         watcher.start()
         try:
-            command = [sys.executable, "-m", __name__, program, folder]
+            command = [sys.executable, "-P", "-m", __name__, program, folder]
             launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
         finally:
             over.set()

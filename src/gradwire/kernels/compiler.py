@@ -1,11 +1,9 @@
-"""The C++ compiler and its cache: turns a source text into a loaded library, once a machine.
+"""The C++ compiler: turns a source text into a loaded library, once a machine.
 
 Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load``. A library's
 file name carries a hash of all that decides its content (text, headers, flags, compiler, CPU), so a
-file in the cache is either the right one or not there. It is built under another name in the same
-folder and renamed, so a killed compile leaves nothing that could be loaded; a lock lets one rank
-compile while the others wait for its result. Whatever fails, ``load`` says so once and returns
-None: the reference implementations serve then. Nothing happens on import.
+file in the cache (``cache``) is either the right one or not there. Whatever fails, ``load`` says so
+once and returns None: the reference implementations serve then. Nothing happens on import.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import cache
 
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 FLAG_SETS: tuple[tuple[str, ...], ...] = (
@@ -35,8 +33,7 @@ FLAG_SETS: tuple[tuple[str, ...], ...] = (
 """Tried in turn: not every compiler has OpenMP, or knows the machine it runs on."""
 
 _COMPILE_TIMEOUT_S = 300.0
-_STALE_S = 3600.0  # a temporary file this old belongs to a compile that was killed
-_LIBRARY_BYTES = 1 << 18  # room that a cache folder has to have; libraries take a tenth of it
+_LOCK_PATIENCE_S = _COMPILE_TIMEOUT_S + 30.0  # a builder that lives is done by then
 
 _log = logging.getLogger("gradwire")
 _lock = threading.RLock()
@@ -95,31 +92,20 @@ def reference_only() -> Iterator[None]:
 
 
 def find_compiler() -> str | None:
-    """The path of $CXX, c++, g++ or clang++: the first that there is."""
+    """The absolute path of $CXX, c++, g++ or clang++: the first that there is."""
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    return None if found is None else str(Path(found).absolute())
 
 
-def cache_folder() -> Path:
-    """The first of these that can be written: XDG cache, ~/.cache, this user's temporary folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    wanted = [Path(given)] if given else []
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        wanted.append(Path.home() / ".cache")
-    for base in wanted:
-        if _has_room(base / "gradwire"):
-            return base / "gradwire"
-    return _temporary_folder()
-
-
-def library_path(source: Source, compiler: str, flags: tuple[str, ...]) -> Path:
-    """Where the library lies, or will lie, that this compiler makes with these flags."""
+def library_name(source: Source, compiler: str, flags: tuple[str, ...]) -> str:
+    """The file name, in a folder of the cache, of what this compiler makes with these flags."""
     digest = hashlib.sha256(source.text.encode())
     for path in sorted(source.headers.glob("*.h")):
         digest.update(path.read_bytes())
     for text in (*flags, compiler, _compiler_version(compiler), _cpu_model()):
         digest.update(text.encode() + b"\0")
-    return cache_folder() / f"{source.name}-{digest.hexdigest()[:20]}.so"
+    return f"{source.name}-{digest.hexdigest()[:24]}.so"
 
 
 def _found_or_built(source: Source) -> ctypes.CDLL | None:
@@ -151,59 +137,48 @@ def _reason(error: Exception) -> str:
 
 
 def _load_or_build(source: Source, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
-    path = library_path(source, compiler, flags)
-    if path.exists():
-        with contextlib.suppress(OSError):  # a damaged file is built again
-            return ctypes.CDLL(str(path))
-        path.unlink(missing_ok=True)
-    with _one_builder(path.with_suffix(".lock")):
-        if not path.exists():
-            _remove_stale(path.parent)
-            _compile(source, compiler, flags, path)
-    return ctypes.CDLL(str(path))
+    """The library of the first folder of the cache that has it, or room for it."""
+    name = library_name(source, compiler, flags)
+    command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
+    for path in cache.paths():
+        with cache.opened(path) as folder:
+            if folder is None:
+                continue
+            library = folder.load(name)
+            if library is None and folder.has_room():
+                library = _built(command, source.text, folder, name)
+            if library is not None:
+                return library
+    raise OSError("no folder has room for a library")
 
 
-def _compile(source: Source, compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    command = [compiler, *flags, f"-I{source.headers}", "-x", "c++", "-o", name, "-"]
-    try:
-        subprocess.run(
-            command,
-            input=source.text,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_TIMEOUT_S,
-        )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _built(command: Sequence[str], text: str, folder: cache.Cache, name: str) -> ctypes.CDLL:
+    with folder.one_builder(name, _LOCK_PATIENCE_S):
+        library = folder.load(name)  # another process may have built it meanwhile
+        if library is None:
+            folder.remove_stale()
+            with folder.draft(name) as draft:
+                _compile([*command, "-o", draft, "-"], text, folder.root)
+            library = folder.load(name)
+    if library is None:
+        raise OSError(f"{folder.path / name} is not what was written there")
+    return library
 
 
-@contextlib.contextmanager
-def _one_builder(path: Path) -> Iterator[None]:
-    """Holds a lock file where the system and the file system have locks.
+def _compile(command: Sequence[str], text: str, folder: Path) -> None:
+    """Runs there and not where training was started.
 
-    It only saves work: without it every rank compiles, and the last rename wins.
+    Headers of a text without a file are looked for in the working folder first.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("w") as lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when its holder dies
-        yield
-
-
-def _remove_stale(folder: Path) -> None:
-    for path in folder.glob("*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink()
+    subprocess.run(
+        command,
+        input=text,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=_COMPILE_TIMEOUT_S,
+        cwd=folder,
+    )
 
 
 @functools.cache
@@ -223,27 +198,3 @@ def _cpu_model() -> str:
     keys = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     first = {line.split(":")[0].strip(): line for line in reversed(lines)}
     return platform.machine() + "\n".join(first[key] for key in keys if key in first)
-
-
-@functools.cache
-def _temporary_folder() -> Path:
-    # Others may write into /tmp too: load only from a folder that is ours alone.
-    shared = Path(tempfile.gettempdir()) / f"gradwire-{os.getuid()}"
-    with contextlib.suppress(OSError):
-        shared.mkdir(mode=0o700, exist_ok=True)
-        found = shared.lstat()
-        if found.st_uid == os.getuid() and found.st_mode & 0o170777 == 0o040700:
-            return shared
-    return Path(tempfile.mkdtemp(prefix="gradwire-"))
-
-
-def _has_room(folder: Path) -> bool:
-    """Whether a library can be written here: in a full folder an empty file still can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_LIBRARY_BYTES))
-            file.flush()
-            return True
-    except OSError:
-        return False

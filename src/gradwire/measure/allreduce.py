@@ -141,7 +141,7 @@ def _ranks(folder: Path, num_ranks: int) -> Iterator[list[subprocess.Popen[str]]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(rank), str(num_ranks), str(folder)],
+            [sys.executable, "-P", "-m", __name__, str(rank), str(num_ranks), str(folder)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

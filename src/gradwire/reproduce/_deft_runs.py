@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,6 +13,7 @@ from .._version import __version__
 from ..workloads.train import History, train
 from ._deft_setting import DENSE, by_name, method_of, ranks
 from ._frame import Ask, Report
+from ._whole import write_whole
 
 WARM_UP = 0.05
 """Of the steps: the learning rate goes up before it comes down, in all trainings alike."""
@@ -72,7 +72,7 @@ def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> Histor
 
     found = _train(run, report)
     if path is not None:
-        _write(path, found)
+        write_whole(path, json.dumps(found.to_json()).encode())
     return found
 
 
@@ -106,11 +106,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _write(path: Path, found: History) -> None:
-    """In one step: a run that is cut short leaves no half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(found.to_json()), encoding="utf-8")
-    fresh.replace(path)

@@ -18,6 +18,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import InvalidSetting, UnknownName
 from ._frame import Ask, Claim, Figure, Findings, Report, Reproduction
+from ._whole import write_whole
 
 SCHEMA = 1
 KEPT = "kept"
@@ -123,12 +124,8 @@ def _document(name: str, paper: Reproduction, figures: dict[str, Any]) -> dict[s
 
 
 def _write(path: Path, name: str, paper: Reproduction, stored: dict[str, Any]) -> None:
-    """Replaces the file in one step: a run that is cut short leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_document(name, paper, stored), indent=1, allow_nan=False)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(text + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_whole(path, f"{text}\n".encode())
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that all of them speak of the same gradients.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from ..workloads import _movielens
 from ..workloads.applications import movielens_deepfm, text_lstm, text_transformer
 from ..workloads.task import Task
 from ._frame import Ask, Report
+from ._whole import write_whole
 
 WARM_UP = 5
 """Steps of one rank before the capture."""
@@ -63,18 +65,17 @@ class Capture:
     def save(self, path: Path) -> None:
         """Writes it in one step: an ``.npz`` with ``num_units``, ``width``, ``about``, ``name``
         and each rank's ``units_<rank>``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Any] = {f"units_{rank}": one for rank, one in enumerate(self.units)}
-        fresh = path.with_suffix(".new.npz")
+        content = io.BytesIO()
         np.savez(
-            fresh,
+            content,
             name=np.array(self.name),
             about=np.array(self.about),
             num_units=np.array(self.num_units),
             width=np.array(self.width),
             **fields,
         )
-        fresh.replace(path)
+        write_whole(path, content.getvalue())
 
     @classmethod
     def read(cls, path: Path) -> Capture:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,7 @@ from ..trace.span import Span
 from .driver import AMONG_SHARDS, COMPUTE, Driver
 from .lanes import Task, TaskManager
 from .membership import ALONE, STORE_PATIENCE, Membership
-from .pulse import Alarm, Place, Pulse, Sign
+from .pulse import Alarm, Place, Pulse, Sign, said
 from .wire import Channel, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
@@ -80,7 +81,9 @@ class Engine:
         self._manager = TaskManager(
             [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
         )
-        self._pulse = Pulse(name, self.rank, self.world, self._alarmed) if name else None
+        self._pulse = (
+            Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
+        )
         try:
             if name:
                 self.channels = self._open("connect", who, num_channels + 1)
@@ -216,7 +219,7 @@ class Engine:
         """Fails because of other ranks, tells all, and returns the error to raise."""
         alarm = Alarm(ranks, step, text)
         if self._pulse is not None:
-            self._pulse.raise_alarm(alarm)
+            alarm = self._pulse.raise_alarm(alarm)
         self._fail(self._lost(alarm, how))
         assert self._failure is not None
         return self._failure
@@ -265,14 +268,14 @@ class Engine:
         """Runs in the thread of the first task that raised."""
         if task.lane == COMPUTE or task.lane is None or self._pulse is None:
             if self._pulse is not None:
-                text = f"rank {self.rank} of {self.world} raised {type(error).__name__}: {error}"
+                text = f"rank {self.rank} of {self.world} raised {said(error)}"
                 self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
             self._fail(error)
             return
         alarm = self._blame(self._pulse, task.name, self._step)
         if self._failure is not None:
             return  # Another rank's alarm was heard while this one was still listening.
-        self._pulse.raise_alarm(alarm)
+        alarm = self._pulse.raise_alarm(alarm)
         self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
 
     def _blame(self, pulse: Pulse | None, name: str, step: int) -> Alarm:
@@ -296,7 +299,7 @@ class Engine:
             alarm = Alarm((self.rank,), _ATTACH, f"{text}, and all ranks answer elsewhere")
         if self._failure is None:
             if self._pulse is not None:
-                self._pulse.raise_alarm(alarm)
+                alarm = self._pulse.raise_alarm(alarm)
             self._fail(self._lost(alarm, f"{name}: {_first_line(error)}"))
         assert self._failure is not None
         return self._failure
@@ -320,10 +323,11 @@ class Engine:
             self._failure = error
             waiters = list(self._waiters)
         self._manager.stop()
-        for channel in (*self.channels, *self._shard_channels):
-            channel.abort()  # Lanes that wait for a lost peer come back.
-        for waiter in waiters:
-            waiter(error)
+        with ExitStack() as stack:  # each is done even if one before it raises
+            for waiter in waiters:
+                stack.callback(waiter, error)
+            for channel in (*self.channels, *self._shard_channels):
+                stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
 
 
 class _Once:
@@ -344,6 +348,6 @@ class _Once:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    return text if isinstance(error, GradwireError) else f"{type(error).__name__}: {text}"
+    line = said(error).splitlines()[0]
+    known = isinstance(error, GradwireError)
+    return line.removeprefix(f"{type(error).__name__}: ") if known else line

@@ -114,7 +114,8 @@ class Membership(NamedTuple):
                 f"{what} cannot be finished: the job's store, where ranks meet, "
                 + (f"is lost ({first})" if first else f"gave no answer within {timeout} and more")
                 + "; it is lost or stopped with the process that holds it: rank 0 of the job, or "
-                "the agent of torchrun that started it; start the job again"
+                "the agent of torchrun that started it; start the job again",
+                ranks=(0,) if self.name.split("-")[0] == "0" else (),
             ) from error
 
 

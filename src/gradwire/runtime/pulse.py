@@ -13,12 +13,15 @@ that its host, rank 0, is lost.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from .wire import default_store
@@ -30,6 +33,8 @@ STORE_PATIENCE_S = 30.0
 """How long the store may take to answer while nothing else is wrong: hosts migrate, links stall."""
 LINGER_S = 2 * PERIOD_S
 """How long an error waits after its alarm. The process that it ends may be the store's host."""
+MOST_CHARACTERS = 2000
+"""How much of an alarm's text travels: an error may quote a whole tensor, or a log."""
 
 
 class Alarm(NamedTuple):
@@ -40,12 +45,42 @@ class Alarm(NamedTuple):
     text: str
 
     def encoded(self) -> str:
-        return f"{','.join(map(str, self.ranks))};{self.step};{self.text}"
+        """ASCII that the store takes, whatever the error that the text quotes has in it.
+
+        >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
+        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665"]'
+        """
+        return json.dumps([self.ranks, self.step, _plain(self.text)])
 
     @classmethod
-    def decoded(cls, line: str) -> Alarm:
-        ranks, step, text = line.split(";", 2)
-        return cls(tuple(int(r) for r in ranks.split(",") if r), int(step), text)
+    def decoded(cls, line: bytes, step: int) -> Alarm:
+        """The alarm that these bytes are; if they are none, one in ``step`` that names no rank."""
+        try:
+            match json.loads(line):
+                case [list(ranks), at, str(text)] if all(type(n) is int for n in (at, *ranks)):
+                    return cls(tuple(ranks), at, _plain(text))
+        except (ValueError, RecursionError):
+            pass
+        return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")
+
+
+def said(error: BaseException) -> str:
+    """The error's type and text, even if it has none.
+
+    >>> said(ValueError("no such layer"))
+    'ValueError: no such layer'
+    """
+    try:
+        text = str(error).strip()
+    except Exception:  # the user's own class may do anything there
+        text = "its text cannot be had"
+    return f"{type(error).__name__}: {text}"
+
+
+def _plain(text: str) -> str:
+    """A text that every file and terminal takes, cut where it is too long."""
+    text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
 class Place(NamedTuple):
@@ -67,19 +102,29 @@ class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
     ``on_alarm`` is called once, from the pulse's thread, when another rank raised an alarm or the
-    store is lost. ``place`` is what this rank shows of its progress.
+    store is lost; ``on_error`` when the thread itself ends by an error, which it tells the others.
+    ``place`` is what this rank shows of its progress.
     """
 
-    def __init__(self, name: str, rank: int, world: int, on_alarm: Callable[[Alarm], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        world: int,
+        on_alarm: Callable[[Alarm], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
         self._name = name
         self._store: Any = None
-        self._rank, self._world, self._on_alarm = rank, world, on_alarm
+        self._rank, self._world = rank, world
+        self._on_alarm, self._on_error = on_alarm, on_error
         self.place = Place(0, 0, 0)
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._watching = self._lost = self._silent = False
+        self._watching = self._lost = self._announced = False
         self._outgoing: Alarm | None = None
+        self._first: Alarm | None = None
         self._signs: list[Sign] = []
         self._num_reads = 0
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
@@ -93,12 +138,16 @@ class Pulse:
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
-    def raise_alarm(self, alarm: Alarm) -> None:
-        """Tells all other ranks, if the store lives, and gives them the time to hear it."""
+    def raise_alarm(self, alarm: Alarm) -> Alarm:
+        """Tells all other ranks, if the store lives, and gives them the time to hear it.
+
+        Returns the alarm that counts: the first one, of which later ones are consequences.
+        """
         self._outgoing = alarm
         self._wake.set()
         if self._sent.wait(LINGER_S):
             time.sleep(LINGER_S)
+        return self._first or alarm
 
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
@@ -136,16 +185,44 @@ class Pulse:
         return tuple(r for r, place in enumerate(places) if place == min(places))
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                if self._store is None:
-                    self._store = self._connected()
-                self._turn()
-            except RuntimeError:
-                self._give_up()
-                return
-            self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
-            self._wake.clear()
+        try:
+            while not self._stop.is_set() and self._live():
+                self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
+                self._wake.clear()
+        except BaseException as error:
+            text = f"the pulse of rank {self._rank} of {self._world} ended by {said(error)}"
+            with contextlib.suppress(Exception):
+                alarm = Alarm((self._rank,), self.place.step, text)
+                self._store.compare_set("alarm", "", alarm.encoded())
+                self._stop.wait(LINGER_S)
+            self._on_error(error)
+
+    def _live(self) -> bool:
+        """One round with the store; returns whether it still answers."""
+        try:
+            if self._store is None:
+                self._store = self._connected()
+            self._turn()
+        except dist.DistError:
+            with self._news:
+                self._lost = True
+                self._news.notify_all()
+        if self._outgoing is None and not self._announced:
+            self._announce()
+        return not self._lost
+
+    def _announce(self) -> None:
+        """Tells the engine what it does not know yet: an alarm, or that nobody can raise one."""
+        if self._first is not None:
+            # Only now, as the process that hears it may be the store's host and end: by then all
+            # have read the alarm.
+            self._stop.wait(LINGER_S)
+            self._announced = True
+            self._on_alarm(self._first)
+        # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
+        elif self._lost and not self._stop.wait(PATIENCE_S):
+            text = f"rank 0 of {self._world}, which holds the job's store, stopped answering"
+            self._on_alarm(Alarm((0,), self.place.step, text))
 
     def _connected(self) -> Any:
         # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
@@ -154,19 +231,16 @@ class Pulse:
         return store
 
     def _turn(self) -> None:
-        """One round with the store: own sign out, alarms out and in, others' signs in."""
+        """Own sign out, alarms out and in, others' signs in."""
         self._beat += 1
         sign = ";".join(map(str, (self._beat, *self.place)))
         self._store.set(f"pulse/{self._rank}", sign)
         if self._outgoing is not None and not self._sent.is_set():
-            # The first alarm stays: later ones are its consequences.
-            self._store.compare_set("alarm", "", self._outgoing.encoded())
-            self._silent = True
+            found = self._store.compare_set("alarm", "", self._outgoing.encoded())
+            self._first = self._first or Alarm.decoded(found, self.place.step)
             self._sent.set()
-        if not self._silent and self._store.check(["alarm"]):
-            self._silent = True
-            self._stop.wait(LINGER_S)
-            self._on_alarm(Alarm.decoded(self._store.get("alarm").decode()))
+        elif self._first is None and self._store.check(["alarm"]):
+            self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
         if self._watching:
             signs = [self._read(rank) for rank in range(self._world)]
             with self._news:
@@ -179,13 +253,3 @@ class Pulse:
             return Sign(0, Place(0, 0, 0))
         beat, *place = map(int, self._store.get(key).decode().split(";"))
         return Sign(beat, Place(*place))
-
-    def _give_up(self) -> None:
-        """The store is gone: nobody can be told, so every rank that still needs it finds out."""
-        with self._news:
-            self._lost = True
-            self._news.notify_all()
-        # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
-        if not self._silent and not self._stop.wait(PATIENCE_S):
-            text = f"rank 0 of {self._world}, which holds the job's store, stopped answering"
-            self._on_alarm(Alarm((0,), self.place.step, text))

@@ -1,0 +1,217 @@
+"""Alarms: whatever an error says, and whoever ends first, all ranks learn where it began."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import gradwire as gw
+from gradwire.runtime import pulse
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.lanes import Task
+from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import SMALL_MB, Net, momentum, train
+
+anything = st.text(st.characters(exclude_categories=()))
+"""Lone surrogates too, which no encoding takes."""
+Met = tuple[str, tuple[int, ...] | None, str]
+"""The error that a rank raised: its type, the ranks it names, its text."""
+
+
+@given(ranks=st.lists(st.integers()), step=st.integers(), text=anything)
+@example([], -1, "\udc80")
+@example([0], 3, "a\0b\nc;d,\u2665")
+@example([0], 3, "long" * MOST_CHARACTERS)
+def test_an_alarm_says_on_all_ranks_what_was_put_in(ranks: list[int], step: int, text: str) -> None:
+    line = Alarm(tuple(ranks), step, text).encoded()
+    assert line.isascii()
+    assert "\0" not in line
+    found = Alarm.decoded(line.encode(), -7)
+    assert found[:2] == (tuple(ranks), step)
+    plain = text.encode("utf-8", "backslashreplace").decode()
+    if len(plain) > MOST_CHARACTERS:
+        plain = plain[: MOST_CHARACTERS - 3] + "..."
+    assert found.text == plain
+
+
+as_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8
+).map(lambda value: repr(value).replace("'", '"').encode("utf-8", "replace"))
+
+
+@given(st.binary() | as_json)
+@example(b"")
+@example(b"\xff\xfe\x00")
+@example(b"[" * 100_000)
+@example(b"1;2;three")
+@example(b'[[true], 2, "text"]')
+@example(b'[[1], 2.5, "text"]')
+@example(b'[[1], 2, "\\ud800"]')
+@example(b"[[" + b"1" * 5000 + b'], 2, "text"]')
+def test_bytes_that_are_no_alarm_are_an_alarm_that_names_nobody(line: bytes) -> None:
+    found = Alarm.decoded(line, 7)
+    found.text.encode()
+    assert all(type(number) is int for number in (found.step, *found.ranks))
+    if "cannot be read" in found.text:
+        assert found[:2] == ((), 7)
+        assert len(found.text) <= MOST_CHARACTERS + 100
+    else:
+        assert Alarm.decoded(found.encoded().encode(), 8) == found
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_every_error_can_be_told() -> None:
+    assert said(Mute()) == "Mute: its text cannot be had"
+    assert said(KeyError()) == "KeyError: "
+
+
+def attached(rank: int) -> tuple[Handle, Any]:
+    """A handle after two steps, and what trains it further."""
+    model = Net()
+    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
+    optimizer = momentum(model.parameters())
+    train(model, optimizer, rank, range(2))
+    return handle, lambda: train(model, optimizer, rank, range(2, 5))
+
+
+def met(act: Any) -> Met:
+    """What ``act`` raised."""
+    try:
+        act()
+    except Exception as error:
+        return type(error).__name__, getattr(error, "ranks", None), said(error)
+    return "nothing", None, ""
+
+
+def wait_for_ever(handle: Handle) -> None:
+    """Returns by the engine's failure only."""
+    handle._engine.wait([Task("never", lambda: None)])
+
+
+def fail_in_lane(handle: Handle, error: Exception) -> None:
+    """Makes a computation of the next step raise."""
+
+    def gather(grads: object) -> None:
+        raise error
+
+    handle.synchroniser.messages[1]._gather = gather  # type: ignore[union-attr,method-assign]
+
+
+ERRORS = {
+    "surrogates and zeros": ValueError("file \udc80\0\ud800 is gone"),
+    "a tensor's worth of text": ValueError("0.125, " * 300_000),
+    "no text at all": Mute(),
+}
+
+
+def raise_strangely(rank: int, world: int, name: str) -> Met:
+    handle, go_on = attached(rank)
+    if rank == 1:
+        fail_in_lane(handle, ERRORS[name])
+    return met(go_on)
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ERRORS)
+def test_any_error_inside_one_rank_reaches_all(doomed: Ranks, name: str) -> None:
+    found = doomed.run(raise_strangely, name)
+    kind = type(ERRORS[name]).__name__
+    assert found[1][:2] == (kind, None)
+    for rank in (0, 2, 3):
+        assert found[rank][:2] == ("RankFailed", (1,))
+        assert f"rank 1 of 4 raised {kind}: " in found[rank][2]
+        assert len(found[rank][2]) < 2 * MOST_CHARACTERS
+
+
+def end_at_once(rank: int, world: int, culprit: int) -> Met:
+    """Rank 0 hosts the store, and its process ends as soon as it hears; rank 1 takes its time."""
+    handle, go_on = attached(rank)
+    if rank == culprit:
+        fail_in_lane(handle, ValueError("its own mistake"))
+    if rank == 1:
+        pulse.LINGER_S = 3.0
+    found = met(go_on)
+    if rank == 0:
+        os._exit(1)
+    return found
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_the_culprit_is_named_though_the_store_goes_with_rank_0(
+    doomed: Ranks, culprit: int
+) -> None:
+    doomed.send(end_at_once, culprit)
+    outcomes = doomed.collect(60.0, without=[0])
+    for rank in {1, 2, 3} - {culprit}:
+        kind, ranks, text = outcomes[rank].value
+        assert (kind, ranks) == ("RankFailed", (culprit,))
+        assert f"rank {culprit} of 4 raised ValueError: its own mistake" in text
+
+
+def spoil_the_alarm(rank: int, world: int) -> Met:
+    handle, _ = attached(rank)
+    if rank == 2:
+        handle._engine._pulse._store.set("alarm", b"\xff;\xfe")  # type: ignore[union-attr]
+    return met(lambda: wait_for_ever(handle))
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+def test_bytes_of_a_stranger_end_the_run_and_hang_no_rank(doomed: Ranks) -> None:
+    for kind, ranks, text in doomed.run(spoil_the_alarm):
+        assert (kind, ranks) == ("RankFailed", ())
+        assert "cannot be read" in text
+        assert "\\xff" in text
+
+
+class Stuck:
+    """A channel that cannot be taken down."""
+
+    def abort(self) -> None:
+        raise OSError
+
+
+def leave(rank: int, world: int) -> Met:
+    handle, _ = attached(rank)
+    if rank == 2:
+        handle._engine.channels.insert(0, Stuck())
+    if rank == 1:
+        handle._engine.give_up("somebody left")
+    return met(lambda: wait_for_ever(handle))
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+def test_who_waits_is_told_though_a_channel_cannot_be_taken_down(doomed: Ranks) -> None:
+    for kind, ranks, text in doomed.run(leave):
+        assert (kind, ranks) == ("RankFailed", (1,))
+        assert "somebody left" in text
+
+
+def break_the_pulse(rank: int, world: int) -> Met:
+    handle, _ = attached(rank)
+    if rank == 2:
+        handle._engine._pulse._beat = "no number"  # type: ignore[union-attr,assignment]
+    return met(lambda: wait_for_ever(handle))
+
+
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+def test_a_pulse_that_breaks_ends_the_run_with_what_broke_it(doomed: Ranks) -> None:
+    found = doomed.run(break_the_pulse)
+    assert found[2][0] == "TypeError"
+    for rank in (0, 1, 3):
+        assert found[rank][:2] == ("RankFailed", (2,))
+        assert "the pulse of rank 2 of 4 ended by TypeError" in found[rank][2]
