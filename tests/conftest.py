@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 
-
 @pytest.fixture(scope="module")
 def several_threads() -> Iterator[None]:
     """Two threads for the kernels of a module's tests."""
