@@ -145,7 +145,6 @@ def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, durat
     assert still_running(keepers | ranks) == set()
 
 
-def test_available_names_the_way(shaping: object) -> None:
-    found = available()
-    assert found == shaping
-    assert found.kind == ("root" if os.geteuid() == 0 else "user namespace")
+def test_available_names_the_way() -> None:
+    ways = {"user namespace"} | ({"root"} if os.geteuid() == 0 else set())
+    assert available().kind in ways

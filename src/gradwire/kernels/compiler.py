@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -169,14 +170,7 @@ def _compile(source: Source, compiler: str, flags: tuple[str, ...], path: Path) 
     temporary = Path(name)
     command = [compiler, *flags, f"-I{source.headers}", "-x", "c++", "-o", name, "-"]
     try:
-        subprocess.run(
-            command,
-            input=source.text,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_TIMEOUT_S,
-        )
+        _said(command, source.text, _COMPILE_TIMEOUT_S)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -184,16 +178,11 @@ def _compile(source: Source, compiler: str, flags: tuple[str, ...], path: Path) 
 
 @contextlib.contextmanager
 def _one_builder(path: Path) -> Iterator[None]:
-    """Holds a lock file where the system and the file system have locks.
+    """Holds a lock file where the file system has locks.
 
     It only saves work: without it every rank compiles, and the last rename wins.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("w") as lock:
+    with path.open("wb") as lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when its holder dies
         yield
@@ -208,16 +197,28 @@ def _remove_stale(folder: Path) -> None:
 
 @functools.cache
 def _compiler_version(compiler: str) -> str:
+    return _said([compiler, "--version"], "", 60.0)
+
+
+def _said(command: list[str], text: str, timeout_s: float) -> str:
+    """What a compiler prints, in English whatever the user's language, so that it can be read."""
     return subprocess.run(
-        [compiler, "--version"], check=True, capture_output=True, text=True, timeout=60.0
+        command,
+        input=text,
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        timeout=timeout_s,
     ).stdout
 
 
 @functools.cache
-def _cpu_model() -> str:
+def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
     """What -march=native depends on; a home folder may be shared by unlike machines."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     keys = ("model name", "flags", "Features", "CPU implementer", "CPU part")
