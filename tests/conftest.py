@@ -18,18 +18,21 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INTERFACE = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TERMINAL = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH")
 SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
 
-# Neither a launcher around pytest nor the terminal it runs on shows through, nor data that somebody
-# has put on this machine. Before anything is imported: torch and typer read some of these then.
+# Neither a launcher around pytest nor the terminal it runs on shows through, nor data and settings
+# that somebody has put on this machine. Before anything is imported, as torch and typer read some
+# of these then. What matplotlib keeps stays in the checkout.
 for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
     os.environ.pop(name, None)
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
+os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
 
 import pytest
 import torch
