@@ -38,7 +38,8 @@ demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
 
 test: system $(DEV_STAMP)
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --dist=loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-worker-restart=0 \
+	  --dist=loadgroup $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from gradwire.errors import NotInstalled
 from scripts.catalogue import roofline
 from scripts.catalogue.entries import CHECKS, FAMILIES, MODELS
 from scripts.catalogue.roofline import LayerWork
@@ -110,7 +111,10 @@ def main() -> None:
     for name in options.names or MODELS:
         if name not in MODELS:
             parser.error(f"no model is called {name!r}; there are: {', '.join(MODELS)}")
-        (options.out / f"{name}.json").write_text(render(name), encoding="utf-8")
+        try:
+            (options.out / f"{name}.json").write_text(render(name), encoding="utf-8")
+        except NotInstalled as error:
+            parser.error(str(error))
         print(_report(name))
 
 

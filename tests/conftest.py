@@ -10,17 +10,35 @@ so: before anything else imports it, as parts of torch do. So it is done here, f
 variable is not left behind, for what tests start.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
-os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch reads them
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+INTERFACE = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+TERMINAL = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH")
+SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
+
+# Neither a launcher around pytest nor the terminal it runs on shows through, nor data and settings
+# that somebody has put on this machine. Before anything is imported, as torch and typer read some
+# of these then. What matplotlib keeps stays in the checkout.
+for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
+    os.environ.pop(name, None)
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
+os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
 
 import pytest
 import torch
 from hypothesis import settings
+
+from gradwire.testbed.hosts import available
 
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
@@ -34,6 +52,8 @@ settings.load_profile("gradwire")
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
 
+_shaped = cache(available)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked ``netns`` run where shaped hosts can really be made, and say why elsewhere."""
+    if item.get_closest_marker("netns") is not None and not _shaped():
+        pytest.skip(_shaped().reason)
+
+
 @pytest.fixture(scope="module")
 def several_threads() -> Iterator[None]:
     """Two threads for the kernels of a module's tests."""
@@ -53,14 +79,3 @@ def several_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-TERMINAL = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS")
-
-
-@pytest.fixture(autouse=True)
-def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a launcher around pytest nor the terminal it runs on shows through."""
-    for name in (*LAUNCHER, *TERMINAL):
-        monkeypatch.delenv(name, raising=False)

@@ -19,7 +19,14 @@ def test_the_tree_is_as_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.InvalidSetting, errors.UnknownName, errors.IncompatiblePair, errors.RanksDiffer]
+    "kind",
+    [
+        errors.InvalidSetting,
+        errors.NotInstalled,
+        errors.UnknownName,
+        errors.IncompatiblePair,
+        errors.RanksDiffer,
+    ],
 )
 def test_mistakes_are_value_errors(kind: type[Exception]) -> None:
     assert issubclass(kind, ValueError)

@@ -16,13 +16,13 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 @pytest.mark.multi
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_as_it_says_and_its_loss_falls(path: Path) -> None:
+def test_example_runs_as_it_says_and_its_loss_falls(path: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     said = re.search(r"torchrun --nproc-per-node (\d+) examples/", path.read_text())
     assert said is not None, "its docstring does not say how it is run"
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", said[1], str(path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},  # torchrun leaves logs
         capture_output=True,
         text=True,
         timeout=220,

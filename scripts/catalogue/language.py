@@ -6,8 +6,12 @@ classifier (batch, num_labels).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from gradwire.errors import NotInstalled
 
 
 class LSTM(nn.Module):
@@ -53,31 +57,36 @@ class _Transformer(nn.Module):
         return getattr(out, self.scores)
 
 
+def _definitions() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise NotInstalled("a table of BERT or GPT-2", "transformers", "catalogue") from None
+    return transformers
+
+
 def bert_base() -> nn.Module:
     """BERT-base, uncased, with a classifier of two labels (IMDb)."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(num_labels=2, attn_implementation="eager")
-    return _Transformer(BertForSequenceClassification(config), "logits")
+    its = _definitions()
+    config = its.BertConfig(num_labels=2, attn_implementation="eager")
+    return _Transformer(its.BertForSequenceClassification(config), "logits")
 
 
 def bert_large() -> nn.Module:
     """BERT-large, uncased, with both heads of pre-training."""
-    from transformers import BertConfig, BertForPreTraining
-
-    config = BertConfig(
+    its = _definitions()
+    config = its.BertConfig(
         hidden_size=1024,
         num_hidden_layers=24,
         num_attention_heads=16,
         intermediate_size=4096,
         attn_implementation="eager",
     )
-    return _Transformer(BertForPreTraining(config), "prediction_logits")
+    return _Transformer(its.BertForPreTraining(config), "prediction_logits")
 
 
 def gpt2() -> nn.Module:
     """GPT-2 small (12 layers, 768 units), output embedding tied to the input's."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(use_cache=False, attn_implementation="eager")
-    return _Transformer(GPT2LMHeadModel(config), "logits")
+    its = _definitions()
+    config = its.GPT2Config(use_cache=False, attn_implementation="eager")
+    return _Transformer(its.GPT2LMHeadModel(config), "logits")

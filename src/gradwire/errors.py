@@ -2,6 +2,7 @@
 
 GradwireError
 ├── InvalidSetting (ValueError)        a user's mistake; the message ends in what to do
+│   ├── NotInstalled                   an optional package is needed, and is not there
 │   ├── UnknownName                    no file of that folder bears this name
 │   ├── IncompatiblePair               a compressor and a collective that exclude each other
 │   └── RanksDiffer                    ranks attached different models or settings
@@ -22,6 +23,19 @@ class GradwireError(Exception):
 
 class InvalidSetting(GradwireError, ValueError):
     """Something the user gave cannot be used."""
+
+
+class NotInstalled(InvalidSetting):
+    """A package that only a part of gradwire needs is not there.
+
+    >>> print(NotInstalled("tuning", "optuna", "tune"))
+    tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
+    """
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f'{what} needs {package}, which is not installed; run: pip install "gradwire[{extra}]"'
+        )
 
 
 class UnknownName(InvalidSetting, AttributeError):

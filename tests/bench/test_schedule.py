@@ -16,7 +16,6 @@ from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
 from gradwire.planner._price import iteration_s
-from gradwire.testbed.hosts import available
 from gradwire.units import parse_rate
 
 PROFILE = Profile(
@@ -144,7 +143,6 @@ def test_overhead_compares_turns_that_followed_each_other() -> None:
 
 @pytest.mark.netns
 @pytest.mark.timeout(240)
-@pytest.mark.skipif(not available(), reason=available().reason)
 def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "profile.json")
     bench = ScheduleBench(

@@ -1,4 +1,4 @@
-"""share_cores: neighbouring ranks share a core, and whoever has one to himself is left alone."""
+"""Ranks of one machine: neighbours share a core, and queues are short, or it is said why not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gradwire.bench.sharing import keep_queues_short
+from gradwire.errors import TestbedUnavailable
 
 CODE = """
 import json, os, sys, threading, time
@@ -32,6 +36,15 @@ def settled(rank: int, num_ranks: int) -> list[tuple[list[int], bool]]:
 @pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs Linux")
 def test_all_threads_of_a_rank_are_kept_on_its_core() -> None:
     cores = sorted(os.sched_getaffinity(0))
+    before = os.sched_getscheduler(0) == os.SCHED_BATCH
     for rank in (0, 2 * len(cores) - 1):
         assert settled(rank, 2 * len(cores)) == [([cores[rank // 2]], True)] * 2
-    assert settled(0, len(cores)) == [(cores, False)] * 2
+    assert settled(0, len(cores)) == [(cores, before)] * 2
+
+
+def test_queues_that_cannot_be_kept_short_end_the_measurement(tmp_path: Path) -> None:
+    setting = tmp_path / "tcp_rmem"
+    keep_queues_short(1e8, setting)
+    assert setting.read_text(encoding="ascii") == "4096 250000 500000"
+    with pytest.raises(TestbedUnavailable, match="No such file or directory; in a container"):
+        keep_queues_short(1e8, tmp_path / "absent" / "tcp_rmem")

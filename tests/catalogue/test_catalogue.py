@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,18 @@ def test_the_script_gives_the_same_layers_again(name: str) -> None:
     assert [x.forward_s for x in again.layers] == pytest.approx(
         [x.forward_s for x in profile.layers], rel=0.1
     )
+
+
+def test_a_file_does_not_hide_a_model_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = catalogue.load("vgg16").model_copy(update={"model": "mine"})
+    for name in ("vgg16", "own"):
+        own.save(tmp_path / name)
+    (tmp_path / "resnet50").mkdir()
+    models = [catalogue.load_or_read(name).model for name in ("vgg16", "own", "resnet50")]
+    assert models == ["vgg16", "mine", "resnet50"]
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:

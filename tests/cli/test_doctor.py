@@ -56,8 +56,20 @@ def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
         (tmp_path / name / "operstate").write_text(f"{state}\n")
         (tmp_path / name / "speed").write_text(f"{speed}\n")
         (tmp_path / name / "mtu").write_text("1500\n")
-    (row,) = diagnosis.interfaces(tmp_path)
+    (row,) = diagnosis.interfaces(["slow9", "dark9"], tmp_path)
     assert row == {"name": "slow9", "mtu": 1500, "speed_bytes_per_s": 125e6, "addresses": []}
+
+
+def test_interfaces_are_the_kernels_where_sys_is_not_mounted(tmp_path: Path) -> None:
+    """Else every name in GLOO_SOCKET_IFNAME would be called no interface of this host."""
+    rows = {row["name"]: row for row in diagnosis.interfaces(folder=tmp_path / "absent")}
+    assert rows["lo"] == {
+        "name": "lo",
+        "mtu": None,
+        "speed_bytes_per_s": None,
+        "addresses": rows["lo"]["addresses"],
+    }
+    assert "127.0.0.1" in rows["lo"]["addresses"]
 
 
 def test_only_relevant_variables_are_shown() -> None:
@@ -109,10 +121,22 @@ def test_missing_parts_are_named() -> None:
     shaped: diagnosis.Rows = [{"name": "shaped hosts", "available": False, "reason": "no tc"}]
     built: diagnosis.Rows = [{"name": "CPU kernels", "backend": "reference"}]
     backends: diagnosis.Rows = [{"name": "nccl", "available": False}]
-    found = diagnosis.part_warnings(shaped, built, [{"name": "cuda:0"}], backends)
-    assert [row["name"] for row in found] == ["shaped hosts", "CPU kernels", "nccl"]
+    bare: diagnosis.Rows = [
+        {"name": "matplotlib", "value": "3.10"},
+        {"name": "jinja2", "value": None},
+    ]
+    found = diagnosis.part_warnings(shaped, built, [{"name": "cuda:0"}], backends, bare)
+    assert [row["name"] for row in found] == ["shaped hosts", "CPU kernels", "nccl", "report"]
+    assert found[-1]["problem"] == "jinja2 not installed: no pictures, no HTML report"
     fine: diagnosis.Rows = [{"name": "shaped hosts", "available": True, "reason": "as root"}]
-    assert diagnosis.part_warnings(fine, [{"name": "k", "backend": "cpp"}], [], backends) == []
+    cpp: diagnosis.Rows = [{"name": "CPU kernels", "backend": "cpp"}]
+    assert diagnosis.part_warnings(fine, cpp, [], backends, bare[:1]) == []
+
+
+def test_versions_name_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
+    rows = {row["name"]: row["value"] for row in diagnosis.versions()}
+    assert {name: rows[name] for name in diagnosis.REPORT} == {"matplotlib": None, "jinja2": None}
 
 
 @pytest.mark.parametrize(

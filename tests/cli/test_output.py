@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import platform
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,16 @@ def test_the_machine_is_described() -> None:
     assert isinstance(found["memory_bytes"], int)
     assert found["memory_bytes"] > 2**20
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_processor_without_a_name_is_of_some_kind(tmp_path: Path) -> None:
+    listing = tmp_path / "cpuinfo"
+    listing.write_text("processor : 0\nmodel name : A Processor\n", encoding="utf-8")
+    assert _output.cpu_model(listing) == "A Processor"
+    for text in ("processor : 0\nCPU part : 0xd0c\n", ""):
+        listing.write_text(text, encoding="utf-8")
+        assert _output.cpu_model(listing) in (platform.processor(), platform.machine())
+    assert _output.cpu_model(tmp_path / "absent") == _output.cpu_model(listing)
 
 
 def test_a_distribution_that_is_not_installed_has_no_version() -> None:

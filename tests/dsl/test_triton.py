@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from gradwire.compress.uniform import uniform
 from gradwire.dsl import interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu import build as gpu_build
 from gradwire.dsl.gpu.build import Launcher
 from gradwire.dsl.gpu.render import WHOLE, render
 from gradwire.dsl.interp import Draws
@@ -308,20 +306,3 @@ def test_what_does_not_lie_on_the_cpu_is_launched(monkeypatch: pytest.MonkeyPatc
     made.built.run(made.encode, operands, 100, Draws())
     assert kernels == ["uniform_encode"]
     assert operands["codes"].any()
-
-
-def test_without_triton_the_interpreter_serves_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    operands, made = elsewhere(monkeypatch), uniform().kernels()
-    monkeypatch.setattr(gpu_build, "find_spec", lambda name: None)
-    gpu_build.available.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING, "gradwire"):
-            made.built.run(made.encode, operands, 100, Draws())
-            made.built.run(made.encode, operands, 100, Draws())
-    finally:
-        gpu_build.available.cache_clear()
-    assert operands["codes"].any()
-    (record,) = [record for record in caplog.records if record.name == "gradwire"]
-    assert "install triton" in record.getMessage()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -232,7 +233,6 @@ def test_a_builder_has_longer_than_a_compile_may_take():
     assert compiler._LOCK_PATIENCE_S > compiler._COMPILE_TIMEOUT_S
 
 
-@needs_compiler
 def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, tmp_path):
     blocked = tmp_path / "a file, so no folder can be made below it"
     blocked.touch()
@@ -244,6 +244,38 @@ def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, t
     assert _build.load_library("select") is not None
     (library,) = temporary.rglob("select-*.so")
     assert library.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cache.Path, "home", homeless)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert next(cache.paths()).parent == tmp_path
+
+
+@pytest.mark.parametrize("text", ["flags : fpu sse2\nmodel name : One\n", "Features : asimd\n"])
+def test_another_processor_is_another_library(tmp_path, text):
+    listing = tmp_path / "cpuinfo"
+    listing.write_text(text, encoding="utf-8")
+    found = {compiler._cpu_model(listing), compiler._cpu_model(tmp_path / "absent")}
+    assert len(found) == 2
+    assert all(name.startswith(platform.machine()) for name in found)
+
+
+def test_a_compiler_is_asked_to_speak_english(monkeypatch, tmp_path, caplog):
+    """Its words are read; what it says in another encoding is no reason to fail."""
+    monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
+    script = tmp_path / "cxx"
+    said = r"""[ "$LC_ALL" = C ] && word=error || word=Fehler; printf 'x: %s: \344\n' "$word" >&2"""
+    script.write_text(f'#!/bin/sh\n{said}\n[ "$1" = --version ]\n', encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        assert _build.load_library("select") is None
+    assert_one_warning(caplog, "x: error: \ufffd")
 
 
 def test_importing_compiles_nothing(folder):

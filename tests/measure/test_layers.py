@@ -226,16 +226,24 @@ def test_a_real_model_on_the_real_clock() -> None:
     )
 
 
+def profile_wrapped() -> None:
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    for model in (wrapped, wrapped.module):
+        found = profile(model, step_of(wrapped), iterations=2)
+        assert [layer.name for layer in found.layers] == ["0", "1"]
+        found.check_model(wrapped.module.named_parameters())
+
+
 def test_inside_of_ddp(tmp_path: Path) -> None:
+    """The model goes before its group, as the last reference to a group must not be a reducer's.
+
+    Its destructor holds the interpreter's lock, and waits for a thread of gloo that may want it.
+    """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
-        for model in (wrapped, wrapped.module):
-            found = profile(model, step_of(wrapped), iterations=2)
-            assert [layer.name for layer in found.layers] == ["0", "1"]
-            found.check_model(wrapped.module.named_parameters())
+        profile_wrapped()
     finally:
         torch.distributed.destroy_process_group()
 

@@ -109,12 +109,6 @@ def test_a_planner_without_search_is_its_plan_and_needs_no_optuna(
     assert tune("wfbp", SMALL, EIGHT) == load("planner", "wfbp")(SMALL, EIGHT)
 
 
-def test_without_optuna_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InvalidSetting, match=r'pip install "gradwire\[tune\]"'):
-        tune("usbyte", SMALL, EIGHT)
-
-
 def test_optuna_says_nothing_and_speaks_as_before_afterwards(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

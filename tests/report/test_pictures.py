@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradwire.errors import InvalidSetting
-from gradwire.report import _figure, bars, curves, heat, timeline
+from gradwire.report import bars, curves, heat, timeline
 from gradwire.trace.span import Span, Trace
 
 DENSE = Trace.of(
@@ -120,19 +118,6 @@ def test_curves_pass_through_their_points_and_name_the_highest_first(
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["high", "low"]
     with pytest.raises(InvalidSetting, match="at least one point"):
         curves.draw({"none": []}, tmp_path / "c.png", title="", x_label="", y_label="")
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, variables: Mapping[str, object] | None = None, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, variables, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidSetting, match=r'pip install "gradwire\[report\]"'):
-        _figure.new_figure(1, 1)
 
 
 def test_a_heat_map_has_a_row_a_name_and_a_number_a_cell(

@@ -8,7 +8,7 @@ import pytest
 
 from gradwire.reproduce import _zen_captures, _zen_speed
 from gradwire.reproduce._frame import Findings
-from tests.reproduce.zen_small import SMALL, ask, made, speed_rows
+from tests.reproduce.zen_small import MODELS, SMALL, ask, made, speed_rows
 
 
 @pytest.fixture(scope="session")
@@ -29,5 +29,6 @@ def small(folder: Path) -> dict[str, Findings]:
     measured = {name: measure(ask(folder)) for name, measure in SMALL.items()}
     speed = speed_rows()
     measured["figure15"] = Findings(speed, _zen_speed.claims15(speed))
-    measured["figure17b"] = _zen_speed.figure17b(ask(folder, figure15=measured["figure15"]))
+    asked = ask(folder, figure15=measured["figure15"])
+    measured["figure17b"] = _zen_speed.figure17b(asked, MODELS)
     return measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,7 +22,7 @@ from gradwire.reproduce import (
     _deft_speed,
     _deft_training,
 )
-from gradwire.reproduce._deft_rows import POINTS, thinned
+from gradwire.reproduce._deft_rows import POINTS, findings, thinned
 from gradwire.reproduce._deft_runs import Run, history
 from gradwire.reproduce._deft_setting import Application
 from gradwire.reproduce._frame import Ask, Findings
@@ -56,6 +57,7 @@ def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> Task:
 
 
 def small(application: Application) -> Application:
+    """The application as the tiny task, whose data are made here."""
     return replace(
         application,
         make=tiny,
@@ -63,24 +65,21 @@ def small(application: Application) -> Application:
         quick={"batch": 4},
         density=0.05,
         num_quick_steps=5,
+        num_quick_ranks=4,
         missing=lambda: None,
     )
 
 
-@pytest.fixture(autouse=True)
-def tiny_applications(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All applications, data or not, become the tiny task."""
-    resnet, lstm, ncf = map(small, _deft_setting.APPLICATIONS)
-    trained = tuple(map(small, _deft_setting.TRAINED[:2]))
-    monkeypatch.setattr(_deft_setting, "APPLICATIONS", (resnet, lstm, ncf))
-    monkeypatch.setattr(_deft_setting, "TRAINED", trained)
-    monkeypatch.setattr(_deft_training, "TRAINED", trained)
-    monkeypatch.setattr(_deft_density, "RESNET", resnet)
-    monkeypatch.setattr(_deft_error, "RESNET", resnet)
-    monkeypatch.setattr(_deft_error, "LSTM", lstm)
-    monkeypatch.setattr(_deft_convergence, "LSTM", lstm)
-    monkeypatch.setattr(_deft_setting, "QUICK_RANKS", 4)
-    monkeypatch.setitem(_deft_density.FIGURE_1_STEPS, True, 3)
+RESNET, LSTM, NCF = APPS = tuple(map(small, _deft_setting.APPLICATIONS))
+SMALL: dict[str, Callable[[Ask], Findings]] = {
+    "figure1": partial(_deft_density.figure1, app=RESNET, num_steps=3),
+    "figure3": partial(_deft_convergence.figure3, apps=APPS),
+    "figure4": partial(_deft_density.figure4, apps=APPS),
+    "figure5": partial(_deft_error.figure5, apps=APPS),
+    "figure6": partial(_deft_error.figure6, apps=(RESNET, LSTM)),
+    "figure8": partial(_deft_convergence.figure8, app=LSTM),
+    "figure10": partial(_deft_convergence.figure10, app=LSTM),
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +96,13 @@ def ask(folder: Path) -> Ask:
 def test_every_figure_of_the_issue_is_there() -> None:
     numbers = (1, 3, 4, 5, 6, 7, 8, 9, 10)
     assert [one.name for one in deft.figures] == [*(f"figure{n}" for n in numbers), "training"]
+    for figure in deft.figures:
+        assert figure.measure.__name__ == figure.name
 
 
-@pytest.mark.parametrize(
-    "name", ["figure1", "figure3", "figure4", "figure5", "figure6", "figure8", "figure10"]
-)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
-    figure = next(one for one in deft.figures if one.name == name)
-    found = figure.measure(ask)
+    found = SMALL[name](ask)
     assert found.complete
     assert found.claims
     assert all(POINTS in row for row in found.rows)
@@ -113,63 +111,57 @@ def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
 
 
 def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:
-    rows = _deft_convergence.figure3(ask).rows
+    rows = SMALL["figure3"](ask).rows
     assert deft.figures[1].draw is not None
     picture = deft.figures[1].draw(rows, tmp_path / "picture.png")
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_figures_share_trainings(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trained: list[str] = []
-    train = _deft_runs._train
+def test_figures_share_trainings(ask: Ask, tmp_path: Path) -> None:
+    made: list[Task] = []
 
-    def counted(run: Run, report: object) -> History:
-        trained.append(run.key)
-        return train(run, lambda fraction, what: None)
+    def counted(**sizes: int) -> Task:
+        made.append(tiny(**sizes))
+        return made[-1]
 
-    monkeypatch.setattr(_deft_runs, "_train", counted)
+    apps = tuple(replace(app, make=counted) for app in APPS)
     ask = replace(ask, folder=tmp_path)
-    first = _deft_density.figure4(ask)
-    assert len(trained) == 9  # three sparsifiers, three applications
-    _deft_error.figure5(ask)
-    _deft_error.figure6(ask)
-    assert len(trained) == 11  # and DEFT with more density, twice
-    assert _deft_density.figure4(ask) == first
-    assert len(set(trained)) == 11
+    first = _deft_density.figure4(ask, apps=apps)
+    assert len(made) == 9  # three sparsifiers, three applications
+    _deft_error.figure5(ask, apps=apps)
+    _deft_error.figure6(ask, apps=apps[:2])
+    assert len(made) == 11  # and DEFT with more density, twice
+    assert _deft_density.figure4(ask, apps=apps) == first
+    assert len(made) == 11
     assert len(list((tmp_path / _deft_runs.FOLDER).glob("*.json"))) == 11
 
 
 def test_without_a_folder_nothing_is_kept(ask: Ask) -> None:
-    run = Run(application="lstm", method="deft", density=0.1, num_ranks=2, num_steps=3, quick=True)
+    run = Run(application=LSTM, method="deft", density=0.1, num_ranks=2, num_steps=3, quick=True)
     folders = (None, ask.folder, ask.folder)
     found = [history(replace(ask, folder=folder), run) for folder in folders]
     assert found[0] == found[1] == found[2]
 
 
 def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
-    rows = _deft_density.figure4(ask).rows
+    rows = SMALL["figure4"](ask).rows
     of_lstm = {row["name"]: row for row in rows if row["application"] == "lstm"}
     assert float(str(of_lstm["topk"]["build_up"])) > 1.5
     assert float(str(of_lstm["cltk"]["build_up"])) == pytest.approx(1, rel=0.05)
     assert float(str(of_lstm["deft"]["build_up"])) < 1.5
-    by_ranks = [float(str(row["actual_density"])) for row in _deft_density.figure1(ask).rows]
+    by_ranks = [float(str(row["actual_density"])) for row in SMALL["figure1"](ask).rows]
     assert by_ranks == sorted(by_ranks)
 
 
 def test_more_density_leaves_less_undelivered(ask: Ask) -> None:
-    run = _deft_runs.run_of(ask, "lstm", "deft")
+    run = _deft_runs.run_of(ask, LSTM, "deft")
     low, high = (history(ask, replace(run, density=density)) for density in (0.02, 0.5))
     assert sum(low.errors) > 2 * sum(high.errors)
 
 
-def test_an_application_without_data_says_how_to_get_it(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *others, ncf = _deft_setting.APPLICATIONS
-    lacking = replace(ncf, missing=lambda: "it is not here; fetch it there")
-    monkeypatch.setattr(_deft_setting, "APPLICATIONS", (*others, lacking))
-    monkeypatch.setattr("gradwire.reproduce._deft_rows.APPLICATIONS", (*others, lacking))
-    found = _deft_density.figure4(ask)
+def test_an_application_without_data_says_how_to_get_it(ask: Ask) -> None:
+    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
+    found = _deft_density.figure4(ask, apps=(RESNET, LSTM, lacking))
     assert not found.complete
     assert found.rows[-1] == {
         "name": "not measured",
@@ -179,12 +171,15 @@ def test_an_application_without_data_says_how_to_get_it(
     assert [claim.agrees for claim in found.claims if "NCF" in claim.says] == [None, None]
 
 
-def test_training_compares_every_seed_with_dense_training_of_the_same_seed(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(_deft_training.SEEDS, True, (0, 1))
-    monkeypatch.setattr(_deft_training, "RANKS", 2)
-    found = _deft_training.training(ask)
+def test_data_that_a_figure_does_not_use_do_not_make_it_incomplete() -> None:
+    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
+    assert findings((), (), (RESNET, LSTM)).complete
+    assert not findings((), (), (RESNET, lacking)).complete
+
+
+def test_training_compares_every_seed_with_dense_training_of_the_same_seed(ask: Ask) -> None:
+    apps = [replace(small(app), num_quick_ranks=2) for app in _deft_setting.TRAINED[:2]]
+    found = _deft_training.training(ask, apps=apps, seeds=(0, 1))
     methods = _deft_training.METHODS
     assert [row["name"] for row in found.rows] == [*methods, *methods]
     dense = found.rows[0]
@@ -207,17 +202,13 @@ def test_what_counts_as_lost(less_is_better: bool, dense: float, score: float, l
     app = replace(_deft_setting.TRAINED[0], less_is_better=less_is_better)
     own, theirs = (History(losses=[1.0], actual=[0.1], sent_bytes=[8.0]) for _ in range(2))
     own.scores, theirs.scores = [(1, score)], [(1, dense)]
-    row = _deft_training._row(app, "topk", {0: own}, {0: theirs})
+    row = _deft_training._row(app, "topk", 4, {0: own}, {0: theirs})
     assert row["mean_lost"] == pytest.approx(lost)
 
 
-def test_selection_gets_faster_with_ranks_by_the_equations(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(_deft_speed, "LSTM", small(_deft_setting.LSTM))
-    monkeypatch.setitem(_deft_speed.REPEATS, True, 2)
+def test_selection_gets_faster_with_ranks_by_the_equations(ask: Ask, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    found: Findings = _deft_speed.figure9(ask, counts=(2, 4))
+    found = _deft_speed.figure9(ask, counts=(2, 4), app=LSTM, repeats=2)
     assert torch.get_num_threads() == threads
     assert [row["num_ranks"] for row in found.rows] == [1, 2, 4]
     by_equation = [float(str(row["speedup_by_equation_6"])) for row in found.rows]
@@ -227,17 +218,17 @@ def test_selection_gets_faster_with_ranks_by_the_equations(
     assert _deft_speed.draw9(found.rows, tmp_path / "9.png").exists()
 
 
-def test_speedups_by_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speedups_by_the_equations() -> None:
     """Two tensors alike, a rank each: n log k against n / 2 log(k / 2), and none where k <= n."""
-    monkeypatch.setattr(_deft_speed, "LSTM", replace(_deft_setting.LSTM, density=2**-6))
     numel, k = 2**20, 2**14
-    found = _deft_speed._expected(torch.ones(numel), [numel // 2] * 2, 2)
+    given = _deft_speed.Selected(torch.ones(numel), [numel // 2] * 2, k / numel)
+    found = _deft_speed._expected(given, 2)
     assert found["speedup_by_equation_6"] == pytest.approx(2 * 14 / 13)
     assert found["speedup_by_equation_8"] == pytest.approx(2 * 14 / 13)
     fixed, chosen = 2_000 + 16_384, 8
     whole, part = numel + fixed + chosen * k, numel / 2 + fixed + chosen * k / 2
     assert found["speedup_by_work"] == pytest.approx(whole / (numel + part)), "norms are of all"
-    few = _deft_speed._expected(torch.ones(256), [256], 4)
+    few = _deft_speed._expected(_deft_speed.Selected(torch.ones(256), [256], 2**-6), 4)
     assert few["speedup_by_equation_8"] is None
     assert few["speedup_by_equation_6"] is None  # k of each part is 1
     speedup = {"num_ranks": 4, "speedup": 5.0, "speedup_without_norms": 6.0}
@@ -296,10 +287,10 @@ def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
     assert row["step_s"] == sum(sum(parts) for parts in (first[0], second[1])) / 2
 
 
-def test_figure_7_reads_the_breakdown(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_7_reads_the_breakdown(ask: Ask) -> None:
     asked: list[breakdown.Breakdown] = []
 
-    def run(bench: breakdown.Breakdown, report: object) -> list[breakdown.Row]:
+    def measure(bench: breakdown.Breakdown, report: object) -> list[breakdown.Row]:
         asked.append(bench)
         parts = {f"{part}_s": 0.01 for part in breakdown.PARTS}
         return [
@@ -307,8 +298,7 @@ def test_figure_7_reads_the_breakdown(ask: Ask, monkeypatch: pytest.MonkeyPatch)
             for name in bench.methods
         ]
 
-    monkeypatch.setattr(_deft_speed, "run", run)
-    found = _deft_speed.figure7(ask)
+    found = _deft_speed.figure7(ask, measure)
     assert asked[0].task == "text_lstm"
     assert set(asked[0].methods) == {"dense", "topk", "cltk", "deft"}
     assert "plain loopback" in found.notes[0]
@@ -322,7 +312,7 @@ def test_curves_are_thinned_to_means() -> None:
 
 def test_curves_stay_out_of_printed_tables(ask: Ask) -> None:
     hidden = {one.name: one.unprinted for one in deft.figures}
-    found = _deft_density.figure1(ask)
+    found = SMALL["figure1"](ask)
     assert POINTS in found.rows[0]
     assert POINTS in hidden["figure1"]
     json.dumps(found.rows)

@@ -21,6 +21,7 @@ from gradwire.planner._phases import Instance
 from gradwire.planner._price import iteration_s
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.wfbp import wfbp
+from gradwire.reproduce import _usbyte_blocks
 from gradwire.reproduce._frame import Ask, Findings, Reproduction
 from gradwire.reproduce._usbyte_blocks import figure15, figure16
 from gradwire.reproduce._usbyte_error import TABLE_4, table4
@@ -144,6 +145,15 @@ def test_planning_took_time_and_stayed_below_the_papers_bound(small: dict[str, F
     for row in small["figure15"].rows:
         assert 0 < row["algorithm_2_s"] < 10
         assert 0 < row["planning_s"] < 10
+
+
+@pytest.mark.parametrize(("seconds", "agrees"), [(0.9, True), (1.1, False), (11.0, False)])
+def test_a_slow_machine_plans_slowly_and_that_is_said(seconds: float, agrees: bool) -> None:
+    rows = [{"name": "vgg16", "planning_s": seconds}]
+    assert _usbyte_blocks._vgg16(rows).agrees is agrees
+    assert _usbyte_blocks._below(rows).agrees is (seconds < 10)
+    for claim in (_usbyte_blocks._vgg16(rows), _usbyte_blocks._below(rows)):
+        assert bool(claim.why) == (claim.agrees is False)
 
 
 def test_small_blocks_slow_bytescheduler_and_never_wfbp(small: dict[str, Findings]) -> None:

@@ -88,8 +88,11 @@ def test_models_without_data_are_named_with_the_way_to_get_them(
 ) -> None:
     source = replace(_zen_captures.SOURCES["deepfm"], lacking=lambda: "unzip it there")
     monkeypatch.setitem(_zen_captures.SOURCES, "deepfm", source)
-    assert "deepfm" not in _zen_captures.present()
-    assert _zen_sparsity.absent_notes() == ("not measured: deepfm. unzip it there",)
+    assert _zen_captures.present(("lstm", "deepfm")) == ("lstm",)
+    found = _zen_sparsity.findings((), (), ("lstm", "deepfm"))
+    assert found.notes == ("not measured: deepfm. unzip it there",)
+    assert not found.complete
+    assert _zen_sparsity.findings((), (), ("lstm",)).complete  # its data are Python's own text
 
 
 # Figures 2 and 3

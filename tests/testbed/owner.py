@@ -5,6 +5,7 @@ It prints who keeps the namespaces. With ``raise`` as argv[2] it fails while pro
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,9 @@ import without_torch  # noqa: F401  (must come before gradwire)
 
 from gradwire.testbed.hosts import Testbed, shaped_hosts
 from gradwire.testbed.launch import launch
+
+# Whatever started the tests: who starts them in the background has SIGINT ignored by all below.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLEEP = ["sleep", sys.argv[1]]
 # A second process in a session of its own, which no signal to the rank's process group reaches.

@@ -125,11 +125,14 @@ def as_nobody() -> tuple[str, ...]:
     if setpriv is None:
         pytest.skip("setpriv is not installed, so the tests cannot give up root")
     user = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env")
+    said = []
     for python in (sys.executable, "/usr/bin/python3"):
         probe = [*user, python, str(OWNER.with_name("can_run.py"))]
-        if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
             return (*user, python)
-    pytest.skip("no Python >= 3.11 here that an unprivileged user may run")
+        said += done.stderr.strip().splitlines()[-1:]
+    pytest.skip("; ".join(said))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -145,7 +148,6 @@ def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, durat
     assert still_running(keepers | ranks) == set()
 
 
-def test_available_names_the_way(shaping: object) -> None:
-    found = available()
-    assert found == shaping
-    assert found.kind == ("root" if os.geteuid() == 0 else "user namespace")
+def test_available_names_the_way() -> None:
+    ways = {"user namespace"} | ({"root"} if os.geteuid() == 0 else set())
+    assert available().kind in ways

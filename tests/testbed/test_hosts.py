@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,16 +117,54 @@ def test_a_congestion_control_that_is_not_there_is_named() -> None:
         pass
 
 
-def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = shutil.which
+@pytest.mark.parametrize(
+    ("missing", "package"), [("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")]
+)
+def test_a_missing_tool_is_named(
+    missing: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str, path: str | None = None) -> str | None:
+        return None if name == missing else f"/no/such/{name}"
 
-    def without_tc(name: str, path: str | None = None) -> str | None:
-        return None if name == "tc" else real(name, path=path)
-
-    monkeypatch.setattr(netns.shutil, "which", without_tc)
+    monkeypatch.setattr(netns.shutil, "which", without)
     found = available()
     assert found.kind == "none"
-    assert "'tc' is not installed" in found.reason
+    assert f"{missing!r} is not installed (package {package}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("tool", "said", "reason"),
+    [
+        ("ip", 'Error: Unknown device type "bridge".', "lacks bridge or veth interfaces"),
+        ("ip", "RTNETLINK answers: Operation not supported", "lacks bridge or veth interfaces"),
+        ("tc", "Error: Specified qdisc kind is unknown.", "has no tbf shaper"),
+        ("ip", "RTNETLINK answers: Operation not permitted", "no permission"),
+        ("tc", "something new", "tc failed: something new"),
+    ],
+)
+def test_what_a_kernel_lacks_is_named(tool: str, said: str, reason: str) -> None:
+    assert reason in netns._explain_batch(tool, said)
+
+
+def answer(words: str) -> tuple[int, ...]:
+    """What is made of a holder's first line."""
+    with subprocess.Popen(["echo", words], stdout=subprocess.PIPE, text=True) as holder:
+        return netns._read_pids(holder, "bbr")
+
+
+def test_a_kernel_that_makes_no_namespaces_is_named() -> None:
+    assert answer("ready 12 13") == (12, 13)
+    with pytest.raises(TestbedUnavailable, match=r"namespaces \(Operation not permitted\)"):
+        answer("denied Operation not permitted")
+    with pytest.raises(TestbedUnavailable, match="holder ended"):
+        answer("")
+    with pytest.raises(InvalidSetting, match="got 'bbr'; leave it empty"):
+        answer("congestion No such file or directory")
+
+
+def test_outside_linux_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns.sys, "platform", "darwin")
+    assert available().reason == "network namespaces need Linux"
 
 
 def test_loopback_stands_in_and_says_so_once(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads import _fashion_mnist, _movielens, _text
+from gradwire.workloads import _fashion_mnist, _movielens, _places, _text
 from gradwire.workloads.applications import movielens_deepfm, movielens_ncf
 
 RATINGS = "1\t2\t5\t30\n1\t1\t3\t10\n2\t3\t4\t5\n1\t3\t1\t20\n2\t1\t2\t4\n"
@@ -40,9 +41,38 @@ def test_ratings_come_by_user_and_time(movielens: Path) -> None:
 
 
 def test_who_lacks_ratings_is_told_where_they_are(tmp_path: Path) -> None:
-    assert "u.data, u.user, u.item missing" in str(_movielens.missing(tmp_path))
+    assert f"(u.data, u.user, u.item) is not in {tmp_path};" in str(_movielens.missing(tmp_path))
     with pytest.raises(InvalidSetting, match=r"files\.grouplens\.org"):
         movielens_ncf(folder=tmp_path)
+
+
+def test_the_users_own_folder_comes_before_a_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'local'}:{tmp_path / 'shared'}")
+    own = tmp_path / "own" / "gradwire" / "ml-100k"
+    package = tmp_path / "shared" / "datasets" / "ml-100k"
+    assert _movielens.missing() is not None
+    assert f"is not in {own} or " in str(_movielens.missing())
+    for folder, num_ratings in ((package, 5), (own, 4)):
+        folder.mkdir(parents=True)
+        ratings = RATINGS.splitlines(keepends=True)[:num_ratings]
+        for name, text in (("u.data", "".join(ratings)), ("u.user", USERS), ("u.item", ITEMS)):
+            (folder / name).write_text(text, encoding="latin-1")
+        assert _movielens.missing() is None
+        assert len(_movielens.load().ratings_N) == num_ratings
+
+
+def test_a_user_without_a_home_has_no_data_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.delenv("XDG_DATA_DIRS")
+    monkeypatch.setattr(_places.Path, "home", homeless)
+    shared = ("/usr/local/share/datasets/x", "/usr/share/datasets/x")
+    assert _places.places("x") == tuple(map(Path, shared))
 
 
 def test_a_click_is_a_rating_of_four_or_five(movielens: Path) -> None:
@@ -74,8 +104,15 @@ def test_idx_files_are_read_behind_their_headers(tmp_path: Path) -> None:
 
 
 def test_who_lacks_images_is_told_the_package(tmp_path: Path) -> None:
+    images(tmp_path, "train", 3)  # and none to test with
     with pytest.raises(InvalidSetting, match="apt-get install dataset-fashion-mnist"):
         _fashion_mnist.load(tmp_path)
+
+
+def test_a_library_without_its_documentation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data", None)
+    with pytest.raises(InvalidSetting, match=r"lacks its documentation topics"):
+        _text.topics()
 
 
 def test_words_are_numbered_by_frequency() -> None:

@@ -15,7 +15,7 @@ from ..trace.span import Trace
 from ..units import format_bytes, format_rate
 from .demo_rank import COMPRESSORS, methods
 from .ranks import Report, run_ranks
-from .tasks import available, make_task
+from .tasks import make_task
 
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
 """Keys that have one value in all rows of a run."""
@@ -29,7 +29,7 @@ class Demo:
     rate_bytes_per_s: float = 25_000_000.0
     steps: int = 40
     rounds: int = 4
-    task: str = "auto"
+    task: str = "text"
     compressors: tuple[str, ...] = COMPRESSORS
 
     def __post_init__(self) -> None:
@@ -60,10 +60,9 @@ class Outcome:
 
 def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
     """Opens the testbed, trains by all methods, and puts the figures together."""
-    name = available()[0] if demo.task == "auto" else demo.task
-    task = make_task(name)
+    task = make_task(demo.task)
     settings = {
-        "task": name,
+        "task": demo.task,
         "steps": demo.steps,
         "rounds": demo.rounds,
         "compressors": demo.compressors,
@@ -118,7 +117,10 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -
 def write_report(
     outcome: Outcome, folder: Path, *, command: str, machine: dict[str, object]
 ) -> Path:
-    """Writes pictures, one Chrome trace a method, and the HTML page that holds them all."""
+    """Writes one Chrome trace a method, pictures, and the HTML page that holds them all.
+
+    Raises ``NotInstalled`` after the traces where a package for the others is missing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for method, trace in outcome.traces.items():
         save_chrome(trace, folder / f"{method}.trace.json")

@@ -27,7 +27,7 @@ from ..errors import invalid
 from ..kernels._build import backend
 from ..load import load, names
 from ..spec import TensorSpec
-from .kernel_peers import peers_of
+from .kernel_peers import check_compiles, peers_of
 
 Row = dict[str, object]
 Call = Callable[[], object]
@@ -94,7 +94,12 @@ def measure(
     peers: Sequence[str] = ("eager",),
     device: str = "cpu",
 ) -> list[Row]:
-    """One row a case, of ``codecs`` or of all; ``threads`` holds for torch's side as well."""
+    """One row a case, of ``codecs`` or of all; ``threads`` holds for torch's side as well.
+
+    Raises ``InvalidSetting`` for peers that torch cannot compile here.
+    """
+    if "compiled" in peers:
+        check_compiles(device)
     if device == "cpu" and backend() != "cpp":
         _log.warning("no C++ kernels here: these are the figures of the torch references")
     before = torch.get_num_threads()

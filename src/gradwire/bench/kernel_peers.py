@@ -24,6 +24,9 @@ from ..compress.qsgd import qsgd
 from ..compress.tbq import tbq
 from ..compress.terngrad import terngrad
 from ..contract import Compressor
+from ..errors import NotInstalled, invalid
+from ..kernels.compiler import find_compiler
+from ..kernels.gpu import available
 
 Call = Callable[[], object]
 KINDS = ("eager", "compiled")
@@ -175,6 +178,15 @@ PEERS: dict[str, Callable[[], Peer]] = {
 """By the name of the compressor; made when asked for."""
 SELECTING = frozenset({"topk", "dgc", "graddrop"})
 """Compressors that torch does by ``topk``."""
+
+
+def check_compiles(device: str) -> None:
+    """Raises ``InvalidSetting`` where ``torch.compile`` lacks what it makes code with."""
+    if device == "cpu" and find_compiler() is None:
+        accepted = "asked for where there is a C++ compiler"
+        raise invalid("--compiled", True, accepted, "apt install g++, or leave it out")
+    if device != "cpu" and not available():
+        raise NotInstalled("torch.compile on a GPU", "triton", "triton")
 
 
 def peers_of(

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ..collective._travel import bytes_sent
-from ..errors import invalid
+from ..errors import NotInstalled, invalid
+from ..kernels.gpu import available
 from ..sparse.entries import Entries
 from ..sparse.formats.coo import coo
 from ..sparse.formats.hash_bitmap import hash_bitmap
@@ -118,6 +119,8 @@ def _entries(indices_K: Tensor, seed: int) -> Entries:
 
 def _on_gpu(draws: Draws, rounds: int, device: torch.device) -> list[Row]:
     """The paper's figure 16: one tensor's partition, without its transfer."""
+    if not available():
+        raise NotInstalled("the partition on a GPU", "triton", "triton")
     entries = _entries(draws.taken(0, draws.pool()), 0)
     held = Entries(entries.indices_K.to(device), entries.values.to(device))
     where = (held, draws.numel, draws.world, Permutation(draws.numel, seed=1))

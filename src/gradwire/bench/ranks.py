@@ -35,7 +35,7 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
-        (place / "settings.json").write_text(json.dumps(settings))
+        (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         over = threading.Event()
         watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
         watcher.start()
@@ -45,7 +45,10 @@ def run_ranks(
         finally:
             over.set()
             watcher.join()
-        return [json.loads(_result(place, rank).read_text()) for rank in range(len(hosts))]
+        return [
+            json.loads(_result(place, rank).read_text(encoding="utf-8"))
+            for rank in range(len(hosts))
+        ]
 
 
 def _result(place: Path, rank: int) -> Path:
@@ -56,7 +59,7 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
     """Passes on rank 0's last report until all is over."""
     seen = ""
     while not over.wait(_POLL_S):
-        text = progress.read_text() if progress.exists() else ""
+        text = progress.read_text(encoding="utf-8") if progress.exists() else ""
         if text and text != seen:
             seen = text
             fraction, _, what = text.partition(" ")
@@ -66,18 +69,18 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
 def main() -> None:
     """What each rank executes: joins the group, measures, writes its result."""
     program, folder = sys.argv[1], Path(sys.argv[2])
-    settings = json.loads((folder / "settings.json").read_text())
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
 
     def report(fraction: float, what: str) -> None:
         if rank == 0:
             draft = folder / "progress.new"
-            draft.write_text(f"{fraction} {what}")
+            draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
     result = importlib.import_module(f"gradwire.bench.{program}").measure(settings, report)
-    _result(folder, rank).write_text(json.dumps(result))
+    _result(folder, rank).write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

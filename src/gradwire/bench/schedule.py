@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
-from .. import catalogue
+from ..catalogue import load_or_read
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import UnknownName, invalid
@@ -135,7 +135,7 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> O
     Raises ``TestbedUnavailable`` where links cannot be shaped: at full speed of the loopback, the
     figures would stand for nothing.
     """
-    profiles = [profile_of(name) for name in bench.profiles]
+    profiles = [load_or_read(name) for name in bench.profiles]
     settings = {
         "profiles": [profile.to_json() for profile in profiles],
         "rows": bench.rows(),
@@ -155,11 +155,6 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> O
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])
     return outcome
-
-
-def profile_of(name: str) -> Profile:
-    """A model of the catalogue, or a profile's file."""
-    return Profile.load(name) if Path(name).exists() else catalogue.load(name)
 
 
 def _add(

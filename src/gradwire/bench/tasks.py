@@ -14,11 +14,6 @@ from ..workloads.task import Batch, Task, class_loss, mean_over, random_of
 from ..workloads.transformer import CausalLM
 
 
-def available() -> list[str]:
-    """Tasks whose data this machine has, the preferred one first."""
-    return ["fashion", "text"] if _fashion_mnist.missing() is None else ["text"]
-
-
 def make_task(name: str) -> Task:
     """The task ``text``, ``perceptron`` or ``fashion``; refuses one whose data is missing.
 
@@ -33,8 +28,7 @@ def make_task(name: str) -> Task:
             return _fashion()
         except InvalidSetting as error:
             raise InvalidSetting(f"{error}, or use --task text") from error
-    accepted = "text, perceptron, fashion or auto"
-    raise invalid("task", name, accepted, "leave it out to have it chosen")
+    raise invalid("task", name, "text, perceptron or fashion", "leave it out: text needs no data")
 
 
 def _over_bytes(context: int = 64, batch: int = 2) -> Task:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import ipaddress
 import os
 import socket
@@ -21,6 +20,8 @@ VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
 )
+REPORT = ("matplotlib", "jinja2")
+"""Packages of the extra ``report``."""
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: get an interface's IPv4 address
@@ -32,8 +33,7 @@ def versions() -> Rows:
         {"name": heading(key), "value": shown(key, value)} for key, value in machine().items()
     ]
     rows += [
-        {"name": name, "value": installed_version(name)}
-        for name in ("numpy", "triton", "matplotlib", "jinja2")
+        {"name": name, "value": installed_version(name)} for name in ("numpy", "triton", *REPORT)
     ]
     return rows
 
@@ -53,19 +53,21 @@ def backends() -> Rows:
     return [{"name": name, "available": there} for name, there in found.items()]
 
 
-def interfaces(folder: Path = Path("/sys/class/net")) -> Rows:
-    """Network interfaces that are up or have an address."""
+def interfaces(names: Sequence[str] | None = None, folder: Path = Path("/sys/class/net")) -> Rows:
+    """Network interfaces that are up or have an address; all that there are, or these.
+
+    What is said of them beside addresses stands in ``folder``, which a container may lack.
+    """
     rows: Rows = []
-    for path in sorted(folder.glob("*")):
-        name = path.name
-        addresses = [*_ipv4(name), *_ipv6(name)]
+    for name in names or sorted(name for _, name in socket.if_nameindex()):
+        path, addresses = folder / name, [*_ipv4(name), *_ipv6(name)]
         if not addresses and _read(path / "operstate") != "up":
             continue
-        speed_mbit = int(_read(path / "speed") or -1)
+        mtu, speed_mbit = _read(path / "mtu"), int(_read(path / "speed") or -1)
         rows.append(
             {
                 "name": name,
-                "mtu": int(_read(path / "mtu") or 0),
+                "mtu": int(mtu) if mtu else None,
                 "speed_bytes_per_s": speed_mbit * 125_000.0 if speed_mbit > 0 else None,
                 "addresses": addresses,
             }
@@ -192,8 +194,8 @@ def thread_warnings(variables: Mapping[str, str], num_cores: int) -> Rows:
     return [_warning("threads", problem, remedy)]
 
 
-def part_warnings(shaped: Rows, built: Rows, seen: Rows, found: Rows) -> Rows:
-    """Parts that are missing here, from the rows of shaper, kernels, gpus and backends."""
+def part_warnings(shaped: Rows, built: Rows, seen: Rows, found: Rows, listed: Rows) -> Rows:
+    """Parts that are missing here: rows of shaper, kernels, gpus, backends and versions say so."""
     rows: Rows = []
     if not shaped[0]["available"]:
         remedy = "gradwire demo and testbed then run on plain loopback, where nothing is slow"
@@ -204,9 +206,9 @@ def part_warnings(shaped: Rows, built: Rows, seen: Rows, found: Rows) -> Rows:
     if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
         problem = "there is a GPU, and this build of torch has no NCCL"
         rows.append(_warning("nccl", problem, "install a torch build for CUDA"))
-    absent = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    absent = [row["name"] for row in listed if row["name"] in REPORT and row["value"] is None]
     if absent:
-        problem = f"{' and '.join(absent)} not installed: no pictures, no HTML report"
+        problem = f"{' and '.join(map(str, absent))} not installed: no pictures, no HTML report"
         rows.append(_warning("report", problem, 'pip install "gradwire[report]"'))
     return rows
 

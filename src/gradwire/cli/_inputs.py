@@ -6,22 +6,14 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import catalogue
 from ..bounds import check_whole
 from ..cost._stored import MOST_RANKS
 from ..cost.cluster import Cluster, check_rate
-from ..cost.profile import Profile
 from ..errors import invalid
 from ..units import parse_bytes, parse_rate
 
 RANKS = 8
 RATE = "10gbit"
-
-
-def read_profile(model: str) -> Profile:
-    """A profile's file where ``model`` is a path, otherwise a model of the catalogue."""
-    is_path = model.endswith(".json") or Path(model).is_file()
-    return Profile.load(model) if is_path else catalogue.load(model)
 
 
 def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:

@@ -58,7 +58,7 @@ def _plain_value(value: object) -> object:
 def machine() -> dict[str, object]:
     """What a figure depends on: processor, memory, system and the versions in use."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -68,10 +68,10 @@ def machine() -> dict[str, object]:
     }
 
 
-def _cpu_model() -> str:
-    listing = Path("/proc/cpuinfo")
+def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system has it, or what kind it is where the system has none."""
     if listing.exists():
-        for line in listing.read_text(encoding="utf-8").splitlines():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model") and value.strip():
                 return value.strip()

@@ -285,10 +285,10 @@ def schedule(
         trials=trials,
     )
     outcome = _schedule(settings, as_json)
-    if picture is not None:
-        schedule_bench.draw(outcome, picture, title=settings.title)
     if traces is not None:
         schedule_bench.save_traces(outcome, traces)
+    if picture is not None:
+        schedule_bench.draw(outcome, picture, title=settings.title)
 
 
 def _schedule(settings: schedule_bench.ScheduleBench, as_json: bool) -> schedule_bench.Outcome:

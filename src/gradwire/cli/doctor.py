@@ -48,8 +48,9 @@ def doctor(
 def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
     interfaces, backends = diagnosis.interfaces(), diagnosis.backends()
     shaper, kernels, gpus = diagnosis.shaper(), diagnosis.kernels(), diagnosis.gpus()
+    versions = diagnosis.versions()
     sections = {
-        "Machine": diagnosis.versions(),
+        "Machine": versions,
         "Back ends": backends,
         "Interfaces": interfaces,
         "Testbed": shaper,
@@ -60,7 +61,7 @@ def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
     warnings = [
         *diagnosis.network_warnings(interfaces, os.environ, diagnosis.host_address()),
         *diagnosis.thread_warnings(os.environ, len(os.sched_getaffinity(0))),
-        *diagnosis.part_warnings(shaper, kernels, gpus, backends),
+        *diagnosis.part_warnings(shaper, kernels, gpus, backends, versions),
     ]
     if report is not None:
         sections["Link"] = fit_rows(report)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import catalogue
+from ..catalogue import load_or_read
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import InvalidSetting, invalid
@@ -17,7 +18,7 @@ from ..planner._exposed import Account, ready_times
 from ..planner._plan import plan as make_plan
 from ..planner._types import Message, Plan
 from ..units import format_rate
-from ._inputs import RANKS, RATE, read_cluster, read_profile, read_settings
+from ._inputs import RANKS, RATE, read_cluster, read_settings
 from ._output import emit, progress
 
 app = typer.Typer()
@@ -55,12 +56,12 @@ def plan(
             accepted = "given without --planner, --set and --tune"
             raise invalid("--show", str(show), accepted, "leave it out to plan again")
         made = Plan.load(show)
-        profile = read_profile(model) if model else _profile_of(made)
+        profile = load_or_read(model) if model else _profile_of(made)
         check(made, profile)
     elif model is None:
         raise InvalidSetting("no model was given; write --model vgg16, or --show plan.json")
     else:
-        profile, given = read_profile(model), read_settings(settings or ())
+        profile, given = load_or_read(model), read_settings(settings or ())
         with progress("planning"):
             made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
     if out is not None:

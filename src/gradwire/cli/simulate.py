@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..catalogue import load_or_read
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
 from ..errors import invalid
@@ -21,7 +22,7 @@ from ..sim.timeline import simulate as run_plan
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_rate, ratio
-from ._inputs import RANKS, RATE, read_cluster, read_profile, read_ranks, read_rates
+from ._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
 from ._output import emit, progress
 
 app = typer.Typer()
@@ -49,7 +50,7 @@ def simulate(
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated
     throughput model of a V100, not a measurement. Speedups count the work of all ranks.
     """
-    profiles = [read_profile(one) for one in model]
+    profiles = [load_or_read(one) for one in model]
     clusters = [
         read_cluster(cluster, num_ranks, link)
         for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))
@@ -69,12 +70,12 @@ def simulate(
     constant = {key for key in CASE_KEYS if len({row[key] for row in rows}) == 1}
     title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
     emit("simulate", rows, as_json=as_json, title=title, hidden=constant)
+    if traces is not None:
+        _save_traces(cases, traces)
     if picture is not None:
         timeline.draw(cases[0].timelines, picture, title=cases[0].title)
     if speedups is not None:
         draw_speedups(rows, speedups)
-    if traces is not None:
-        _save_traces(cases, traces)
 
 
 CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.compiler import Source, load
+from ..kernels.gpu import available
 from ..payload import Payload
 from . import interp
 from .gpu import build as gpu_build
@@ -112,7 +113,7 @@ class Built:
         on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
-            run = interp.run if on_cpu or not gpu_build.available() else self.launcher.run
+            run = interp.run if on_cpu or not available() else self.launcher.run
             return [run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []

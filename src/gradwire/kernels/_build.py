@@ -36,4 +36,4 @@ def backend() -> Literal["cpp", "reference"]:
 @functools.cache
 def source(name: str) -> Source:
     """The text of csrc/``name``.cpp."""
-    return Source(name, (_SOURCES / f"{name}.cpp").read_text(), _SOURCES)
+    return Source(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)

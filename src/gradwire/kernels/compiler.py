@@ -170,29 +170,34 @@ def _compile(command: Sequence[str], text: str, folder: Path) -> None:
 
     Headers of a text without a file are looked for in the working folder first.
     """
-    subprocess.run(
-        command,
-        input=text,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=_COMPILE_TIMEOUT_S,
-        cwd=folder,
-    )
+    _said(command, text, _COMPILE_TIMEOUT_S, folder)
 
 
 @functools.cache
 def _compiler_version(compiler: str) -> str:
+    return _said([compiler, "--version"], "", 60.0)
+
+
+def _said(command: Sequence[str], text: str, timeout_s: float, folder: Path | None = None) -> str:
+    """What a compiler prints, in English whatever the user's language, so that it can be read."""
     return subprocess.run(
-        [compiler, "--version"], check=True, capture_output=True, text=True, timeout=60.0
+        command,
+        input=text,
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        timeout=timeout_s,
+        cwd=folder,
     ).stdout
 
 
 @functools.cache
-def _cpu_model() -> str:
+def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
     """What -march=native depends on; a home folder may be shared by unlike machines."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     keys = ("model name", "flags", "Features", "CPU implementer", "CPU part")

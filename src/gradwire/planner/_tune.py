@@ -23,7 +23,7 @@ from typing import Any
 from ..bounds import check_whole
 from ..cost.cluster import Cluster
 from ..cost.profile import Profile
-from ..errors import InvalidSetting, invalid
+from ..errors import InvalidSetting, NotInstalled, invalid
 from ._plan import Planner, with_settings
 from ._price import fewest_messages, iteration_s
 from ._space import Space
@@ -128,10 +128,7 @@ def _optuna() -> Iterator[Any]:
     try:
         optuna = importlib.import_module("optuna")
     except ModuleNotFoundError:
-        raise InvalidSetting(
-            "tuning needs optuna, which is not installed; "
-            'run: pip install "gradwire[tune]", or give the settings'
-        ) from None
+        raise NotInstalled("tuning", "optuna", "tune") from None
     loud = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

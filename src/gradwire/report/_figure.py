@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidSetting
+from ..errors import NotInstalled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,19 +22,11 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise missing("matplotlib") from None
+    except ModuleNotFoundError:
+        raise NotInstalled("a picture", "matplotlib", "report") from None
     figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
-
-
-def missing(distribution: str) -> InvalidSetting:
-    """The error for a part of the ``report`` extra that is not installed."""
-    return InvalidSetting(
-        f"pictures and HTML reports need {distribution}, which is not installed; "
-        'run: pip install "gradwire[report]"'
-    )
 
 
 def quiet(axes: Axes) -> None:

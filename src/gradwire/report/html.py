@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ._figure import missing
+from ..errors import NotInstalled
 from .table import Row, cells, columns, heading, is_numeric, shown
 
 TEMPLATE = """\
@@ -90,13 +90,13 @@ def write(
     """Writes the report and returns its path.
 
     ``command`` is the command line that made the figures; ``pictures`` maps captions to PNG files,
-    which are copied into the text. All texts are escaped. Raises InvalidSetting without jinja2.
+    which are copied into the text. All texts are escaped. Raises NotInstalled without jinja2.
     """
     try:
         from jinja2 import Environment
         from markupsafe import Markup
-    except ImportError:
-        raise missing("jinja2") from None
+    except ModuleNotFoundError:
+        raise NotInstalled("an HTML report", "jinja2", "report") from None
     number = Markup(' class="number"')
     keys = columns(rows)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(

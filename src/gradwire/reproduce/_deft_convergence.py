@@ -9,7 +9,7 @@ from functools import partial
 from ..workloads.train import History
 from ._deft_rows import POINTS, draw, findings, number
 from ._deft_runs import Run, histories, run_of
-from ._deft_setting import DENSE, LSTM, METHODS, by_name, present, ranks
+from ._deft_setting import APPLICATIONS, DENSE, LSTM, METHODS, Application, present
 from ._frame import Ask, Claim, Findings, Row
 
 NEAR_POINTS, NEAR_SHARE = 0.01, 0.05
@@ -24,19 +24,22 @@ WHY_SHORT = (
 )
 
 
-def figure3(ask: Ask, methods: Sequence[str] = METHODS) -> Findings:
+def figure3(
+    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+) -> Findings:
     """Every sparsifier beside dense training, in the three applications."""
-    runs = [run_of(ask, app.name, method) for app in present() for method in methods]
+    measured = present(apps)
+    runs = [run_of(ask, app, method) for app in measured for method in methods]
     found = histories(ask, runs)
     rows = [_row(run.method, run, one) for run, one in zip(runs, found, strict=True)]
-    claims = [_attained(app.name, rows) for app in present()]
-    return findings(rows, [*claims, *_order(rows)])
+    claims = [_attained(app, rows) for app in measured]
+    return findings(rows, [*claims, *_order(rows, measured)], apps)
 
 
-def figure8(ask: Ask, densities: Sequence[float] = DENSITIES) -> Findings:
+def figure8(ask: Ask, densities: Sequence[float] = DENSITIES, app: Application = LSTM) -> Findings:
     """DEFT at three densities on the language model."""
-    runs = [run_of(ask, LSTM.name, "deft", density) for density in densities]
-    runs.append(run_of(ask, LSTM.name, DENSE))
+    runs = [run_of(ask, app, "deft", density) for density in densities]
+    runs.append(run_of(ask, app, DENSE))
     names = [*(f"density {density:g}" for density in densities), DENSE]
     found = histories(ask, runs)
     rows = [_row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)]
@@ -72,18 +75,18 @@ def _scores(row: Row) -> dict[int, float]:
     return {int(step): float(score) for step, score in points}
 
 
-def figure10(ask: Ask) -> Findings:
+def figure10(ask: Ask, app: Application = LSTM) -> Findings:
     """DEFT on 1 to 16 ranks on the language model, beside dense training on the most."""
-    most = run_of(ask, LSTM.name, "deft")
-    counts = [num for num in (2, 4, 8, 16) if num <= ranks(ask.quick)]
+    most = run_of(ask, app, "deft")
+    counts = [num for num in (2, 4, 8, 16) if num <= most.num_ranks]
     runs = [replace(most, num_ranks=num) for num in counts]
-    runs.append(run_of(ask, LSTM.name, DENSE))
+    runs.append(run_of(ask, app, DENSE))
     names = [*(f"{num} ranks" for num in counts), DENSE]
     found = histories(ask, runs)
     rows = [_row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)]
     dense = number(rows[-1], "score")
     scores = [number(row, "score") for row in rows[:-1]]
-    agrees = all(_near(LSTM.name, score, dense) for score in scores)
+    agrees = all(_near(app, score, dense) for score in scores)
     shown = ", ".join(f"{num}: {score:.1f}" for num, score in zip(counts, scores, strict=True))
     claim = Claim(
         "on every number of workers perplexity reaches that of dense training",
@@ -100,11 +103,11 @@ def _row(name: str, run: Run, found: History) -> Row:
     half = next(score for step, score in found.scores if 2 * step >= run.num_steps)
     return {
         "name": name,
-        "application": run.application,
+        "application": run.application.name,
         "num_ranks": run.num_ranks,
         "num_steps": run.num_steps,
         "density": run.density,
-        "metric": by_name(run.application).metric,
+        "metric": run.application.metric,
         "score": found.scores[-1][1],
         "score_halfway": half,
         "loss": found.losses[-1],
@@ -112,34 +115,34 @@ def _row(name: str, run: Run, found: History) -> Row:
     }
 
 
-def _near(application: str, score: float, dense: float) -> bool:
+def _near(app: Application, score: float, dense: float) -> bool:
     """Whether a score is dense training's or better, to what counts as nothing."""
-    if by_name(application).less_is_better:
+    if app.less_is_better:
         return score <= dense * (1 + NEAR_SHARE)
     return score >= dense - NEAR_POINTS
 
 
-def _attained(application: str, rows: Sequence[Row]) -> Claim:
+def _attained(app: Application, rows: Sequence[Row]) -> Claim:
     scores = {
-        str(row["name"]): number(row, "score") for row in rows if row["application"] == application
+        str(row["name"]): number(row, "score") for row in rows if row["application"] == app.name
     }
     dense = scores.pop(DENSE)
-    agrees = all(_near(application, score, dense) for score in scores.values())
+    agrees = all(_near(app, score, dense) for score in scores.values())
     ours = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())
     return Claim(
-        f"all sparsifiers attain the convergence point of dense training in {application}",
+        f"all sparsifiers attain the convergence point of dense training in {app.name}",
         "section 5.2, figure 3",
-        f"{by_name(application).metric}: {ours}; dense {dense:.4g}",
+        f"{app.metric}: {ours}; dense {dense:.4g}",
         agrees,
         "" if agrees else WHY_SHORT,
     )
 
 
-def _order(rows: Sequence[Row]) -> list[Claim]:
+def _order(rows: Sequence[Row], apps: Sequence[Application]) -> list[Claim]:
     """Whether Top-k leads the sparsifiers halfway through, wherever all three were measured."""
     says, place = "Top-k converges faster than DEFT and CLT-k", "section 5.2, figure 3"
     leads, shown = [], []
-    for app in present():
+    for app in apps:
         half = {
             str(row["name"]): number(row, "score_halfway")
             for row in rows

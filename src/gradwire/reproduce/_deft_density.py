@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ._deft_rows import POINTS, draw, findings, mean, number, thinned
 from ._deft_runs import Run, histories, run_of
-from ._deft_setting import DENSE, METHODS, RESNET, present, ranks
+from ._deft_setting import APPLICATIONS, DENSE, METHODS, RESNET, Application, present
 from ._frame import Ask, Claim, Findings, Row
 
 BUILD_UP = {"resnet18": 13.59, "lstm": 14.18, "ncf": 5.31}
@@ -35,19 +35,19 @@ WHY_DEFT = (
 )
 
 
-def figure1(ask: Ask) -> Findings:
+def figure1(ask: Ask, app: Application = RESNET, num_steps: int | None = None) -> Findings:
     """Top-k's density after build-up on 2 to 16 ranks, the batch of all ranks together constant."""
-    if RESNET.missing() is not None:
+    if app.missing() is not None:
         claim = Claim(_RISES, "section 1, figure 1", "not measured", None)
-        return findings((), (claim,))
-    total, counts = TOTAL_BATCH[ask.quick], _doublings(ranks(ask.quick))
+        return findings((), (claim,), (app,))
+    total, counts = TOTAL_BATCH[ask.quick], _doublings(app.ranks(ask.quick))
     runs = [
         Run(
-            application=RESNET.name,
+            application=app,
             method="topk",
-            density=RESNET.density,
+            density=app.density,
             num_ranks=num_ranks,
-            num_steps=FIGURE_1_STEPS[ask.quick],
+            num_steps=num_steps or FIGURE_1_STEPS[ask.quick],
             quick=ask.quick,
             batch=total // num_ranks,
             num_scores=1,
@@ -57,7 +57,7 @@ def figure1(ask: Ask) -> Findings:
     rows: list[Row] = [
         {
             "name": f"{run.num_ranks} ranks",
-            "application": RESNET.name,
+            "application": app.name,
             "num_ranks": run.num_ranks,
             "batch": run.batch,
             **_densities(found.asked, found.local, found.actual),
@@ -69,20 +69,22 @@ def figure1(ask: Ask) -> Findings:
     rises = all(low < high for low, high in pairwise(actual))
     ours = ", ".join(f"{n}: {value:.4f}" for n, value in zip(counts, actual, strict=True))
     claim = Claim(_RISES, "section 1, figure 1", f"by ranks {ours}", rises)
-    return findings(rows, (claim,))
+    return findings(rows, (claim,), (app,))
 
 
 _RISES = "the actual density rises with the number of workers though 0.01 is asked for"
 
 
-def figure4(ask: Ask, methods: Sequence[str] = METHODS) -> Findings:
+def figure4(
+    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+) -> Findings:
     """Asked, local and actual density of every sparsifier in the three applications."""
     sparse = [method for method in methods if method != DENSE]
-    runs = [run_of(ask, app.name, method) for app in present() for method in sparse]
+    runs = [run_of(ask, app, method) for app in present(apps) for method in sparse]
     rows: list[Row] = [
         {
             "name": run.method,
-            "application": run.application,
+            "application": run.application.name,
             "num_ranks": run.num_ranks,
             **_densities(found.asked, found.local, found.actual),
             "sent_bytes": mean(found.sent_bytes),
@@ -91,7 +93,8 @@ def figure4(ask: Ask, methods: Sequence[str] = METHODS) -> Findings:
         for run, found in zip(runs, histories(ask, runs), strict=True)
     ]
     by_place = {(str(row["application"]), str(row["name"])): row for row in rows}
-    return findings(rows, (*_build_up_claims(ask, by_place), *_kept_claims(by_place, sparse)))
+    claims = (*_build_up_claims(ask, by_place), *_kept_claims(by_place, sparse))
+    return findings(rows, claims, apps)
 
 
 def _densities(asked: Sequence[float], local: Sequence[float], actual: Sequence[float]) -> Row:
@@ -118,7 +121,8 @@ def _build_up_claims(ask: Ask, rows: _Rows) -> list[Claim]:
         found = number(row, "build_up")
         agrees = abs(found / stated - 1) <= LIKE
         ours = f"{found:.2f} times on {row['num_ranks']} ranks"
-        fewer = f"; {ranks(True)} ranks can reach {ranks(True)} times at most" if ask.quick else ""
+        num = row["num_ranks"]
+        fewer = f"; {num} ranks can reach {num} times at most" if ask.quick else ""
         why = "" if agrees else WHY_BUILD_UP + fewer
         claims.append(Claim(says, "section 5.2, figure 4", ours, agrees, why))
     row = rows.get(("ncf", "topk"))

@@ -8,7 +8,7 @@ from functools import partial
 from ..workloads.train import History
 from ._deft_rows import POINTS, draw, findings, mean, thinned
 from ._deft_runs import Run, histories, run_of
-from ._deft_setting import DENSE, LSTM, METHODS, RESNET, present
+from ._deft_setting import APPLICATIONS, DENSE, LSTM, METHODS, RESNET, Application, present
 from ._frame import Ask, Claim, Findings, Row
 
 TIMES = 10
@@ -17,27 +17,30 @@ LIKE = 2.0
 """Within which factor of each other two errors count as alike."""
 
 
-def figure5(ask: Ask, methods: Sequence[str] = METHODS) -> Findings:
+def figure5(
+    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+) -> Findings:
     """The error of every sparsifier in the three applications."""
     sparse = [method for method in methods if method != DENSE]
-    runs = [run_of(ask, app.name, method) for app in present() for method in sparse]
-    found = dict(zip(((r.application, r.method) for r in runs), histories(ask, runs), strict=True))
-    rows = [_row(run.method, run, found[run.application, run.method]) for run in runs]
-    return findings(rows, [_lower(app.name, found) for app in present()])
+    runs = [run_of(ask, app, method) for app in present(apps) for method in sparse]
+    places = [(run.application.name, run.method) for run in runs]
+    found = dict(zip(places, histories(ask, runs), strict=True))
+    rows = [_row(run.method, run, found[at]) for run, at in zip(runs, places, strict=True)]
+    return findings(rows, [_lower(app.name, found) for app in present(apps)], apps)
 
 
-def figure6(ask: Ask) -> Findings:
+def figure6(ask: Ask, apps: Sequence[Application] = (RESNET, LSTM)) -> Findings:
     """DEFT with as many times the density as Top-k's has after build-up, about, beside Top-k."""
     rows: list[Row] = []
     claims = []
-    apps = [app for app in (RESNET, LSTM) if app.missing() is None]
+    measured = present(apps)
     runs = [
-        run_of(ask, app.name, method, density)
-        for app in apps
+        run_of(ask, app, method, density)
+        for app in measured
         for method, density in (("topk", app.density), ("deft", TIMES * app.density))
     ]
     found = histories(ask, runs)
-    for app, (topk, deft) in zip(apps, zip(runs[::2], runs[1::2], strict=True), strict=True):
+    for app, (topk, deft) in zip(measured, zip(runs[::2], runs[1::2], strict=True), strict=True):
         ours, theirs = found[runs.index(deft)], found[runs.index(topk)]
         rows += [_row("topk", topk, theirs), _row(f"deft, {TIMES} times", deft, ours)]
         ratio = mean(ours.errors) / mean(theirs.errors)
@@ -52,13 +55,13 @@ def figure6(ask: Ask) -> Findings:
                 "" if agrees else "errors of trainings this short are mostly of their beginnings",
             )
         )
-    return findings(rows, claims)
+    return findings(rows, claims, apps)
 
 
 def _row(name: str, run: Run, found: History) -> Row:
     return {
         "name": name,
-        "application": run.application,
+        "application": run.application.name,
         "num_ranks": run.num_ranks,
         "density": run.density,
         "actual_density": mean(found.actual),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..report import curves
-from ._deft_setting import APPLICATIONS
+from ._deft_setting import Application
 from ._frame import Claim, Findings, Row
 
 POINTS = "points"
@@ -36,11 +36,16 @@ def number(row: Row, key: str) -> float:
     return float(value)
 
 
-def findings(rows: Sequence[Row], claims: Sequence[Claim], notes: Sequence[str] = ()) -> Findings:
+def findings(
+    rows: Sequence[Row],
+    claims: Sequence[Claim],
+    apps: Sequence[Application],
+    notes: Sequence[str] = (),
+) -> Findings:
     """With a row for each application whose data this machine lacks, which says how to get it."""
     lacking: list[Row] = [
         {"name": "not measured", "application": one.name, "why": why}
-        for one in APPLICATIONS
+        for one in apps
         if (why := one.missing()) is not None
     ]
     return Findings((*rows, *lacking), tuple(claims), tuple(notes), complete=not lacking)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
 from .._version import __version__
 from ..workloads.train import History, train
-from ._deft_setting import DENSE, by_name, method_of, ranks
+from ._deft_setting import DENSE, Application, method_of
 from ._frame import Ask, Report
 from ._whole import write_whole
 
@@ -26,7 +26,7 @@ FOLDER = "trainings"
 class Run:
     """One training: all that its history follows from."""
 
-    application: str
+    application: Application
     method: str
     density: float
     num_ranks: int
@@ -40,20 +40,20 @@ class Run:
     @property
     def key(self) -> str:
         """The name of its file, without the ending."""
-        parts = [str(value) for value in asdict(self).values() if value is not None]
+        values = {**vars(self), "application": self.application.name}.values()
+        parts = [str(value) for value in values if value is not None]
         return "-".join([*parts, __version__]).replace(", ", "_").replace(" ", "_")
 
 
-def run_of(ask: Ask, application: str, method: str, density: float | None = None) -> Run:
+def run_of(ask: Ask, app: Application, method: str, density: float | None = None) -> Run:
     """The training that figures 3 to 6 share: the application's density, ranks and steps."""
-    found = by_name(application)
-    density = found.density if density is None else density
+    density = app.density if density is None else density
     return Run(
-        application=application,
+        application=app,
         method=method,
         density=1.0 if method == DENSE else density,
-        num_ranks=ranks(ask.quick),
-        num_steps=found.steps(ask.quick),
+        num_ranks=app.ranks(ask.quick),
+        num_steps=app.steps(ask.quick),
         quick=ask.quick,
     )
 
@@ -83,7 +83,7 @@ def histories(ask: Ask, runs: Sequence[Run]) -> list[History]:
 
 def _train(run: Run, report: Report) -> History:
     """In one thread: tensors are small, and a run gives the same bits on any number of cores."""
-    task = by_name(run.application).task(run.quick, run.seed, run.batch)
+    task = run.application.task(run.quick, run.seed, run.batch)
     task, exchange = method_of(run.method, run.density, run.num_steps, task)
     with one_thread():
         return train(

@@ -5,8 +5,8 @@ Source: Yoon and Oh, DEFT, section 5.1 and table 2; densities of section 5.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,10 +41,13 @@ class Application:
     metric: str
     make: Callable[..., Task]
     """With ``batch``, ``seed`` and a form's sizes."""
-    full: dict[str, Any]
-    quick: dict[str, Any]
+    full: dict[str, Any] = field(hash=False)
+    quick: dict[str, Any] = field(hash=False)
     num_steps: int
     num_quick_steps: int
+    num_ranks: int = 16
+    """The paper's."""
+    num_quick_ranks: int = 8
     missing: Callable[[], str | None] = lambda: None
     """Why its data are not here and how to get them."""
     less_is_better: bool = False
@@ -56,6 +59,9 @@ class Application:
 
     def steps(self, quick: bool) -> int:
         return self.num_quick_steps if quick else self.num_steps
+
+    def ranks(self, quick: bool) -> int:
+        return self.num_quick_ranks if quick else self.num_ranks
 
 
 RESNET = Application(
@@ -101,6 +107,8 @@ TRAINED = (
         name="lstm, 4 ranks",
         full={"vocabulary": 2000, "embedding": 64, "hidden": 128, "batch": 4},
         num_steps=2500,
+        num_ranks=4,
+        num_quick_ranks=4,
     ),
     replace(
         RESNET,
@@ -109,32 +117,24 @@ TRAINED = (
         full={"batch": 16},
         quick={"width": 4, "batch": 4, "num_held_out": 1000},
         num_steps=3000,
+        num_ranks=4,
+        num_quick_ranks=4,
     ),
     replace(
         RESNET,
         name="resnet18, 4 ranks",
         full={"width": 8, "stem_stride": 2, "batch": 8},
         num_steps=2000,
+        num_ranks=4,
+        num_quick_ranks=4,
     ),
 )
 """What is trained to the end by more methods than the paper has, on fewer ranks."""
-RANKS, QUICK_RANKS = 16, 8
-"""The paper's and those of a quick run."""
 
 
-def ranks(quick: bool) -> int:
-    """How many ranks a comparison has."""
-    return QUICK_RANKS if quick else RANKS
-
-
-def by_name(name: str) -> Application:
-    """The application of that name."""
-    return next(one for one in (*APPLICATIONS, *TRAINED) if one.name == name)
-
-
-def present() -> tuple[Application, ...]:
-    """The applications whose data this machine has."""
-    return tuple(one for one in APPLICATIONS if one.missing() is None)
+def present(apps: Sequence[Application]) -> tuple[Application, ...]:
+    """Those applications whose data this machine has."""
+    return tuple(one for one in apps if one.missing() is None)
 
 
 def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[Task, Exchange]:

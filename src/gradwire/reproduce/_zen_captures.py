@@ -8,7 +8,7 @@ that all of them speak of the same gradients.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,7 +137,7 @@ def lacking(name: str) -> str | None:
     return SOURCES[name].lacking()
 
 
-def present(models: tuple[str, ...] = MODELS) -> tuple[str, ...]:
+def present(models: Sequence[str]) -> tuple[str, ...]:
     """Those models whose data this machine has."""
     return tuple(name for name in models if lacking(name) is None)
 

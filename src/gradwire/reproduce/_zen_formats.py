@@ -22,8 +22,8 @@ from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.parts import Part, parts_of
 from ..sparse.permutation import Permutation
 from ._frame import Ask, Claim, Findings, Row
-from ._zen_captures import captured, present
-from ._zen_sparsity import absent_notes
+from ._zen_captures import MODELS, captured, present
+from ._zen_sparsity import findings
 from ._zen_values import number
 from ._zen_volumes import union
 
@@ -46,7 +46,7 @@ PAPER_BLOCKS = 0.30
 def figure17a(
     ask: Ask,
     densities: Sequence[float] = DENSITIES,
-    models: Sequence[str] | None = None,
+    models: Sequence[str] = MODELS,
     numel: int | None = None,
 ) -> Findings:
     """Bytes of each format over those of the dense tensor."""
@@ -57,14 +57,14 @@ def figure17a(
         drawn_N = torch.rand(numel, generator=torch.Generator().manual_seed(0))
         indices_K = (drawn_N < density).nonzero()[:, 0].int()
         rows.append(_row(f"{ANYWHERE}, {100 * density:.3g} %", ANYWHERE, indices_K, numel))
-    for done, model in ask.each(models or present()):
+    for done, model in ask.each(present(models)):
         ask.report(0.7 + 0.3 * done, model)
         found = captured(ask, model, SERVERS)
         sets = found.elements(SERVERS)
         rows.append(_row(f"{model}, one rank", model, sets[0], found.numel))
         summed_K = union(sets, found.numel)
         rows.append(_row(f"{model}, sum of {SERVERS}", model, summed_K, found.numel))
-    return Findings(tuple(rows), claims17a(rows), absent_notes(), complete=not absent_notes())
+    return findings(rows, claims17a(rows), models)
 
 
 def _row(name: str, of: str, indices_K: Tensor, numel: int) -> Row:

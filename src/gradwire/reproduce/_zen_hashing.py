@@ -18,6 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from ..kernels.gpu import available
 from ..report import curves
 from ..sparse.entries import Entries
 from ..sparse.gpu import partition
@@ -121,7 +122,7 @@ def figure16(
     jobs += [("16b", BEST_MEMORY, count) for count in hashes]
     indices_K = _drawn(numel, DENSITY)
     rows: list[Row] = []
-    has_gpu = torch.cuda.is_available() and partition.available()
+    has_gpu = torch.cuda.is_available() and available()
     gpu = _entries(GPU_NUMEL, "cuda") if has_gpu else None
     for done, (figure, memory, count) in ask.each(jobs):
         ask.report(done, f"r_1 = {memory:g} entries, k = {count}")

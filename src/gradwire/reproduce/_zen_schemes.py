@@ -15,8 +15,8 @@ from ..cost.sparsity import TensorSparsity
 from ..report import curves
 from ..sparse.permutation import Permutation
 from ._frame import Ask, Claim, Findings, Row
-from ._zen_captures import Capture, captured, present
-from ._zen_sparsity import absent_notes, ranks_of, sparsity
+from ._zen_captures import MODELS, Capture, captured, present
+from ._zen_sparsity import findings, ranks_of, sparsity
 from ._zen_values import number
 from ._zen_volumes import busiest_bytes, dense_bytes, grown, rows_bytes
 
@@ -50,18 +50,17 @@ UNPRINTED = frozenset({"model", *(f"predicted_{key}" for key in FORMULAS.values(
 
 
 def figure8(
-    ask: Ask, models: Sequence[str] | None = None, ranks: Sequence[int] | None = None
+    ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] | None = None
 ) -> Findings:
     """Every scheme's time over the all-reduce's, by model and number of ranks."""
     wanted = ranks or tuple(n for n in RANKS if n <= ranks_of(ask))
     rows: list[Row] = []
-    for done, model in ask.each(models or present()):
+    for done, model in ask.each(present(models)):
         ask.report(done, model)
         rows += model_rows(ask, model, wanted)
     ask.report(1.0, SMALL)
     rows += model_rows(ask, SMALL, (SMALL_RANKS,))
-    notes = (_formula_note(rows), *absent_notes())
-    return Findings(tuple(rows), claims8(rows), notes, complete=not absent_notes())
+    return findings(rows, claims8(rows), models, (_formula_note(rows),))
 
 
 def model_rows(ask: Ask, model: str, ranks: Sequence[int]) -> list[Row]:

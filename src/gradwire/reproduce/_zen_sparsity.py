@@ -53,10 +53,17 @@ def ranks_of(ask: Ask) -> int:
     return QUICK_RANKS if ask.quick else RANKS
 
 
-def absent_notes(models: Sequence[str] = MODELS) -> tuple[str, ...]:
-    """How to get the data of each model that has none here."""
+def findings(
+    rows: Sequence[Row],
+    claims: tuple[Claim, ...],
+    models: Sequence[str],
+    notes: Sequence[str] = (),
+    complete: bool = True,
+) -> Findings:
+    """With a note for each model whose data this machine lacks, which says how to get them."""
     found = [(name, lacking(name)) for name in models]
-    return tuple(f"not measured: {name}. {why}" for name, why in found if why is not None)
+    absent = [f"not measured: {name}. {why}" for name, why in found if why is not None]
+    return Findings(tuple(rows), claims, (*notes, *absent), complete=complete and not absent)
 
 
 def sparsity(ask: Ask, name: str, num_ranks: int) -> SparsityProfile:
@@ -94,32 +101,23 @@ def profile_of(found: Capture, num_ranks: int) -> SparsityProfile:
 Read = Callable[[str, SparsityProfile], Row]
 
 
-def _rows(
-    ask: Ask, models: Sequence[str] | None, num_ranks: int | None, read: Read
-) -> tuple[Row, ...]:
+def _rows(ask: Ask, models: Sequence[str], num_ranks: int | None, read: Read) -> tuple[Row, ...]:
     """What ``read`` makes of each model's sparsity."""
     rows = []
-    for done, name in ask.each(models or present()):
+    for done, name in ask.each(present(models)):
         ask.report(done, name)
         rows.append(read(name, sparsity(ask, name, num_ranks or ranks_of(ask))))
     return tuple(rows)
-
-
-def _findings(rows: tuple[Row, ...], claims: tuple[Claim, ...]) -> Findings:
-    notes = absent_notes()
-    return Findings(rows, claims, notes, complete=not notes)
 
 
 def _units(found: SparsityProfile) -> UnitSparsity:
     return found.tensors[0].units
 
 
-def figure2a(
-    ask: Ask, models: Sequence[str] | None = None, num_ranks: int | None = None
-) -> Findings:
+def figure2a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
     """Overlap ratios of pairs of gradients."""
     rows = _rows(ask, models, num_ranks, row2a)
-    return _findings(rows, claims2a(rows))
+    return findings(rows, claims2a(rows), models)
 
 
 def row2a(name: str, found: SparsityProfile) -> Row:
@@ -219,12 +217,10 @@ def _histogram(overlaps: Sequence[float]) -> list[tuple[float, float]]:
     return [((place + 0.5) / BINS, counts[place] / len(overlaps)) for place in around]
 
 
-def figure2b(
-    ask: Ask, models: Sequence[str] | None = None, num_ranks: int | None = None
-) -> Findings:
+def figure2b(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
     """The densification ratio of 2 to 128 ranks, as far as gradients were captured."""
     rows = _rows(ask, models, num_ranks, row2b)
-    return _findings(rows, claims2b(rows))
+    return findings(rows, claims2b(rows), models)
 
 
 def row2b(name: str, found: SparsityProfile) -> Row:
@@ -265,12 +261,10 @@ def draw2b(rows: Sequence[Row], path: Path) -> Path:
     return _draw_doubling(rows, path, "densification_", "Sums are denser", "ranks")
 
 
-def figure3a(
-    ask: Ask, models: Sequence[str] | None = None, num_ranks: int | None = None
-) -> Findings:
+def figure3a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
     """Shares of the non-zero elements in eight partitions, means over ranks."""
     rows = _rows(ask, models, num_ranks, row3a)
-    return _findings(rows, claims3a(rows))
+    return findings(rows, claims3a(rows), models)
 
 
 def row3a(name: str, found: SparsityProfile) -> Row:
@@ -304,12 +298,10 @@ def draw3a(rows: Sequence[Row], path: Path) -> Path:
     )
 
 
-def figure3b(
-    ask: Ask, models: Sequence[str] | None = None, num_ranks: int | None = None
-) -> Findings:
+def figure3b(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
     """The skewness ratio of 2 to 128 partitions, means over ranks."""
     rows = _rows(ask, models, num_ranks, row3b)
-    return _findings(rows, claims3b(rows))
+    return findings(rows, claims3b(rows), models)
 
 
 def row3b(name: str, found: SparsityProfile) -> Row:

@@ -15,8 +15,8 @@ from ..bench.sparse_rank import PAPER as ZEN
 from ..report import bars
 from ..units import format_rate
 from ._frame import Ask, Claim, Findings, Row
-from ._zen_captures import Capture, captured, present, stem
-from ._zen_sparsity import absent_notes
+from ._zen_captures import MODELS, Capture, captured, present, stem
+from ._zen_sparsity import findings
 from ._zen_values import number
 
 MBIT = 1e6 / 8
@@ -61,16 +61,15 @@ GPUS = {"lstm": 8, "deepfm": 8, "transformer": 1}
 large ones (tensor parallelism)."""
 
 
-def figure15(ask: Ask, models: Sequence[str] | None = None, links: Links | None = None) -> Findings:
+def figure15(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None) -> Findings:
     """Seconds of every scheme on shaped links, and its speedup over the all-reduce."""
     links = links or (QUICK if ask.quick else FULL)
-    rows = measure(ask, models or present(), links, SCHEMES)
+    rows = measure(ask, present(models), links, SCHEMES)
     notes = (
         f"{links.hosts} hosts with links of {format_rate(links.rate_bytes_per_s)}; busiest is what "
         "the interface counted on the busier side of the busiest link, floor that over the rate",
-        *absent_notes(),
     )
-    return Findings(rows, claims15(rows), notes, complete=not absent_notes() and is_shaped(rows))
+    return findings(rows, claims15(rows), models, notes, complete=is_shaped(rows))
 
 
 def measure(
@@ -273,9 +272,7 @@ def draw15(rows: Sequence[Row], path: Path) -> Path:
     )
 
 
-def figure17b(
-    ask: Ask, models: Sequence[str] | None = None, links: Links | None = None
-) -> Findings:
+def figure17b(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None) -> Findings:
     """What hashing gives, and what the hash bitmap adds: from figure 15's run where it is there."""
     links = links or (QUICK if ask.quick else FULL)
     before = ask.earlier.get("figure15")
@@ -283,16 +280,15 @@ def figure17b(
         measured: Sequence[Row] = before.rows
     else:
         schemes = ("sparse_ps", "zen_in_coo", ZEN)
-        measured = measure(ask, models or present(), links, schemes)
+        measured = measure(ask, present(models), links, schemes)
     rows = tuple(_row17b(model, own) for model, own in gains(measured).items())
     shaped = is_shaped(measured)
     notes = (
         f"training throughput: the computation of a step takes {100 * COMPUTING:.0f} % of its "
         "all-reduce's time, as the paper's LSTM does; for other models it prints no computation",
-        *absent_notes(),
     )
     claims = claims17b(rows) if shaped else ()
-    return Findings(rows, claims, notes, complete=shaped and not absent_notes())
+    return findings(rows, claims, models, notes, complete=shaped)
 
 
 def _row17b(model: str, own: Mapping[str, Gain]) -> Row:

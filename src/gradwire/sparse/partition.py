@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import invalid
 from ..kernels._build import load_library
 from ..kernels._operands import address
+from ..kernels.gpu import available
 from .entries import Entries, check_entries
 from .formats._bits import NO_MEMORY
 from .gpu import partition as gpu
@@ -118,7 +119,7 @@ def _grouped(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
     """What the C++ does not serve: in Triton on a GPU, else by the definition."""
-    if entries.indices_K.device.type != "cuda" or not gpu.available():
+    if entries.indices_K.device.type != "cuda" or not available():
         return _reference(entries, num_units, world, permutation)
     counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
     sizes_W = torch.tensor(counts_W, device=grouped.indices_K.device)

@@ -43,9 +43,11 @@ def become_root_inside() -> None:
     """Enters a user namespace in which the present user is root."""
     uid, gid = os.getuid(), os.getgid()
     unshare(CLONE_NEWUSER, "user")
-    Path("/proc/self/setgroups").write_text("deny")  # else gid_map needs privilege
-    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    Path("/proc/self/setgroups").write_text(
+        "deny", encoding="ascii"
+    )  # else gid_map needs privilege
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1", encoding="ascii")
 
 
 def net_namespace(pid: int | str = "self") -> int:
@@ -57,7 +59,8 @@ def choose_congestion_control(name: str) -> None:
     """Sets this namespace's TCP congestion control; the machine's own stays as it is."""
     if name:
         try:
-            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
+            path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+            path.write_text(name, encoding="ascii")
         except OSError as problem:
             raise UnusableCongestionControl(problem.strerror) from None
 

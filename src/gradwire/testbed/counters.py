@@ -63,7 +63,7 @@ def read_counters(device_file: Path, *interfaces: str) -> InterfaceCounters:
     Raises TestbedUnavailable where none is there or the kernel has no such file.
     """
     try:
-        text = device_file.read_text()
+        text = device_file.read_text(encoding="utf-8")
     except OSError as problem:
         raise TestbedUnavailable(
             f"interface counters cannot be read from {device_file}: {problem.strerror}; "

@@ -165,7 +165,11 @@ def _stop_holder(holder: subprocess.Popen[str]) -> None:
 
 def _congestion_controls() -> str:
     listing = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-    return listing.read_text().strip() if listing.exists() else "see the kernel's own list"
+    return (
+        listing.read_text(encoding="ascii").strip()
+        if listing.exists()
+        else "see the kernel's own list"
+    )
 
 
 def _read_pids(holder: subprocess.Popen[str], congestion_control: str) -> tuple[int, ...]:

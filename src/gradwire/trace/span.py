@@ -121,8 +121,8 @@ class Trace:
         return cls.of((Span(**s) for s in data["spans"]), (StepDensity(**d) for d in densities))
 
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(self.to_json())
+        Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        return cls.from_json(Path(path).read_text())
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))

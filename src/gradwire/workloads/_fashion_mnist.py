@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting
+from ._places import folder_of, looked_in
 
-FOLDER = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package puts its files."""
+NAME = "fashion-mnist"
+"""What Debian's package calls its folder."""
+_FILES = tuple(
+    f"{part}-{what}-ubyte.gz"
+    for part in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+)
 MEAN, DEVIATION = 0.2860, 0.3530
 """Of the training images' pixels, from 0 to 1."""
 
@@ -29,22 +35,30 @@ class Images(NamedTuple):
     labels_N: Tensor
 
 
-def missing(folder: Path = FOLDER) -> str | None:
-    """What to do to have the images in ``folder``; None if they are there."""
-    if (folder / "train-images-idx3-ubyte.gz").exists():
+def missing(folder: Path | None = None) -> str | None:
+    """What to do to have the images in ``folder``, or anywhere; None if they are there."""
+    if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
-        f"Fashion-MNIST is not in {folder}; apt-get install dataset-fashion-mnist, or put the four "
-        ".gz files of https://github.com/zalandoresearch/fashion-mnist there"
+        f"Fashion-MNIST is not in {looked_in(NAME, folder)}; apt-get install "
+        "dataset-fashion-mnist, or put the four .gz files of "
+        "https://github.com/zalandoresearch/fashion-mnist there"
     )
 
 
+def load(folder: Path | None = None) -> tuple[Images, Images]:
+    """Training and test images of ``folder``, or of the first place that has them.
+
+    Raises ``InvalidSetting``, which says how to get them.
+    """
+    found = folder_of(NAME, _FILES, folder)
+    if found is None:
+        raise InvalidSetting(str(missing(folder)))
+    return _read(found)
+
+
 @cache
-def load(folder: Path = FOLDER) -> tuple[Images, Images]:
-    """Training and test images. Raises ``InvalidSetting``, which says how to get them."""
-    why = missing(folder)
-    if why is not None:
-        raise InvalidSetting(why)
+def _read(folder: Path) -> tuple[Images, Images]:
     return _images(folder, "train"), _images(folder, "t10k")
 
 

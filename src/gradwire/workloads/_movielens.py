@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting
+from ._places import folder_of, looked_in
 
-FOLDER = Path.home() / ".local/share/gradwire/ml-100k"
-"""Where it is looked for unless a folder is given."""
+NAME = "ml-100k"
 SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 _AGES = (18, 25, 35, 45, 50, 56)
 """First years of the age groups from the second on: those that the makers' later sets use."""
@@ -44,23 +44,29 @@ USER_FIELDS, ITEM_FIELDS = (len(_AGES) + 1, 2, 21, 11), (19, 10)
 """How many categories each field has."""
 
 
-def missing(folder: Path = FOLDER) -> str | None:
-    """What to do to have the ratings in ``folder``; None if they are there."""
-    absent = [name for name in _FILES if not (folder / name).exists()]
-    if not absent:
+def missing(folder: Path | None = None) -> str | None:
+    """What to do to have the ratings in ``folder``, or anywhere; None if they are there."""
+    if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
-        f"MovieLens-100K is not in {folder} ({', '.join(absent)} missing); its terms forbid "
-        f"shipping it: unzip {SOURCE} there"
+        f"MovieLens-100K ({', '.join(_FILES)}) is not in {looked_in(NAME, folder)}; its terms "
+        f"forbid shipping it: unzip {SOURCE} there"
     )
 
 
+def load(folder: Path | None = None) -> Ratings:
+    """The ratings of ``folder``, or of the first place that has them.
+
+    Raises ``InvalidSetting``, which says how to get them.
+    """
+    found = folder_of(NAME, _FILES, folder)
+    if found is None:
+        raise InvalidSetting(str(missing(folder)))
+    return _read(found)
+
+
 @cache
-def load(folder: Path = FOLDER) -> Ratings:
-    """The ratings of ``folder``. Raises ``InvalidSetting``, which says how to get them."""
-    why = missing(folder)
-    if why is not None:
-        raise InvalidSetting(why)
+def _read(folder: Path) -> Ratings:
     rows = [
         [int(value) for value in line.split("\t")]
         for line in (folder / "u.data").read_text(encoding="utf-8").splitlines()

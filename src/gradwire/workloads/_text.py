@@ -7,18 +7,19 @@ allows reading what it installed; nothing of it is shipped here.
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import sys
 import sysconfig
 from collections import Counter
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 
 UNKNOWN = 0
 """The vocabulary's entry for all words that are in none other."""
@@ -37,10 +38,13 @@ class Words(NamedTuple):
 
 def topics() -> bytes:
     """Python's documentation topics (what ``help("LAMBDAS")`` shows): 0.7 MB of English."""
-    spec = importlib.util.find_spec("pydoc_data.topics")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).read_bytes()
+    try:
+        return resources.files("pydoc_data").joinpath("topics.py").read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError):
+        raise InvalidSetting(
+            f"the standard library of {sys.executable} lacks its documentation topics, "
+            "pydoc_data/topics.py, which are trained on; use a Python that has all of its library"
+        ) from None
 
 
 @cache

@@ -181,7 +181,7 @@ def movielens_ncf(
     factors: int = 32,
     batch: int = 512,
     seed: int = 0,
-    folder: Path = _movielens.FOLDER,
+    folder: Path | None = None,
 ) -> Task:
     """NeuMF on MovieLens-100K: hit rate at 10 of each user's last item among 99 never rated.
 
@@ -241,7 +241,7 @@ def movielens_deepfm(
     embedding: int = 16,
     batch: int = 512,
     seed: int = 0,
-    folder: Path = _movielens.FOLDER,
+    folder: Path | None = None,
 ) -> Task:
     """DeepFM on MovieLens-100K: whether a film was liked; loss on every tenth rating.
 

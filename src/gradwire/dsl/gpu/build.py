@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from types import ModuleType
 
 import torch
@@ -29,17 +27,6 @@ _TILE = 4096  # elements of a long block that a program visits at a time
 _SHORT = 2048  # elements that a program has at least, of several blocks if they are short
 _PER_THREAD = 16
 _MOST_WARPS = 16
-
-_log = logging.getLogger("gradwire")
-
-
-@cache
-def available() -> bool:
-    """Whether triton is installed; says once that it is not."""
-    found = find_spec("triton") is not None
-    if not found:
-        _log.warning("GPU kernels run as slow torch code: install triton to have them fast")
-    return found
 
 
 class _Plan:

@@ -18,7 +18,6 @@ Legend: K entries, W parts.
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -41,12 +40,6 @@ class Spill(NamedTuple):
     """Entries in serial memory."""
     fallback: int
     """Entries for which that was full."""
-
-
-@cache
-def available() -> bool:
-    """Whether triton is installed."""
-    return find_spec("triton") is not None
 
 
 def two_passes(

@@ -1,0 +1,39 @@
+"""Where data that gradwire does not ship lie: the user's own folder, or that of a package.
+
+Source: XDG Base Directory Specification 0.8, for the variables and what stands for unset ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def places(name: str) -> tuple[Path, ...]:
+    """The folders in which data of this name are looked for, the user's own first.
+
+    That is ``$XDG_DATA_HOME/gradwire/NAME``, ``~/.local/share`` standing for the variable, and
+    ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
+    """
+    own = os.environ.get("XDG_DATA_HOME", "")
+    found = [Path(own, "gradwire", name)] if own else []
+    if not own:
+        with contextlib.suppress(RuntimeError):  # a user without a home
+            found.append(Path.home() / ".local" / "share" / "gradwire" / name)
+    shared = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+    return (*found, *(Path(one, "datasets", name) for one in shared.split(":") if one))
+
+
+def folder_of(name: str, files: Sequence[str], given: Path | None = None) -> Path | None:
+    """The first of ``places`` that has all of these files, or ``given`` if that has them."""
+    for folder in places(name) if given is None else (given,):
+        if all((folder / file).exists() for file in files):
+            return folder
+    return None
+
+
+def looked_in(name: str, given: Path | None) -> str:
+    """The folders that ``folder_of`` looks in, in words."""
+    return " or ".join(map(str, places(name) if given is None else (given,)))

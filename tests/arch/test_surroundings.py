@@ -1,0 +1,118 @@
+"""What files take from the machine: text in an encoding that is named, optional packages late."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.arch.source import ROOT, Source, imports, read, running_nodes, sources
+
+FOLDERS = ("src", "scripts", "examples")
+NEED_TRITON = re.compile(r"gpu/device\.py$")
+"""Files in triton's language, which are imported only where triton is."""
+
+
+def optional_packages() -> frozenset[str]:
+    """What the extras for users install; each is imported under the name it is installed by."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    return frozenset(
+        re.split(r"[^\w-]", requirement, maxsplit=1)[0]
+        for extra, requirements in extras.items()
+        if extra != "dev"
+        for requirement in requirements
+    )
+
+
+def _opens_text(call: ast.Call) -> bool:
+    """Whether it is an ``open`` whose mode is written down, or left out, and is one of text."""
+    modes = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+    written = [one.value for one in modes if isinstance(one, ast.Constant)]
+    mode = next((one for one in written if isinstance(one, str) and len(one) <= 3), None)
+    if isinstance(call.func, ast.Name) and call.func.id == "open":
+        return "b" not in (mode or "r")
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr == "open"
+    return is_method and "b" not in (mode or ("r" if not call.args else "b"))
+
+
+def unnamed_encodings(tree: ast.AST) -> Iterator[int]:
+    """Lines that read or write text in whatever encoding the locale has."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        named = any(word.arg == "encoding" for word in call.keywords)
+        attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if not named and (attribute in ("read_text", "write_text") or _opens_text(call)):
+            yield call.lineno
+
+
+def early_imports(source: Source, optional: frozenset[str]) -> list[str]:
+    """Imports of optional packages that happen as soon as the file is imported."""
+    inside = {
+        node.lineno
+        for function in running_nodes(source.tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    return [
+        f"{source.path}:{line} imports {name}"
+        for line, name in imports(source)
+        if name.split(".")[0] in optional and line not in inside
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in unnamed_encodings(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_gradwire_is_imported_without_its_optional_packages() -> None:
+    optional = optional_packages()
+    assert optional == {"matplotlib", "jinja2", "transformers", "optuna", "triton"}
+    for source in sources():
+        if not NEED_TRITON.search(source.path):
+            assert early_imports(source, optional) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "num_wrong"),
+    [
+        ("path.read_text()", 1),
+        ("path.write_text(text)", 1),
+        ("open(path)", 1),
+        ("open(path, 'w')", 1),
+        ("path.open()", 1),
+        ("path.open('w')", 1),
+        ("path.read_text(encoding='utf-8')", 0),
+        ("open(path, mode='rb')", 0),
+        ("path.open('wb')", 0),
+        ("gzip.open(path)", 0),
+    ],
+)
+def test_the_rule_of_encodings_bites(text: str, num_wrong: int) -> None:
+    assert len(list(unnamed_encodings(ast.parse(text)))) == num_wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "num_wrong"),
+    [
+        ("import optuna", 1),
+        ("from optuna.samplers import TPESampler", 1),
+        ("try:\n    import optuna\nexcept ImportError:\n    optuna = None", 1),
+        ("def f():\n    import optuna", 0),
+        ("if TYPE_CHECKING:\n    import optuna", 0),
+    ],
+)
+def test_the_rule_of_optional_packages_bites(text: str, num_wrong: int) -> None:
+    found = early_imports(read("planner/_tune.py", text), frozenset({"optuna"}))
+    assert len(found) == num_wrong
