@@ -90,7 +90,7 @@ def test_without_triton_the_interpreter_serves_a_gpu_with_one_warning(
     monkeypatch.setattr(Call, "on_cpu", False)
     codes, grad_N = torch.zeros(25, dtype=torch.uint8), make_gradient("normal", 100, torch.float32)
     operands = {"gradient": grad_N, "low": torch.zeros(1), "gap": torch.zeros(1), "codes": codes}
-    made = uniform().kernels()
+    made = uniform(bitwidth=2).kernels()
     with caplog.at_level(logging.WARNING, "gradwire"):
         made.built.run(made.encode, operands, 100, Stream())
         made.built.run(made.encode, operands, 100, Stream())

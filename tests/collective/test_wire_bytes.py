@@ -22,7 +22,7 @@ def test_dense_all_reduce_is_bandwidth_optimal(collective) -> None:
 
 def test_parameter_server_sends_each_payload_once_each_way() -> None:
     """HiPress, section 3.1: W-1 chunks pushed, W-1 pulled."""
-    exchange = gw.pair(onebit, gw.collective.casync_ps())
+    exchange = gw.pair(gw.compress.onebit(block=65536), gw.collective.casync_ps())
     chunk = slot(8 * 4 + 250_000 // 8)  # 250,000 elements are four blocks of 65536
     assert exchange.wire_bytes(MILLION, 4) == [3 * chunk + 3 * chunk] * 4
 

@@ -16,7 +16,7 @@ terngrad = gw.compress.terngrad
 
 def test_three_values_and_the_largest_is_always_sent():
     grad_N = normal(1000)
-    sent_N = decoded(terngrad(), grad_N)[0]
+    sent_N = decoded(terngrad(block=16384), grad_N)[0]
     top = float(grad_N.abs().max())
     assert set(sent_N.tolist()) <= {-top, 0.0, top}
     place = int(grad_N.abs().argmax())
@@ -28,7 +28,7 @@ def test_three_values_and_the_largest_is_always_sent():
 def test_an_element_is_sent_with_probability_of_its_share_of_the_largest():
     """Equation 3: P(b = 1) = |g| / s."""
     grad_N = torch.cat([torch.tensor([2.0]), torch.full((10_000,), -0.5)])
-    share = float((decoded(terngrad(), grad_N)[0][1:] == -2).float().mean())
+    share = float((decoded(terngrad(block=16384), grad_N)[0][1:] == -2).float().mean())
     assert abs(share - 0.25) < 0.0173  # four standard errors
 
 
@@ -42,7 +42,7 @@ def test_clipping_cuts_at_so_many_deviations():
     """Section 3.3: g becomes sign(g) * c * sigma where it is larger; the rest is as before."""
     grad_N = normal(10_000)
     limit = 2.5 * float(grad_N.double().square().mean().sqrt())
-    sent_N = decoded(terngrad(clip=2.5), grad_N)[0]
+    sent_N = decoded(terngrad(clip=2.5, block=16384), grad_N)[0]
     top = float(sent_N.max())
     assert top == pytest.approx(limit, rel=1e-6)
     beyond = grad_N.abs() > limit

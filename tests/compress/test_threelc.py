@@ -45,15 +45,20 @@ def test_seventy_zeros_are_a_byte():
     assert payload["codes"].tolist() == [255] * (num_blocks * 140 * 13 // 14)
 
 
+def encoded_bytes(sparsity, grad_N):
+    return threelc(sparsity=sparsity, block=16384).encode(None, grad_N)[0].size_bytes
+
+
 def test_sparsity_makes_payloads_smaller():
     grad_N = make_gradient("normal", 100_000, torch.float32)
-    sizes = [threelc(sparsity=s).encode(None, grad_N)[0].size_bytes for s in (1.0, 1.5, 1.75, 1.9)]
+    sizes = [encoded_bytes(s, grad_N) for s in (1.0, 1.5, 1.75, 1.9)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] / 2
-    assert sizes[0] < threelc().format(TensorSpec("gradient", 100_000)).size_bytes
+    assert sizes[0] < threelc(block=16384).format(TensorSpec("gradient", 100_000)).size_bytes
 
 
-def test_typical_lies_between_gradients_of_short_and_of_long_tails():
+@pytest.mark.parametrize("block", [64, 128, 512, 16384])
+def test_typical_lies_between_gradients_of_short_and_of_long_tails(block):
     spec, draw = TensorSpec("gradient", 100_000), torch.Generator().manual_seed(0)
     normal_N = torch.randn(100_000, generator=draw)
     sizes = []
@@ -61,9 +66,9 @@ def test_typical_lies_between_gradients_of_short_and_of_long_tails():
         residual_N = torch.zeros(100_000)
         for _ in range(10):
             order = torch.randperm(100_000, generator=draw)
-            payload, _ = threelc().encode(None, grad_N[order], residual_N=residual_N)
+            payload, _ = threelc(block=block).encode(None, grad_N[order], residual_N=residual_N)
         sizes.append(payload.size_bytes)
-    assert sizes[1] < threelc().typical(spec).size_bytes < sizes[0]
+    assert sizes[1] < threelc(block=block).typical(spec).size_bytes < sizes[0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

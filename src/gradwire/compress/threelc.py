@@ -57,10 +57,15 @@ class threelc(
             raise invalid("threelc sparsity", self.sparsity, "from 1 to below 2", "write 1.75")
 
     def typical(self, spec: TensorSpec) -> Format:
-        """Half the most bytes of codes: normal gradients take 0.7 of them, long tails 0.12."""
+        """Three quarters of the most bytes of codes in short blocks, half of them in longer ones.
+
+        With sparsity 1 normal gradients take 0.92 of them in blocks of 64 and 0.72 in blocks of
+        16384, long tails 0.59 and 0.08.
+        """
         largest: Format = self.format(spec)
         codes = largest.fields[-1]
-        found: Format = self.received(spec, largest.size_bytes - codes.numel // 2)
+        less = codes.numel // (4 if self.block <= 256 else 2)
+        found: Format = self.received(spec, largest.size_bytes - less)
         return found
 
     def encode(self, gradient: Vector) -> Compressed:
