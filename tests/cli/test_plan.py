@@ -103,7 +103,7 @@ def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> N
         (("--model", "vgg16", "--set", "trials=many"), "trials must be a whole number"),
         (("--model", "vgg16", "--set", "basic_partition_bytes=4 parsecs"), "size must be"),
         (("--model", "vgg16", "--rate", "fast"), "write 500mbit"),
-        (("--model", "vgg16", "--ranks", "0"), "ranks must be 1 or more, got 0"),
+        (("--model", "vgg16", "--ranks", "0"), "ranks must be a whole number, 1 to 2**16, got 0"),
         (("--model", "vgg16", "--cluster", "no.json"), "no.json cannot be read"),
         (("--show", "no.json"), "no.json cannot be read"),
     ],

@@ -17,7 +17,8 @@ from gradwire.contract import Exchange
 from gradwire.cost.cluster import Cluster, CodecFit
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
-from gradwire.error_feedback import ErrorFeedback
+from gradwire.error_feedback import ErrorFeedback, feedback_refusal
+from gradwire.exchange import by_name
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair
 from gradwire.planner._types import ExchangeSetting, Plan
@@ -131,10 +132,12 @@ def _algorithm(exchange: Exchange) -> str:
 
 def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
     """The plan with every so-many-eth message going through an exchange of these files."""
+    collective = type(exchange.collective).__name__ if isinstance(exchange, Pair) else None
+    plain = by_name(_algorithm(exchange), {}, collective)
     setting = ExchangeSetting(
         compressor=_algorithm(exchange),
-        collective=type(exchange.collective).__name__ if isinstance(exchange, Pair) else None,
-        error_feedback=True,
+        collective=collective,
+        error_feedback=feedback_refusal(plain) is None,
     )
     messages = [
         message.model_copy(update={"exchange": "other"}) if number % every == 0 else message

@@ -100,7 +100,7 @@ def wait_for_ever(handle: Handle) -> None:
 def fail_in_lane(handle: Handle, error: Exception) -> None:
     """Makes a computation of the next step raise."""
 
-    def gather(grads: object) -> None:
+    def gather(grads: object, copying: object) -> None:
         raise error
 
     handle.synchroniser.messages[1]._gather = gather  # type: ignore[union-attr,method-assign]

@@ -127,7 +127,7 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
     shared = gw.redistribute([saved(0), saved(1)], 4)
     [state] = loaded(shared[3], messages(3, 4), Origin("any", 4, 3, "part 0 of 1"))
     counts = [t for path, t in leaves(state) if path.endswith("times_N")]
-    assert len(counts) == 5
+    assert len(counts) == 4
     assert not any(bool(t.any()) for t in counts)
 
 

@@ -36,7 +36,9 @@ EXCHANGES: dict[str, Exchange] = {
     "powersgd": gw.exchange_for(codecs.powersgd(rank=1)),
     "deft": gw.exchange_for(codecs.deft(density=0.1)),
     "randomk": gw.exchange_for(codecs.randomk(density=0.1)),
-    "qsgd in chunks": gw.with_error_feedback(gw.pair(codecs.qsgd(), together.casync_ps())),
+    "qsgd in chunks": gw.with_error_feedback(
+        gw.pair(codecs.qsgd(bitwidth=8), together.casync_ps())
+    ),
     "rows": gw.with_error_feedback(gw.with_natural_sparsity(codecs.none(), 4)),
     "nothing kept": gw.exchange_for(codecs.cast16()),
 }

@@ -13,6 +13,9 @@ from tests.runtime.gated_models import Net
 from tests.runtime.late_means import Loop, Rig, batches
 from tests.runtime.overlapped import NUM_STEPS, law, loss_of, momentum, usual
 
+# What torch's compiler imports the first time makes a class with what torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:

@@ -135,7 +135,7 @@ def _qsgd() -> Peer:
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, codec.block)
-        norm_B = whole_BL.norm(dim=1)
+        norm_B = whole_BL.abs().amax(1)
         scaled_BL = whole_BL.abs() * torch.where(norm_B > 0, levels / norm_B, 0.0)[:, None]
         level_BL = (scaled_BL + torch.rand_like(scaled_BL)).floor()
         codes_BL = (levels + torch.where(whole_BL < 0, -level_BL, level_BL)).to(torch.uint8)

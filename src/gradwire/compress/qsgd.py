@@ -91,4 +91,4 @@ class qsgd(Program, unbiased=True):
         return map(codes, lambda code: (code - self.levels) * (norm / self.levels))
 
 
-EXAMPLES = (qsgd(), qsgd(norm="l2"), qsgd(bitwidth=2, block=64))
+EXAMPLES = (qsgd(), qsgd(norm="l2", bitwidth=2, block=64))

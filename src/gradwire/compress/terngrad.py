@@ -86,4 +86,4 @@ def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
     return where(limit > 0, smaller(top, limit), top)  # squares of tiny elements are 0
 
 
-EXAMPLES = (terngrad(block=16384), terngrad(), terngrad(clip=2.5, block=64))
+EXAMPLES = (terngrad(), terngrad(clip=2.5, block=64))

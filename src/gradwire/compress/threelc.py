@@ -82,4 +82,4 @@ class threelc(
         return map(codes, lambda code: where(code == 2, -1, code) * level)
 
 
-EXAMPLES = (threelc(sparsity=1.75, block=16384), threelc())
+EXAMPLES = (threelc(), threelc(sparsity=1.75))

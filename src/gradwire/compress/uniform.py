@@ -75,4 +75,4 @@ class uniform(Program, unbiased=True):
         return map(codes, lambda code: low + code * gap)
 
 
-EXAMPLES = (uniform(), uniform(bitwidth=2), uniform(bitwidth=8, block=128))
+EXAMPLES = (uniform(), uniform(bitwidth=8, block=128))

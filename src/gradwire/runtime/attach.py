@@ -89,10 +89,9 @@ def attach(
     bounds every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back.
     All ranks of the group must call this, with the same arguments; every backward pass must reach
     at least one attached parameter on every rank. Embeddings send their non-zero rows where that
-    pays; see `natural`. Those with ``sparse=True`` send rows always, by the exchange's collective
-    if that is not the suited one and carries rows; see `sparse_message`. ``scaler`` is the
-    ``GradScaler`` that multiplies the loss, if one does, so that nothing which is kept between
-    steps has its scale; see `scaling`.
+    pays; see `natural`. Those with ``sparse=True`` send rows always; see `sparse_message`.
+    ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does, so that nothing which is
+    kept between steps has its scale; see `scaling`.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

@@ -6,6 +6,7 @@ while nobody waits for it in a collective yet.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class Membership(NamedTuple):
         wait.
         """
         notes: list[str] = self._ask(
-            lambda store: self._shared(store, note, timeout, what, look), timeout, what
+            lambda store: self._shared(store, note, timeout, what, look), timeout, what, look
         )
         return notes
 
@@ -100,12 +101,26 @@ class Membership(NamedTuple):
                 )
         return [store.get(key).decode() for key in keys]
 
-    def _ask(self, question: Callable[[Any], Any], timeout: timedelta, what: str = "attach") -> Any:
-        """What the store answers, asked over a connection that nobody else waits for."""
+    def _ask(
+        self,
+        question: Callable[[Any], Any],
+        timeout: timedelta,
+        what: str = "attach",
+        look: Look | None = None,
+    ) -> Any:
+        """What the store answers, asked over a connection that nobody else waits for.
+
+        While it says nothing at all, ``look`` is called without anybody's note.
+        """
         name = f"gradwire/{self.name}"
         asked = in_background(lambda: question(PrefixStore(name, default_store().clone())))
+        deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
         try:
-            return asked.result((timeout + STORE_PATIENCE).total_seconds())
+            while look is not None and time.monotonic() < deadline_s - _LOOK_S:
+                with contextlib.suppress(TimeoutError):
+                    return asked.result(_LOOK_S)
+                look((), {})
+            return asked.result(max(0.0, deadline_s - time.monotonic()))
         except GradwireError:
             raise
         except (dist.DistError, TimeoutError) as error:
