@@ -27,6 +27,7 @@ def thinned(values: Sequence[float], num_points: int = NUM_POINTS) -> list[list[
 
 
 def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of one value or more."""
     return sum(values) / len(values)
 
 

@@ -41,7 +41,7 @@ class Paper:
     @property
     def reproduction(self) -> Reproduction:
         figures = (Figure("first", "one", self.first), Figure("second", "two", self.second))
-        return Reproduction(paper="A paper", assumptions=("none",), figures=figures)
+        return Reproduction(paper="A paper", assumptions=("none",), contents=(), figures=figures)
 
     def run(self, path: Path, *wanted: str, quick: bool = False, fresh: bool = False) -> list[Done]:
         self.told: list[tuple[float, str]] = []
@@ -183,7 +183,7 @@ def test_what_figures_keep_for_each_other_goes_with_fresh(path: Path) -> None:
         return Findings(({"name": "a"},))
 
     figures = tuple(Figure(name, name, measure) for name in ("first", "second"))
-    paper = Reproduction(paper="A paper", assumptions=(), figures=figures)
+    paper = Reproduction(paper="A paper", assumptions=(), contents=(), figures=figures)
     for fresh in (False, True):
         found = run("paper", paper, (), path, quick=True, fresh=fresh, report=lambda *_: None)
         assert len(list(found)) == 2

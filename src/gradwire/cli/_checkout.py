@@ -13,17 +13,24 @@ PACKAGE = Path(__file__).parents[1]
 """The folder that this gradwire was imported from."""
 
 
+def is_checkout(folder: str) -> bool:
+    """Whether ``folder`` is a package beside the ``src/`` that gradwire is run from."""
+    root = PACKAGE.parents[1]
+    return PACKAGE.parent.name == "src" and (root / folder / "__init__.py").is_file()
+
+
 def beside_src(folder: str, module: str) -> Any:
     """The module ``module`` of ``folder``, a package beside the ``src/`` that gradwire is run from.
 
     Raises ``InvalidSetting`` where gradwire was not installed from a checkout.
     """
-    root = PACKAGE.parents[1]
-    if PACKAGE.parent.name != "src" or not (root / folder / "__init__.py").is_file():
+    if not is_checkout(folder):
         raise InvalidSetting(
-            f"{folder}/ is part of gradwire's source repository and not of what is installed in "
-            f"{PACKAGE.parent}; get the sources, and in their folder run: pip install --editable ."
+            f"{folder}/ is part of gradwire's source repository and not of {PACKAGE.parent}, where "
+            "gradwire is installed; get the sources, and in their folder run: "
+            "pip install --editable ."
         )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    root = str(PACKAGE.parents[1])
+    if root not in sys.path:
+        sys.path.insert(0, root)
     return importlib.import_module(f"{folder}.{module}")

@@ -18,10 +18,10 @@ from math import prod
 
 import torch
 
-from .. import catalogue
-from ..contract import Compressor
-from ..spec import TensorSpec
-from .kernel import Row, seconds
+from gradwire import catalogue
+from gradwire.bench.kernel import Row, seconds
+from gradwire.contract import Compressor
+from gradwire.spec import TensorSpec
 
 SMALL = 65536
 """Elements of the largest gradient that counts as small."""

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..compress.int8 import int8
-from ..compress.onebit import onebit
-from ..compress.qsgd import qsgd
-from ..compress.tbq import tbq
-from ..compress.terngrad import terngrad
-from ..contract import Compressor
-from ..errors import NotInstalled, invalid
-from ..kernels.compiler import find_compiler
-from ..kernels.gpu import available
+from gradwire.bench.kernel import Call, Peers
+from gradwire.compress.int8 import int8
+from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
+from gradwire.compress.tbq import tbq
+from gradwire.compress.terngrad import terngrad
+from gradwire.contract import Compressor
+from gradwire.errors import NotInstalled, invalid
+from gradwire.kernels.compiler import find_compiler
+from gradwire.kernels.gpu import available
 
-Call = Callable[[], object]
 KINDS = ("eager", "compiled")
 Sent = tuple[Tensor, ...]
 """The fields of a payload."""
@@ -187,6 +188,16 @@ def check_compiles(device: str) -> None:
         raise invalid("--compiled", True, accepted, "apt install g++, or leave it out")
     if device != "cpu" and not available():
         raise NotInstalled("torch.compile on a GPU", "triton", "triton")
+
+
+def peers(kinds: Sequence[str], device: str) -> Peers:
+    """What ``gradwire.bench.kernel`` times beside compressors: torch in each of these kinds.
+
+    Raises ``InvalidSetting`` for a kind that torch cannot compile here.
+    """
+    if "compiled" in kinds:
+        check_compiles(device)
+    return partial(peers_of, kinds=tuple(kinds))
 
 
 def peers_of(

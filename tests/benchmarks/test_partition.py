@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.bench import partition as bench
+from benchmarks import partition as bench
 from gradwire.bench._draws import Draws
 from gradwire.errors import InvalidSetting
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..cost.profile import Profile
-from ..planner._types import Plan
-from ..runtime.attach import attach
-from .ranks import Report
-from .replay import Device, Replay
+from gradwire.bench.ranks import Report
+from gradwire.bench.replay import Device, Replay
+from gradwire.cost.profile import Profile
+from gradwire.planner._types import Plan
+from gradwire.runtime.attach import attach
 
 PLAIN = "plain"
 """The name of the row without gradwire."""

@@ -1,8 +1,8 @@
 """What the scheduler costs in a step that has nothing to hide: tiny gradients, 100 ms of compute.
 
-The same waiting model (see `replay`) with gradwire and without, in turn. A device that computes
-leaves the processor free, so what the runtime does there shows only where the device had to wait
-for it; ``processor_s`` is what it does, hidden or not.
+The same waiting model (``gradwire.bench.replay``) with gradwire and without, in turn. A device that
+computes leaves the processor free, so what the runtime does there shows only where the device had
+to wait for it; ``processor_s`` is what it does, hidden or not.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from statistics import mean, median, quantiles
 from typing import Any
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Layer, Profile, ProfiledTensor
-from ..errors import UnknownName, invalid
-from ..load import load, names
-from ..testbed.hosts import Testbed, open_hosts
+from gradwire.bench.ranks import Report, run_ranks
+from gradwire.cost.cluster import Cluster
+from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.errors import UnknownName, invalid
+from gradwire.load import load, names
+from gradwire.testbed.hosts import Testbed, open_hosts
+
 from .idle_rank import PLAIN
-from .ranks import Report, run_ranks
 
 Row = dict[str, object]
 NUM_LAYERS = 50
@@ -77,7 +78,8 @@ def run(bench: IdleBench, report: Report, *, timeout_s: float = 900.0) -> list[R
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        results = run_ranks(hosts, "idle_rank", settings, report=report, timeout_s=timeout_s)
+        program = "benchmarks.idle_rank"
+        results = run_ranks(hosts, program, settings, report=report, timeout_s=timeout_s)
     plain = _turns_s([result[PLAIN] for result in results])
     return [_row(bench, name, plain, [result[name] for result in results]) for name in results[0]]
 

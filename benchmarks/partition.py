@@ -18,19 +18,19 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from ..collective._travel import bytes_sent
-from ..errors import NotInstalled, invalid
-from ..kernels.gpu import available
-from ..sparse.entries import Entries
-from ..sparse.formats.coo import coo
-from ..sparse.formats.hash_bitmap import hash_bitmap
-from ..sparse.gpu import partition as gpu
-from ..sparse.merge import merge
-from ..sparse.partition import partition
-from ..sparse.parts import parts_of
-from ..sparse.permutation import Permutation
-from ._draws import Draws
-from .kernel import COPY_BYTES, Row, seconds
+from gradwire.bench._draws import Draws
+from gradwire.bench.kernel import COPY_BYTES, Row, seconds
+from gradwire.collective._travel import bytes_sent
+from gradwire.errors import NotInstalled, invalid
+from gradwire.kernels.gpu import available
+from gradwire.sparse.entries import Entries
+from gradwire.sparse.formats.coo import coo
+from gradwire.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.sparse.gpu import partition as gpu
+from gradwire.sparse.merge import merge
+from gradwire.sparse.partition import partition
+from gradwire.sparse.parts import parts_of
+from gradwire.sparse.permutation import Permutation
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")
