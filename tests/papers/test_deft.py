@@ -26,7 +26,7 @@ from papers.deft.page import deft
 from papers.deft.rows import POINTS, findings, thinned
 from papers.deft.runs import Run, history
 from papers.deft.setting import Application
-from papers.frame import Ask, Findings
+from papers.frame import Ask, Findings, Row
 
 WIDTH, CLASSES = 16, 4
 
@@ -104,8 +104,20 @@ def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
     assert found.complete
     assert found.claims
     assert all(POINTS in row for row in found.rows)
-    assert all(claim.agrees is not None for claim in found.claims)
     assert all(claim.agrees or claim.why for claim in found.claims)
+    unsaid = [claim.says for claim in found.claims if claim.agrees is None]
+    assert all(says.startswith(("on 16 workers", "Top-k selects")) for says in unsaid)
+
+
+@pytest.mark.parametrize(("num_ranks", "agrees"), [(16, True), (8, None)])
+def test_a_build_up_is_held_against_that_of_as_many_ranks(
+    num_ranks: int, agrees: bool | None
+) -> None:
+    row: Row = {"name": "topk", "num_ranks": num_ranks, "build_up": 13.0, "actual_density": 0.5}
+    for stated in (deft_density.BUILD_UP["resnet18"], deft_density.TOPK_SHARE):
+        claim = deft_density._build_up("", "", row, stated)
+        assert (claim.agrees, bool(claim.why)) == (agrees, agrees is None)
+    assert deft_density._build_up("", "", {**row, "num_ranks": 16}, 5.31).agrees is False
 
 
 def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def speed_rows(shaped: bool = True, **changed: float) -> tuple[Row, ...]:
             "name": f"lstm, {scheme}",
             "tensor": "lstm",
             "scheme": scheme,
+            "num_hosts": 16,
             "link_bytes_per_s": 1e6 if shaped else None,
             "speedup_vs_dense": value,
             "busiest_bytes": 1000 / value / (2 if value > 1 else 1) if shaped else None,
