@@ -7,7 +7,7 @@ Source: Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven 
 from __future__ import annotations
 
 from ..frame import Figure, Item, Reproduction
-from . import balance, formats, hashing, schemes, sparsity, speed
+from . import balance, formats, hashing, parts, schemes, sparsity, speed
 
 ASSUMPTIONS = (
     "An LSTM language model (20,000 words of Python's library and documentation, by falling "
@@ -150,8 +150,8 @@ zen = Reproduction(
         Figure(
             "figure17b",
             "what hashing gives, and what the hash bitmap adds",
-            speed.figure17b,
-            speed.draw17b,
+            parts.figure17b,
+            parts.draw17b,
         ),
     ),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from papers.frame import Findings
 from papers.zen import captures as zen_captures
+from papers.zen import parts as zen_parts
 from papers.zen import speed as zen_speed
 from tests.papers.zen_small import MODELS, SMALL, ask, made, speed_rows
 
@@ -31,5 +32,5 @@ def small(folder: Path) -> dict[str, Findings]:
     speed = speed_rows()
     measured["figure15"] = Findings(speed, zen_speed.claims15(speed))
     asked = ask(folder, figure15=measured["figure15"])
-    measured["figure17b"] = zen_speed.figure17b(asked, MODELS)
+    measured["figure17b"] = zen_parts.figure17b(asked, MODELS)
     return measured

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwire.sparse.permutation import Permutation
 from papers.frame import Findings, Row
+from papers.zen import parts as zen_parts
 from papers.zen import schemes as zen_schemes
 from papers.zen import speed as zen_speed
 from papers.zen.captures import Capture, captured
@@ -125,19 +126,19 @@ def test_speedups_are_held_against_the_papers() -> None:
 
 def test_training_gains_less_than_communication(folder: Path) -> None:
     before = Findings(speed_rows())
-    (row,) = zen_speed.figure17b(ask(folder, figure15=before)).rows
+    (row,) = zen_parts.figure17b(ask(folder, figure15=before)).rows
     assert row["fraction_gained"] == pytest.approx(1 / 6)
     assert row["speedup_of_training_in_coo"] < row["speedup_hashed_in_coo"]  # type: ignore[operator]
     assert 0 < row["fraction_gained_in_training"] < 0.13 < row["fraction_gained"]  # type: ignore[operator]
-    adds = claim_of(zen_speed.claims17b([row]), "then adds 13 %")
+    adds = claim_of(zen_parts.claims17b([row]), "then adds 13 %")
     assert adds.agrees is False, "1/6 of communication is less than 13 % of training"
     more = {**row, "fraction_gained_in_training": 0.14}
-    assert claim_of(zen_speed.claims17b([more]), "adds").agrees is True
+    assert claim_of(zen_parts.claims17b([more]), "adds").agrees is True
 
 
 def test_training_is_not_held_against_communication() -> None:
-    row = zen_speed._row17b("transformer", zen_speed.gains(speed_rows())["lstm"])
-    claims = zen_speed.claims17b([{**row, "num_hosts": 16}])
+    row = zen_parts._row17b("transformer", zen_speed.gains(speed_rows())["lstm"])
+    claims = zen_parts.claims17b([{**row, "num_hosts": 16}])
     assert [claim.agrees for claim in claims] == [None, None]
     assert all("communication" in claim.ours and claim.why for claim in claims)
 
@@ -145,7 +146,7 @@ def test_training_is_not_held_against_communication() -> None:
 def test_fewer_hosts_say_nothing_of_sixteen(folder: Path) -> None:
     fewer = tuple({**row, "num_hosts": 8} for row in speed_rows())
     said = [one for one in zen_speed.claims15(fewer) if "can be slower" not in one.says]
-    said += zen_speed.figure17b(ask(folder, figure15=Findings(fewer))).claims
+    said += zen_parts.figure17b(ask(folder, figure15=Findings(fewer))).claims
     assert len(said) == 7
     assert [claim.agrees for claim in said] == [None] * 7
     assert all("on 8 hosts" in claim.why for claim in said)
