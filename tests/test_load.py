@@ -72,7 +72,7 @@ def test_attributes_that_no_file_bears() -> None:
 
 
 def test_kinds_that_are_no_registry() -> None:
-    with pytest.raises(InvalidSetting, match=r"one of compress, .*, reproduce, .*got 'kernels'"):
+    with pytest.raises(InvalidSetting, match=r"one of compress, .*, planner, .*got 'kernels'"):
         names("kernels")
 
 

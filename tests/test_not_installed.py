@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.bench import demo, partition
+from benchmarks import partition
+from benchmarks.kernel_peers import check_compiles
+from gradwire.bench import demo
 from gradwire.bench._draws import Draws
-from gradwire.bench.kernel_peers import check_compiles
 from gradwire.cli.demo import _report
 from gradwire.compress.uniform import uniform
 from gradwire.cost.cluster import Cluster

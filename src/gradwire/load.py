@@ -18,7 +18,6 @@ KINDS = {
     "compress": "compressor",
     "collective": "collective",
     "planner": "planner",
-    "reproduce": "reproduction",
     "sparse.formats": "sparse format",
 }
 """Packages that are registries, and what one of their files is called."""

@@ -1,4 +1,4 @@
-"""The package's own source, read as text and syntax trees, for the tests beside this file."""
+"""The project's own source, read as text and syntax trees, for the tests beside this file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "gradwire"
+BESIDE = ("papers", "benchmarks")
+"""Packages beside ``src/``, which are in no wheel; the rules of the library hold for them too."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the package: its dotted name, its path below the package and its tree."""
+    """A file: its dotted name, its path below gradwire or the checkout, and its tree."""
 
     name: str
     path: str
@@ -26,19 +28,22 @@ class Source:
 
 
 def read(path: str, text: str) -> Source:
-    """A source from its path below the package, such as ``sim/run.py``."""
+    """A source from its path, such as ``sim/run.py`` (of gradwire) or ``papers/store.py``."""
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()
-    return Source(".".join(["gradwire", *parts]), path, text, ast.parse(text))
+    above = [] if parts[:1] and parts[0] in BESIDE else ["gradwire"]
+    return Source(".".join([*above, *parts]), path, text, ast.parse(text))
 
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every Python file of the package."""
+    """Every Python file of gradwire, of the papers and of the benchmarks."""
+    folders = ((PACKAGE, PACKAGE), *((ROOT, ROOT / name) for name in BESIDE))
     return tuple(
-        read(path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
+        read(path.relative_to(base).as_posix(), path.read_text(encoding="utf-8"))
+        for base, folder in folders
+        for path in sorted(folder.rglob("*.py"))
     )
 
 
@@ -62,7 +67,7 @@ def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def imports(source: Source, known: frozenset[str] | None = None) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
-    ``from package import name`` gives ``package.name`` where that is a module of gradwire.
+    ``from package import name`` gives ``package.name`` where that is a module of ours.
     """
     known = module_names() if known is None else known
     package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]

@@ -1,21 +1,26 @@
-"""Sizes, names and docstrings of the package's files, and its version and typing marker."""
+"""Sizes, names and docstrings of files, how much the library is, and what a wheel of it holds."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 import gradwire
-from tests.arch.source import PACKAGE, ROOT, Source, read, sources
+from tests.arch.source import BESIDE, PACKAGE, ROOT, Source, read, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 40
 MAX_DEPTH = 2
+MAX_LINES = 41_250
+"""Lines of Python and C++ below ``src/``. Weight is a cost: to go beyond, take away or argue."""
+WRITTEN = (".py", ".cpp", ".h")
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
 
@@ -67,7 +72,7 @@ def test_all_that_is_public_is_documented(source: Source) -> None:
     assert undocumented(source) == []
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
+@pytest.mark.parametrize("folder", ["src", "tests", *BESIDE, "examples", "scripts"])
 def test_no_file_has_a_vague_name(folder: str) -> None:
     paths = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
     assert [str(path) for path in paths if VAGUE.search(path.stem)] == []
@@ -78,6 +83,27 @@ def test_the_tree_is_shallow() -> None:
     files = [p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")]
     deep = [p for p in files if len(p.parts) > MAX_DEPTH + (p.parts[0] in ("dsl", "sparse"))]
     assert [str(path) for path in deep] == []
+
+
+def num_lines(folder: Path) -> int:
+    """Lines of all files that are written by hand."""
+    files = (path for path in folder.rglob("*") if path.suffix in WRITTEN)
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+
+
+def test_the_library_keeps_its_budget() -> None:
+    """What no user imports lies beside it: papers, benchmarks, tests."""
+    assert num_lines(PACKAGE.parent) <= MAX_LINES
+
+
+def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    targets = tool["hatch"]["build"]["targets"]
+    assert targets["wheel"] == {"packages": ["src/gradwire"]}
+    assert {"src", "tests", *BESIDE} <= set(targets["sdist"]["include"])
+    assert set(tool["mypy"]["files"]) == {"src", *BESIDE}
+    assert [name for name in BESIDE if not (ROOT / name / "__init__.py").is_file()] == []
+    assert [name for name in BESIDE if (PACKAGE / name).exists()] == []
 
 
 def test_the_root_is_short() -> None:
@@ -101,7 +127,11 @@ def test_children_import_nothing_of_the_folder_that_they_are_started_in(source: 
     assert FROM_ANYWHERE.search(source.text) is None
 
 
-def test_the_rules_bite() -> None:
+def test_the_rules_bite(tmp_path: Path) -> None:
+    (tmp_path / "csrc").mkdir()
+    for name, text in (("a.py", "x\ny\n"), ("csrc/b.h", "z\n"), ("c.json", "{\n}\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert num_lines(tmp_path) == 3
     body = "    x = 1\n" * MAX_FUNCTION_LINES
     assert long_functions(read("spec.py", f"def f():\n{body}")) != []
     assert long_functions(read("spec.py", f"def f():\n{body[10:]}")) == []

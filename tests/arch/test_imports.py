@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.arch.source import Source, imports, read, running_nodes, sources
+from tests.arch.source import BESIDE, Source, imports, read, running_nodes, sources
 
 ROWS = (
     ("_version", "errors", "bounds", "units"),
@@ -21,10 +21,14 @@ ROWS = (
     ("measure", "runtime", "testbed", "adapt"),
     ("report",),
     ("workloads", "bench"),
-    ("reproduce",),
     ("cli",),
+    ("benchmarks",),
+    ("papers",),
 )
-"""A module may import the rows above its own, what stands to its left, and its own package."""
+"""A module may import the rows above its own, what stands to its left, and its own package.
+
+The last rows lie beside ``src/``: of gradwire only the finder of ``cli`` comes to them, by name.
+"""
 
 ORDER = {name: place for place, name in enumerate(name for row in ROWS for name in row)}
 
@@ -34,14 +38,18 @@ DISTRIBUTED = {
     "adapt": "meets frameworks that hold process groups",
     "testbed": "starts ranks",
     "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",
+    "benchmarks": "their ranks are joined by it",
+    "papers": "the ranks of what they measure are joined by it",
     "cli/_diagnosis.py": "lists the back ends there are",
 }
 """Files and folders that may import torch.distributed, and why."""
 
 
 def entry(name: str) -> str | None:
-    """The entry of ``ROWS`` that a module belongs to; None outside gradwire and for the root."""
+    """The entry of ``ROWS`` that a module belongs to; None for others and for gradwire's root."""
     parts = name.split(".")
+    if parts[0] in BESIDE:
+        return parts[0]
     if parts[0] != "gradwire" or len(parts) == 1:
         return None
     deeper = ".".join(parts[1:3])
@@ -100,6 +108,11 @@ KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.plan
         ("sim/run.py", "from ..planner import _types", 0),
         ("sim/run.py", "def f():\n    from gradwire.report import table", 1),
         ("sim/__init__.py", "from ..cli.main import app", 1),
+        ("cli/reproduce.py", "from papers.command import reproduce", 1),
+        ("cli/reproduce.py", "def f():\n    import papers.store", 1),
+        ("benchmarks/batch.py", "from papers import page", 1),
+        ("papers/deft/page.py", "from ..frame import Figure\nfrom gradwire.cli import _output", 0),
+        ("papers/store.py", "import gradwire", 1),
         ("spec.py", "import gradwire", 1),
         ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 0),
         ("spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .cli import main", 1),

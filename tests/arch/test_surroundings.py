@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.arch.source import ROOT, Source, imports, read, running_nodes, sources
+from tests.arch.source import BESIDE, ROOT, Source, imports, read, running_nodes, sources
 
-FOLDERS = ("src", "scripts", "examples")
+FOLDERS = ("src", *BESIDE, "scripts", "examples")
 NEED_TRITON = re.compile(r"gpu/device\.py$")
 """Files in triton's language, which are imported only where triton is."""
 

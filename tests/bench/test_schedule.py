@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.bench import idle, schedule
+from gradwire.bench import schedule
 from gradwire.bench.replay import scaled
 from gradwire.bench.schedule import ScheduleBench
 from gradwire.bench.schedule_rank import at_full_size, make_plan
@@ -130,15 +130,6 @@ def test_what_follows_from_two_figures() -> None:
     assert [row["fraction_error"] for row in rows] == pytest.approx([0.1, -0.1])
     assert [row["speedup_vs_wfbp"] for row in rows] == [1.0, 2.0]
     assert "speedup_vs_bytescheduler" not in rows[0]
-
-
-def test_overhead_compares_turns_that_followed_each_other() -> None:
-    plain = [{"seconds": [[1.0, 1.0], [2.0, 2.0]], "processor_s": [0.1, 0.1]}]
-    own = [{"seconds": [[1.1, 1.1], [2.2, 2.2]], "processor_s": [0.2, 0.4]}]
-    row = idle._row(idle.IdleBench(planners=("usbyte",)), "usbyte", idle._turns_s(plain), own)
-    assert row["fraction_overhead"] == pytest.approx(0.1)
-    assert row["fraction_overhead_p80"] == pytest.approx(0.1)
-    assert row["processor_s"] == pytest.approx(0.3)
 
 
 @pytest.mark.netns

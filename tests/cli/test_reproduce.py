@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.cli import _checkout
+from gradwire.errors import InvalidSetting
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -48,7 +50,7 @@ def test_json_holds_assumptions_rows_and_claims(gradwire: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("usbite",), "no reproduction is called 'usbite'; there are: deft, hipress, usbyte, zen"),
+        (("usbite",), "no paper is called 'usbite'; there are: deft, hipress, usbyte, zen"),
         (("usbyte", "--figure", "figure81"), "there are: figure10, figure13, figure15, "),
     ],
 )
@@ -60,3 +62,38 @@ def test_mistakes_are_answered(
     assert said in ended.err
     assert ended.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
+    ended = gradwire("reproduce", "usbyte", "--list", "--json")
+    assert ended.code == 0, ended.err
+    printed = json.loads(ended.out)
+    assert printed["command"] == "reproduce usbyte --list"
+    rows = {row["name"]: row for row in printed["rows"]}
+    assert rows["figure 18"]["reproduced as"] == "figure18"
+    assert rows["figure 17"]["reproduced as"] == "not reproduced"
+    assert "no meter of power" in rows["figure 17"]["why not"]
+    assert "not reproduced" in gradwire("reproduce", "usbyte", "--list").out
+    one = json.loads(gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out)
+    assert [row["name"] for row in one["rows"]] == ["figure 2"]
+
+
+def test_a_wheel_says_where_the_papers_are(
+    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages" / "gradwire"
+    monkeypatch.setattr(_checkout, "PACKAGE", site)
+    ended = gradwire("reproduce", "usbyte", "--list")
+    assert ended.code == 2
+    assert f"papers/ is part of gradwire's source repository and not of {site.parent}" in ended.err
+    assert "pip install --editable" in ended.err
+
+
+def test_another_package_beside_an_installed_one_is_not_the_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "__init__.py").touch()
+    monkeypatch.setattr(_checkout, "PACKAGE", tmp_path / "lib" / "gradwire")
+    with pytest.raises(InvalidSetting, match="source repository"):
+        _checkout.beside_src("papers", "command")

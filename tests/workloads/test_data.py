@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads import _fashion_mnist, _movielens, _places, _text
-from gradwire.workloads.applications import movielens_deepfm, movielens_ncf
+from gradwire.workloads import _fashion_mnist, _places, _text
+from papers.workloads import movielens as _movielens
+from papers.workloads.applications import movielens_deepfm, movielens_ncf
 
 RATINGS = "1\t2\t5\t30\n1\t1\t3\t10\n2\t3\t4\t5\n1\t3\t1\t20\n2\t1\t2\t4\n"
 USERS = "1|24|M|writer|85711\n2|53|F|other|T8H1N\n"

@@ -7,7 +7,7 @@ once): 8 an element for the copy, and for each case what its row says.
 
 Rows are named after the compressor: ``encode`` is with error feedback, ``encode-plain`` without,
 ``decode`` adds to a sum (decode and merge), ``decode-plain`` overwrites. What is timed is the call
-that an exchange makes. Beside some stands what torch does: eager, and through ``torch.compile``.
+that an exchange makes. Beside some stand other ways to the same result (``Peers``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from ..errors import invalid
 from ..kernels._build import backend
 from ..load import load, names
 from ..spec import TensorSpec
-from .kernel_peers import check_compiles, peers_of
 
 Row = dict[str, object]
 Call = Callable[[], object]
+Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, Call]]]
+"""Other ways to what a compressor does to a gradient, given it, the gradient and what may be
+written: by case ("encode", "encode-plain", "decode") and by their names."""
 _log = logging.getLogger("gradwire")
 COPY_BYTES = 8
 PEER_EVERY = 5
@@ -48,7 +50,7 @@ class Case:
 
 
 def codec_cases(
-    codec: Compressor, grad_N: Tensor, out_N: Tensor, *, peers: Sequence[str] = ()
+    codec: Compressor, grad_N: Tensor, out_N: Tensor, *, peers: Peers | None = None
 ) -> list[Case]:
     """What any compressor does, under its class's name; ``out_N`` is written.
 
@@ -62,12 +64,16 @@ def codec_cases(
     is_sparse = codec.traits.layout is Layout.SPARSE
     decoded, merged = (4 + 2 * sent, 2 * sent) if is_sparse else (4 + sent, 8 + sent)
     encode = partial(codec.encode, state, grad_N, buffer=buffer)
-    others = peers_of(codec, grad_N, out_N, peers)
+    calls: dict[str, tuple[float, Call]] = {
+        "encode": (12 + sent, partial(encode, residual_N=residual_N)),
+        "encode-plain": (4 + sent, encode),
+        "decode": (merged, lambda: codec.merge(payload, out_N)),
+        "decode-plain": (decoded, lambda: codec.decode(payload, out_N)),
+    }
+    others = {} if peers is None else peers(codec, grad_N, out_N)
     return [
-        Case(f"{name}/encode", 12 + sent, partial(encode, residual_N=residual_N), others["encode"]),
-        Case(f"{name}/encode-plain", 4 + sent, encode, others["encode-plain"]),
-        Case(f"{name}/decode", merged, lambda: codec.merge(payload, out_N), others["decode"]),
-        Case(f"{name}/decode-plain", decoded, lambda: codec.decode(payload, out_N)),
+        Case(f"{name}/{part}", moved, call, others.get(part, {}))
+        for part, (moved, call) in calls.items()
     ]
 
 
@@ -91,15 +97,10 @@ def measure(
     rounds: int = 15,
     codecs: Sequence[Compressor] = (),
     *,
-    peers: Sequence[str] = ("eager",),
+    peers: Peers | None = None,
     device: str = "cpu",
 ) -> list[Row]:
-    """One row a case, of ``codecs`` or of all; ``threads`` holds for torch's side as well.
-
-    Raises ``InvalidSetting`` for peers that torch cannot compile here.
-    """
-    if "compiled" in peers:
-        check_compiles(device)
+    """One row a case, of ``codecs`` or of all; ``threads`` holds for ``peers`` as well."""
     if device == "cpu" and backend() != "cpp":
         _log.warning("no C++ kernels here: these are the figures of the torch references")
     before = torch.get_num_threads()

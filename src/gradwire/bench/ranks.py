@@ -1,4 +1,4 @@
-"""Runs one of this folder's rank programs on every host of a testbed and collects the results.
+"""Runs a rank program, of this folder or beside src/, on every host and collects the results.
 
 A rank program is a module with ``measure(settings, report) -> result``; settings and results are
 plain JSON. Ranks meet by torch.distributed over the hosts' links; files carry the results.
@@ -31,16 +31,18 @@ def run_ranks(
 ) -> list[dict[str, Any]]:
     """Runs ``gradwire.bench.<program>`` on all hosts; returns every rank's result.
 
+    A name with dots is that of a module outside of gradwire, such as ``papers.zen.captured_rank``.
     Raises ``RankFailed`` with the failed rank's last lines if one fails.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
         (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        name, home = _found(program)
         over = threading.Event()
         watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
         watcher.start()
         try:
-            command = [sys.executable, "-P", "-m", __name__, program, folder]
+            command = [sys.executable, "-P", "-m", __name__, name, folder, home]
             launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
         finally:
             over.set()
@@ -49,6 +51,14 @@ def run_ranks(
             json.loads(_result(place, rank).read_text(encoding="utf-8"))
             for rank in range(len(hosts))
         ]
+
+
+def _found(program: str) -> tuple[str, str]:
+    """The module's name, and the folder that its outermost package lies in."""
+    name = program if "." in program else f"{__package__}.{program}"
+    package = importlib.import_module(name.partition(".")[0])
+    assert package.__file__ is not None, f"{package.__name__} has no __init__.py"
+    return name, str(Path(package.__file__).resolve().parents[1])
 
 
 def _result(place: Path, rank: int) -> Path:
@@ -68,7 +78,9 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
 
 def main() -> None:
     """What each rank executes: joins the group, measures, writes its result."""
-    program, folder = sys.argv[1], Path(sys.argv[2])
+    program, folder, home = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    if home not in sys.path:
+        sys.path.insert(0, home)  # what lies beside src/ is not installed
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -79,7 +91,7 @@ def main() -> None:
             draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
-    result = importlib.import_module(f"gradwire.bench.{program}").measure(settings, report)
+    result = importlib.import_module(program).measure(settings, report)
     _result(folder, rank).write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

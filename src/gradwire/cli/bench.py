@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from ..bench import batch as batch_bench
 from ..bench import exchange as exchange_bench
-from ..bench import idle as idle_bench
 from ..bench import kernel as kernel_bench
-from ..bench import partition as partition_bench
 from ..bench import schedule as schedule_bench
 from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
@@ -22,9 +20,11 @@ from ..bench._likeness import draws_like
 from ..bench.sparse_rank import SCHEMES
 from ..errors import invalid
 from ..units import parse_rate
+from ._checkout import beside_src, is_checkout
 from ._output import Fractions, emit, progress
 
 app = typer.Typer(no_args_is_help=True)
+_log = logging.getLogger("gradwire")
 
 
 @app.callback()
@@ -154,6 +154,7 @@ def kernel(
 ) -> None:
     """Time compressors against a copy and against torch, both sides in one run, in turn.
 
+    torch's side is in a checkout of gradwire's sources; elsewhere its columns are left out.
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
     for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
@@ -162,10 +163,20 @@ def kernel(
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
     codecs = kernel_bench.shipped(only or [])
-    peers = ("eager", "compiled") if compiled else ("eager",)
+    peers = _peers(compiled, device)
     with progress("bench kernel"):
         rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+def _peers(compiled: bool, device: str) -> kernel_bench.Peers | None:
+    """What torch does, which is beside src/; without it the rows have no columns of torch."""
+    if not compiled and not is_checkout("benchmarks"):
+        _log.warning("without torch's columns: benchmarks/ is in gradwire's source repository only")
+        return None
+    kinds = ("eager", "compiled") if compiled else ("eager",)
+    found: kernel_bench.Peers = beside_src("benchmarks", "kernel_peers").peers(kinds, device)
+    return found
 
 
 @app.command()
@@ -208,13 +219,15 @@ def partition(
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
 
-    On a GPU: the partition in two passes against ZEN's algorithm 1.
+    On a GPU: the partition in two passes against ZEN's algorithm 1. In a checkout of gradwire's
+    sources only.
     """
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    bench = beside_src("benchmarks", "partition")
     draws = Draws(numel=numel, world=hosts, density=density, overlap=overlap)
     with progress("bench partition"):
-        rows = partition_bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
+        rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
     title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
     emit("bench partition", rows, as_json=as_json, title=title)
 
@@ -228,13 +241,17 @@ def batch(
     rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time encoding all gradients of a model in one call against a call for each, in turn."""
+    """Time encoding all gradients of a model in one call against a call for each, in turn.
+
+    In a checkout of gradwire's sources only.
+    """
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
             raise invalid(name, value, "at least 1", "leave it out")
+    bench = beside_src("benchmarks", "batch")
     codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
     with progress("bench batch"):
-        rows = batch_bench.measure(codecs, threads, rounds)
+        rows = bench.measure(codecs, threads, rounds)
     emit("bench batch", rows, as_json=as_json, title=f"encode, {threads} threads")
 
 
@@ -257,7 +274,7 @@ def schedule(
     ] = False,
     trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
     idle: Annotated[
-        bool, typer.Option("--idle", help="Instead: steps of 100 ms that have nothing to hide.")
+        bool, typer.Option("--idle", help="Instead, in a checkout: steps that hide nothing.")
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
@@ -270,7 +287,7 @@ def schedule(
     """
     planners = tuple(planner or schedule_bench.PLANNERS)
     if idle:
-        _idle(idle_bench.IdleBench(planners=planners, hosts=1 if hosts is None else hosts), as_json)
+        _idle(planners, 1 if hosts is None else hosts, as_json)
         return
     settings = schedule_bench.ScheduleBench(
         profiles=tuple(profile or ["vgg16"]),
@@ -299,8 +316,10 @@ def _schedule(settings: schedule_bench.ScheduleBench, as_json: bool) -> schedule
     return outcome
 
 
-def _idle(settings: idle_bench.IdleBench, as_json: bool) -> None:
+def _idle(planners: tuple[str, ...], hosts: int, as_json: bool) -> None:
+    bench = beside_src("benchmarks", "idle")
+    settings = bench.IdleBench(planners=planners, hosts=hosts)
     with progress("bench schedule --idle", total=1) as advance:
-        rows = idle_bench.run(settings, Fractions(advance))
-    title = f"{settings.hosts} ranks, steps of 100 ms with nothing to hide"
+        rows = bench.run(settings, Fractions(advance))
+    title = f"{hosts} ranks, steps of 100 ms with nothing to hide"
     emit("bench schedule --idle", rows, as_json=as_json, title=title, hidden={"num_hosts"})

@@ -111,7 +111,7 @@ def bench(
             raise invalid(what, value, f"at least {least}", "leave it out")
     codecs = programs(name, settings, trait, more)
     with progress("compll bench"):
-        rows = kernel.measure(numel, threads, rounds, codecs, peers=())
+        rows = kernel.measure(numel, threads, rounds, codecs)
     emit("compll bench", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
 
 

@@ -1,4 +1,4 @@
-"""Show what there is of each kind: compressors, collectives, planners and reproductions."""
+"""Show what there is of each kind: compressors, collectives, planners, sparse formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what there is of each kind: compressors, collectives, planners and reproductions."""
+    """Show what there is of each kind: compressors, collectives, planners, sparse formats."""
     from ..load import KINDS
 
     if kind is not None and kind not in KINDS:
@@ -71,8 +71,6 @@ def _first_line(docstring: str, name: str) -> str:
 
 def _settings(algorithm: Any) -> list[str]:
     """What may be set by keyword: fields of a compressor, arguments of a planner."""
-    if not callable(algorithm):
-        return []
     made = {
         field.name: field.default_factory()
         for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())

@@ -1,0 +1,134 @@
+"""What ``gradwire reproduce`` does: prints a paper's figures, and writes tables and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from gradwire._version import __version__
+from gradwire.cli._output import Fractions, emit, machine, progress
+from gradwire.errors import InvalidSetting
+from gradwire.report import table
+
+from . import page
+from .frame import Reproduction, Row
+from .store import Done, chosen, document, run
+
+
+def reproduce(
+    paper: str, figures: Sequence[str], out: Path, *, quick: bool, fresh: bool, as_json: bool
+) -> None:
+    """Measures the figures that are named, all where none is, and prints each as it is there."""
+    found = page(paper)
+    names = [one.name for one in chosen(paper, found, figures)]
+    stored = out / f"{paper}.json"
+    done: list[Done] = []
+    if not as_json:
+        typer.echo(_head(found))
+    with progress(f"reproduce {paper}", total=1) as advance:
+        report = Fractions(advance)
+        for one in run(paper, found, names, stored, quick=quick, fresh=fresh, report=report):
+            done.append(one)
+            picture = _write(one, out / paper)
+            if not as_json:
+                _show(one, picture)
+    if as_json:
+        _print_json(paper, found, done)
+    else:
+        typer.echo(f"\nall of it: {stored}")
+
+
+def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
+    """Prints the paper's tables and figures: what shows them here, or why nothing does.
+
+    ``figures`` leaves only what these show.
+    """
+    found = page(paper)
+    wanted = {one.name for one in chosen(paper, found, figures)}
+    rows: list[dict[str, object]] = [
+        {
+            "name": one.place,
+            "shows": one.shows,
+            "reproduced as": ", ".join(one.figures) or "not reproduced",
+            "why not": one.why,
+        }
+        for one in found.contents
+        if not figures or wanted & set(one.figures)
+    ]
+    emit(f"reproduce {paper} --list", rows, as_json=as_json, title=found.paper)
+
+
+def _head(found: Reproduction) -> str:
+    lines = [found.paper, "", "assumptions"]
+    return "\n".join([*lines, *(f"  - {text}" for text in found.assumptions)])
+
+
+def _claims(one: Done) -> list[dict[str, object]]:
+    verdict = {True: "yes", False: "no", None: "not said"}
+    return [
+        {
+            "name": claim.place,
+            "paper": claim.says,
+            "ours": claim.ours,
+            "agrees": verdict[claim.agrees],
+            "why not": claim.why,
+        }
+        for claim in one.findings.claims
+    ]
+
+
+def _show(one: Done, picture: Path | None) -> None:
+    kept = " (measured before)" if one.kept else ""
+    title = f"\n{one.figure.name}: {one.figure.title}{kept}"
+    hidden = one.figure.unprinted
+    emit("reproduce", list(one.findings.rows), as_json=False, title=title, hidden=hidden)
+    for claim in _claims(one):
+        typer.echo(f"\n{claim['name']}: {claim['paper']}")
+        typer.echo(f"  ours: {claim['ours']}; agrees: {claim['agrees']}")
+        if claim["why not"]:
+            typer.echo(f"  why: {claim['why not']}")
+    for note in one.findings.notes:
+        typer.echo(f"note: {note}")
+    if picture is not None:
+        typer.echo(f"picture: {picture}")
+
+
+def _write(one: Done, folder: Path) -> Path | None:
+    """Writes the figure's table (Markdown) and picture; returns the picture's path.
+
+    None if it has no picture, or if matplotlib is missing, which is not worth losing figures for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = list(one.findings.rows)
+    parts = [
+        f"# {one.figure.name}: {one.figure.title}",
+        table.markdown(table.without(rows, _curves(rows))),
+        table.markdown(_claims(one)),
+        *one.findings.notes,
+    ]
+    (folder / f"{one.figure.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    if one.figure.draw is None:
+        return None
+    try:
+        return one.figure.draw(rows, folder / f"{one.figure.name}.png")
+    except InvalidSetting as error:
+        typer.echo(f"{one.figure.name} has no picture: {error}", err=True)
+        return None
+
+
+def _curves(rows: list[Row]) -> set[str]:
+    """Keys of lists of points: those are for the picture and the JSON file."""
+    return {
+        key
+        for row in rows
+        for key, value in row.items()
+        if isinstance(value, (list, tuple)) and any(isinstance(x, (list, tuple)) for x in value)
+    }
+
+
+def _print_json(paper: str, found: Reproduction, done: list[Done]) -> None:
+    head = {"command": f"reproduce {paper}", "version": __version__, "machine": machine()}
+    print(json.dumps({**head, **document(paper, found, done)}, indent=2, allow_nan=False))

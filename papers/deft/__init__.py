@@ -1,0 +1,1 @@
+"""DEFT (ICPP 2023): ``page`` lists its tables and figures."""

@@ -1,0 +1,74 @@
+"""Where a step's time goes by method, on real ranks: DEFT's figure 7, for any task and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from gradwire.bench.ranks import Report, run_ranks
+from gradwire.errors import invalid
+from gradwire.testbed.hosts import Testbed, open_hosts
+
+from .breakdown_rank import PARTS
+
+Row = dict[str, object]
+_NUM_ALONE = 3
+"""The first parts: forward, backward and selection, which wait for no other rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """What to measure. ``task`` is a function of ``workloads.applications``, ``sizes`` its
+    arguments; ``methods`` are files of ``compress/`` with settings, by what rows call them."""
+
+    task: str
+    sizes: Mapping[str, Any]
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]]
+    hosts: int = 4
+    rate_bytes_per_s: float = 125_000_000.0
+    num_steps: int = 10
+    timeout_s: float = field(default=900.0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.hosts < 2:
+            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+
+
+def run(bench: Breakdown, report: Report) -> list[Row]:
+    """One row a method: means over steps of the parts' seconds on each step's slowest rank.
+
+    The slowest is the one whose own work, up to the selection, takes longest.
+    """
+    settings = {
+        "task": bench.task,
+        "sizes": dict(bench.sizes),
+        "methods": {title: [name, dict(own)] for title, (name, own) in bench.methods.items()},
+        "num_steps": bench.num_steps,
+    }
+    testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
+    with open_hosts(testbed) as hosts:
+        results = run_ranks(
+            hosts, "papers.deft.breakdown_rank", settings, report=report, timeout_s=bench.timeout_s
+        )
+        shaped = hosts.shaped
+    head = {
+        "num_hosts": bench.hosts,
+        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "numel": results[0]["numel"],
+    }
+    return [
+        {"name": title, **head, **parts_of([result["steps"][title] for result in results])}
+        for title in bench.methods
+    ]
+
+
+def parts_of(ranks: Sequence[Sequence[Sequence[float]]]) -> Row:
+    """Means over steps, from seconds by rank, step and part."""
+    slowest = [
+        max(step, key=lambda parts: sum(parts[:_NUM_ALONE])) for step in zip(*ranks, strict=True)
+    ]
+    means = [mean(seconds) for seconds in zip(*slowest, strict=True)]
+    row: Row = {f"{part}_s": seconds for part, seconds in zip(PARTS, means, strict=True)}
+    return row | {"step_s": sum(means)}

@@ -1,0 +1,157 @@
+"""DEFT's setting: its three applications in a size for two cores, its methods, what it prints.
+
+Source: Yoon and Oh, DEFT, section 5.1 and table 2; densities of section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
+from gradwire.load import load
+from gradwire.workloads import _fashion_mnist
+from gradwire.workloads.task import Task
+from gradwire.workloads.train import layer_sizes, without_momentum
+from gradwire.wrap.deep_gradient_compression import deep_gradient_compression
+
+from ..workloads import movielens
+from ..workloads.applications import fashion_convnet, fashion_resnet, movielens_ncf, text_lstm
+
+DENSE = "dense"
+FULL_DGC = "dgc in full"
+"""With momentum correction, factor masking and density warm-up; ``dgc`` is its selection alone."""
+UNMASKED_DGC = "dgc in full, unmasked"
+"""The same without factor masking."""
+DENSITY_WARM_UP = 0.1
+"""Share of the steps in which full DGC's density comes down."""
+METHODS = (DENSE, "topk", "cltk", "deft")
+"""What section 5 compares."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """A row of table 2, as it is trained here."""
+
+    name: str
+    title: str
+    density: float
+    """What section 5 sets."""
+    metric: str
+    make: Callable[..., Task]
+    """With ``batch``, ``seed`` and a form's sizes."""
+    full: dict[str, Any] = field(hash=False)
+    quick: dict[str, Any] = field(hash=False)
+    num_steps: int
+    num_quick_steps: int
+    num_ranks: int = 16
+    """The paper's."""
+    num_quick_ranks: int = 8
+    missing: Callable[[], str | None] = lambda: None
+    """Why its data are not here and how to get them."""
+    less_is_better: bool = False
+
+    def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> Task:
+        """The task in its quick or full size; ``batch`` replaces that of a rank."""
+        sizes = self.quick if quick else self.full
+        return self.make(**(sizes if batch is None else sizes | {"batch": batch}), seed=seed)
+
+    def steps(self, quick: bool) -> int:
+        return self.num_quick_steps if quick else self.num_steps
+
+    def ranks(self, quick: bool) -> int:
+        return self.num_quick_ranks if quick else self.num_ranks
+
+
+RESNET = Application(
+    "resnet18",
+    "computer vision",
+    0.01,
+    "accuracy",
+    fashion_resnet,
+    full={"width": 8, "stem_stride": 2, "batch": 8, "num_held_out": 2000},
+    quick={"width": 4, "stem_stride": 2, "batch": 2, "num_held_out": 300},
+    num_steps=800,
+    num_quick_steps=40,
+    missing=_fashion_mnist.missing,
+)
+LSTM = Application(
+    "lstm",
+    "language modelling",
+    0.001,
+    "perplexity",
+    text_lstm,
+    full={"vocabulary": 5000, "embedding": 64, "hidden": 128, "batch": 4, "num_held_out": 200},
+    quick={"vocabulary": 1000, "embedding": 64, "hidden": 128, "batch": 1, "num_held_out": 50},
+    num_steps=800,
+    num_quick_steps=40,
+    less_is_better=True,
+)
+NCF = Application(
+    "ncf",
+    "recommendation",
+    0.1,
+    "hit rate at 10",
+    movielens_ncf,
+    full={"factors": 32, "batch": 128},
+    quick={"factors": 16, "batch": 32},
+    num_steps=800,
+    num_quick_steps=40,
+    missing=movielens.missing,
+)
+APPLICATIONS = (RESNET, LSTM, NCF)
+TRAINED = (
+    replace(
+        LSTM,
+        name="lstm, 4 ranks",
+        full={"vocabulary": 2000, "embedding": 64, "hidden": 128, "batch": 4},
+        num_steps=2500,
+        num_ranks=4,
+        num_quick_ranks=4,
+    ),
+    replace(
+        RESNET,
+        name="convnet, 4 ranks",
+        make=fashion_convnet,
+        full={"batch": 16},
+        quick={"width": 4, "batch": 4, "num_held_out": 1000},
+        num_steps=3000,
+        num_ranks=4,
+        num_quick_ranks=4,
+    ),
+    replace(
+        RESNET,
+        name="resnet18, 4 ranks",
+        full={"width": 8, "stem_stride": 2, "batch": 8},
+        num_steps=2000,
+        num_ranks=4,
+        num_quick_ranks=4,
+    ),
+)
+"""What is trained to the end by more methods than the paper has, on fewer ranks."""
+
+
+def present(apps: Sequence[Application]) -> tuple[Application, ...]:
+    """Those applications whose data this machine has."""
+    return tuple(one for one in apps if one.missing() is None)
+
+
+def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[Task, Exchange]:
+    """The exchange of a method at a density, and the task with the optimizer that goes with it.
+
+    Sparsifiers have error feedback: algorithm 1 of the paper.
+    """
+    if method == DENSE:
+        return task, exchange_for(load("compress", "none")())
+    if method in (FULL_DGC, UNMASKED_DGC):
+        exchange = deep_gradient_compression(
+            density=density,
+            warmup_steps=round(DENSITY_WARM_UP * num_steps),
+            masking=method == FULL_DGC,
+        )
+        return without_momentum(task), exchange
+    kind = partial(load("compress", method), density=density)
+    return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())

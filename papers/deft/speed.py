@@ -1,0 +1,338 @@
+"""Figures 7 and 9 of DEFT: where a step's time goes, and selection over the number of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, log2
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gradwire.collective._local import drive
+from gradwire.compress import _packing
+from gradwire.compress._layer_k import layer_k
+from gradwire.compress._partition import packable, two_stage
+from gradwire.compress.deft import deft
+from gradwire.compress.topk import topk
+from gradwire.contract import Member
+from gradwire.report import bars, curves
+from gradwire.workloads.task import Task
+from gradwire.workloads.train import layer_sizes, message_of, views_in
+
+from ..frame import Ask, Claim, Findings, Report, Row
+from ..workloads.clocked import Spent, clocked
+from .breakdown import Breakdown, run
+from .rows import number
+from .runs import one_thread
+from .setting import LSTM, Application
+
+METHODS = ("topk", "cltk", "deft")
+HOSTS = {False: 8, True: 4}
+"""Real ranks of figure 7, by ``quick``; 16 in the paper."""
+STEPS = {False: 30, True: 8}
+RATE = 125_000_000.0
+SIZES = {
+    False: {"vocabulary": 20_000, "embedding": 128, "hidden": 256, "batch": 4},
+    True: {"vocabulary": 5_000, "embedding": 128, "hidden": 256, "batch": 2},
+}
+"""Of the language model of both figures: larger than in the trainings, as a model of a million
+parameters is selected from faster than Python calls it."""
+SELECTED = {
+    False: {"vocabulary": 30_000, "embedding": 256, "hidden": 512, "batch": 4},
+    True: {"vocabulary": 10_000, "embedding": 256, "hidden": 512, "batch": 2},
+}
+COUNTS = (2, 4, 8, 16)
+REPEATS = {False: 9, True: 5}
+CLOCK = time.thread_time
+"""Of figure 9: all is in one thread, and what else the machine does is not counted."""
+NEGLIGIBLE = 0.02
+"""Share of a step."""
+SIGNIFICANT = 0.5
+"""Share of another's time up to which a time is significantly less."""
+
+
+Bench = Callable[[Breakdown, Report], list[Row]]
+
+
+def figure7(ask: Ask, measure: Bench = run) -> Findings:
+    """A step of the language model by real ranks, by parts, for each sparsifier."""
+    bench = Breakdown(
+        task=LSTM.make.__name__,
+        sizes=SIZES[ask.quick],
+        methods={"dense": ("none", {})}
+        | {name: (name, {"density": LSTM.density}) for name in METHODS},
+        hosts=HOSTS[ask.quick],
+        rate_bytes_per_s=RATE,
+        num_steps=STEPS[ask.quick],
+    )
+    rows = measure(bench, ask.report)
+    by_name = {str(row["name"]): row for row in rows}
+    where = "shaped links" if rows[0]["link_bytes_per_s"] else "plain loopback"
+    notes = (
+        f"{bench.hosts} processes of one machine on {where}: they share its cores, so all that is "
+        "computed takes longer than alone, the more the more ranks compute at once",
+    )
+    return Findings(tuple(rows), _breakdown_claims(by_name), notes)
+
+
+def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
+    place = "section 5.3, figure 7"
+    selection_s, communication_s = (
+        {name: number(rows[name], key) for name in METHODS}
+        for key in ("selection_s", "communication_s")
+    )
+    others_s = min(selection_s["topk"], selection_s["cltk"])
+    faster = selection_s["deft"] <= SIGNIFICANT * others_s
+    less = communication_s["deft"] < min(communication_s["topk"], communication_s["cltk"])
+    share = number(rows["deft"], "partition_s") / number(rows["deft"], "step_s")
+
+    def shown(values: dict[str, float]) -> str:
+        return ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in values.items())
+
+    return (
+        Claim(
+            "DEFT needs significantly less time for selection than CLT-k and Top-k",
+            place,
+            f"{shown(selection_s)}; significantly: at most {SIGNIFICANT:g} times as much",
+            faster,
+            "" if faster else "at this size a selection takes about as long as Python's calls",
+        ),
+        Claim(
+            "DEFT's communication takes less time than CLT-k's and Top-k's",
+            place,
+            shown(communication_s),
+            less,
+            ""
+            if less
+            else "DEFT makes three small collectives before that of the values, Top-k none; here "
+            "volumes are small and communication is mostly latency and waiting for slower ranks",
+        ),
+        Claim(
+            "the overhead of DEFT's partitioning is negligible",
+            place,
+            f"{100 * share:.2f} % of a step; negligible: at most {100 * NEGLIGIBLE:g} %",
+            share <= NEGLIGIBLE,
+            "" if share <= NEGLIGIBLE else "a step of so small a model is short itself",
+        ),
+    )
+
+
+def draw7(rows: Sequence[Row], path: Path) -> Path:
+    """A bar a method for each part."""
+    keys = ["forward_s", "backward_s", "selection_s", "partition_s", "merge_s", "communication_s"]
+    return bars.draw(rows, path, keys=keys, title="A step of the language model, by parts")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What figure 9 selects from: the gradient, its layers' sizes and the density asked for."""
+
+    grad_N: Tensor
+    layers: Sequence[int]
+    density: float
+
+
+def figure9(
+    ask: Ask,
+    counts: Sequence[int] = COUNTS,
+    app: Application = LSTM,
+    repeats: int | None = None,
+) -> Findings:
+    """Seconds of DEFT's layer-wise selection on the rank with most to do, against Top-k of all.
+
+    The norms of all layers, which every rank takes before it selects in its own, are part of it,
+    and have a column of their own; the paper's equations leave them out. One rank after another in
+    one process and one thread, each on the same gradient, so that ranks do not get in each other's
+    way.
+    """
+    task, repeats = app.make(**SELECTED[ask.quick]), repeats or REPEATS[ask.quick]
+    given = Selected(_accumulated(task), layer_sizes(task), app.density)
+    with one_thread():
+        ask.report(0.1, "Top-k of the whole")
+        whole_s = _topk_s(given, repeats)
+        rows = [_selection_row("1 rank", 1, whole_s, (0.0, whole_s), given)]
+        for done, world in ask.each(counts):
+            ask.report(0.1 + 0.9 * done, f"DEFT on {world} ranks")
+            parts_s = _selection_s(given, world, repeats)
+            rows.append(_selection_row(f"{world} ranks", world, whole_s, parts_s, given))
+    return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
+
+
+def _accumulated(task: Task, num_steps: int = 4) -> Tensor:
+    """What a rank has to give after a few steps: gradients added up, as little has been sent."""
+    torch.manual_seed(task.seed)
+    model = task.make_model()
+    parameters = list(model.parameters())
+    grad_N = torch.zeros(message_of(parameters).numel)
+    for parameter, view in zip(parameters, views_in(grad_N, parameters), strict=True):
+        parameter.grad = view
+    for step in range(num_steps):
+        task.loss(model, *task.batch(step, 0, 1)).backward()  # type: ignore[no-untyped-call]
+    return grad_N
+
+
+def _topk_s(given: Selected, repeats: int) -> float:
+    """The least of several times: whatever else the machine does only adds."""
+    codec = topk(density=given.density)
+    return min(_timed(lambda: codec.encode(None, given.grad_N)) for _ in range(repeats + 1))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start_s = CLOCK()
+    call()
+    return CLOCK() - start_s
+
+
+def _selection_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
+    """The pass over all elements (norms, and the values that are taken), and the selection of the
+    heaviest bin of layers; of both the least of several times as well.
+
+    Ranks have the same gradient, which none writes, and the same buffer for the mean. So in every
+    step the bins are the same, each the next rank's.
+    """
+    grad_N, mean_N = given.grad_N, torch.empty_like(given.grad_N)
+    exchange = deft(density=given.density, layers=given.layers)
+    spec = message_of([grad_N])
+    members = [Member(rank, world) for rank in range(world)]
+    states = [exchange.init(spec, world) for _ in members]
+    whole_s, seconds = inf, [inf] * world
+    for step in range(repeats):
+        spent: list[Spent] = [{} for _ in members]
+        texts = [
+            clocked(exchange.synchronise(member, state, grad_N, mean_N), own, CLOCK)
+            for member, state, own in zip(members, states, spent, strict=True)
+        ]
+        states = drive(texts, seed=step).results
+        for rank, own in enumerate(spent):
+            bin_ = (rank + step) % world
+            seconds[bin_] = min(seconds[bin_], own["encode", grad_N.numel() // world])
+            whole_s = min(whole_s, own["encode", grad_N.numel()])
+    return whole_s, max(seconds)
+
+
+def _selection_row(
+    name: str, world: int, whole_s: float, parts_s: tuple[float, float], given: Selected
+) -> Row:
+    norms_s, slowest_s = parts_s
+    return {
+        "name": name,
+        "num_ranks": world,
+        "numel": given.grad_N.numel(),
+        "norms_s": norms_s,
+        "selection_s": norms_s + slowest_s,
+        "speedup": whole_s / (norms_s + slowest_s),
+        "speedup_without_norms": whole_s / slowest_s,
+        **_expected(given, world),
+        "speedup_linear": float(world),
+    }
+
+
+def _expected(given: Selected, world: int) -> dict[str, float | None]:
+    """The speedups of equations 6 and 8, for algorithm 2's layers, and that by what ours reads, all
+    elements once for the norms.
+
+    None where ranks have so few elements to choose that the paper's logarithms are 0 or less.
+    """
+    grad_N, numel = given.grad_N, given.grad_N.numel()
+    k = max(1, round(given.density * numel))
+    papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
+    comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
+    [whole] = _packing.work(torch.tensor([numel]), torch.tensor([k]))
+    parts = _packing.work(ours_L, _k_of(grad_N, ours_L, k))
+    return {
+        "speedup_by_equation_6": _ratio(
+            numel * log2(k), _packing.heaviest(comparisons.tolist(), world)
+        ),
+        "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
+        "speedup_by_work": _ratio(whole, _norms(numel, world) + _packing.heaviest(parts, world)),
+    }
+
+
+def _norms(numel: int, world: int) -> int:
+    """Elements read for norms: alone a rank needs none."""
+    return numel if world > 1 else 0
+
+
+def _ratio(whole: float, part: float) -> float | None:
+    return whole / part if part > 0 else None
+
+
+def _k_of(grad_N: Tensor, sizes_L: Tensor, k: int) -> Tensor:
+    """Algorithm 3 for layers of this gradient (int64)."""
+    parts = torch.split(grad_N, sizes_L.tolist())
+    norms_L = torch.stack([part.norm().double() for part in parts])
+    return layer_k(norms_L, sizes_L, k)
+
+
+def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
+    place = "section 5.4, figure 9"
+    several = [row for row in rows if number(row, "num_ranks") > 1]
+
+    def shown(key: str) -> str:
+        known = (row for row in several if row[key] is not None)
+        return ", ".join(f"{row['num_ranks']}: {number(row, key):.2f}" for row in known)
+
+    measured = all(number(row, "speedup") >= number(row, "num_ranks") for row in several)
+    keys = ("speedup_by_equation_6", "speedup_by_equation_8", "num_ranks")
+    bounded = all(
+        number(row, above) >= number(row, below)
+        for row in several
+        for above, below in pairwise(keys)
+        if row[above] is not None and row[below] is not None
+    )
+    return (
+        Claim(
+            "the speedup of DEFT's selection over Top-k is higher than linear",
+            place,
+            f"by ranks {shown('speedup')}, without the norms {shown('speedup_without_norms')}; by "
+            f"what is read {shown('speedup_by_work')}",
+            measured,
+            ""
+            if measured
+            else "every rank takes the norms of all layers, a pass that gets no shorter with more "
+            "ranks and that equations 6 to 9 leave out. And our Top-k costs one pass and hardly "
+            "more, whatever k is: where the paper's costs n log k, a smaller k saves nothing here, "
+            "a pass over a part is 1/n of it at best, and what a call costs whatever its size "
+            "shrinks with no number of ranks",
+        ),
+        Claim(
+            "f(n) >= f_trivial(n) >= n: the allocation costs no more than one layer a rank would",
+            "section 4.4, equation 9",
+            f"f(n) {shown('speedup_by_equation_6')}; f_trivial {shown('speedup_by_equation_8')}",
+            bounded,
+            ""
+            if bounded
+            else "not so in general: layers are whole, and the k of layers add up otherwise than "
+            "k / n each",
+        ),
+    )
+
+
+def draw9(rows: Sequence[Row], path: Path) -> Path:
+    """Speedup over ranks: measured, by the equations, linear."""
+    titles = {
+        "speedup": "measured, norms included",
+        "speedup_without_norms": "measured, without the norms",
+        "speedup_by_equation_6": "f(n), equation 6",
+        "speedup_by_equation_8": "f_trivial(n), equation 8",
+        "speedup_by_work": "by what our selection reads",
+        "speedup_linear": "linear",
+    }
+    series = {
+        title: [
+            (number(row, "num_ranks"), number(row, key)) for row in rows if row[key] is not None
+        ]
+        for key, title in titles.items()
+    }
+    return curves.draw_panels(
+        {"": series},
+        path,
+        title="DEFT's selection over Top-k",
+        x_label="ranks",
+        y_label="speedup",
+        doubling=True,
+    )

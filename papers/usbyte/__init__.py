@@ -1,0 +1,1 @@
+"""US-Byte (IEEE TPDS 2023): ``page`` lists its tables and figures."""

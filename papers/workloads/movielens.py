@@ -1,0 +1,107 @@
+"""MovieLens-100K: 100,000 ratings by 943 users of 1,682 films, where the user has put it.
+
+Source: Harper and Konstan, ACM TiiS 2015; https://grouplens.org/datasets/movielens/100k. Its terms
+    forbid redistribution, so gradwire ships none of it and fetches nothing. DEFT uses the larger
+    MovieLens-20M of the same makers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import InvalidSetting
+from gradwire.workloads._places import folder_of, looked_in
+
+NAME = "ml-100k"
+SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+_AGES = (18, 25, 35, 45, 50, 56)
+"""First years of the age groups from the second on: those that the makers' later sets use."""
+_FILES = ("u.data", "u.user", "u.item")
+
+
+class Ratings(NamedTuple):
+    """What users said of items: users_N, items_N int64 from 0, ratings_N 1 to 5, times_N seconds.
+
+    By user, each user's from the earliest to the latest.
+    """
+
+    users_N: Tensor
+    items_N: Tensor
+    ratings_N: Tensor
+    times_N: Tensor
+    user_fields_UF: Tensor
+    """Age group, gender, occupation, first digit of the postal code (10: none)."""
+    item_fields_IF: Tensor
+    """First genre of those it is listed under, decade of its release (0: unknown)."""
+
+
+USER_FIELDS, ITEM_FIELDS = (len(_AGES) + 1, 2, 21, 11), (19, 10)
+"""How many categories each field has."""
+
+
+def missing(folder: Path | None = None) -> str | None:
+    """What to do to have the ratings in ``folder``, or anywhere; None if they are there."""
+    if folder_of(NAME, _FILES, folder) is not None:
+        return None
+    return (
+        f"MovieLens-100K ({', '.join(_FILES)}) is not in {looked_in(NAME, folder)}; its terms "
+        f"forbid shipping it: unzip {SOURCE} there"
+    )
+
+
+def load(folder: Path | None = None) -> Ratings:
+    """The ratings of ``folder``, or of the first place that has them.
+
+    Raises ``InvalidSetting``, which says how to get them.
+    """
+    found = folder_of(NAME, _FILES, folder)
+    if found is None:
+        raise InvalidSetting(str(missing(folder)))
+    return _read(found)
+
+
+@cache
+def _read(folder: Path) -> Ratings:
+    rows = [
+        [int(value) for value in line.split("\t")]
+        for line in (folder / "u.data").read_text(encoding="utf-8").splitlines()
+    ]
+    rows.sort(key=lambda row: (row[0], row[3], row[1]))
+    users_N, items_N, ratings_N, times_N = torch.tensor(rows).unbind(1)
+    return Ratings(users_N - 1, items_N - 1, ratings_N, times_N, _users(folder), _items(folder))
+
+
+def _lines(folder: Path, name: str) -> list[list[str]]:
+    text = (folder / name).read_text(encoding="latin-1")
+    return [line.split("|") for line in text.splitlines()]
+
+
+def _users(folder: Path) -> Tensor:
+    lines = _lines(folder, "u.user")
+    jobs = {job: place for place, job in enumerate(sorted({line[3] for line in lines}))}
+    return torch.tensor(
+        [
+            (
+                sum(int(age) >= first for first in _AGES),
+                int(gender == "F"),
+                jobs[job],
+                int(code[0]) if code[:1].isdigit() else 10,
+            )
+            for _, age, gender, job, code in lines
+        ]
+    )
+
+
+def _items(folder: Path) -> Tensor:
+    """Of a line: number, title, day of release as 01-Jan-1995, two more, 19 flags of genres."""
+    fields = []
+    for line in _lines(folder, "u.item"):
+        flags = line[-19:]
+        decade = (int(line[2][-4:]) - 1910) // 10 if line[2] else 0
+        fields.append((flags.index("1"), decade))
+    return torch.tensor(fields)

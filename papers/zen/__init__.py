@@ -1,0 +1,1 @@
+"""ZEN (OSDI 2025): ``page`` lists its tables and figures."""

@@ -1,0 +1,162 @@
+"""What every scheme makes the busiest link carry, counted from the index sets of all ranks.
+
+As section 2.4 of ZEN counts: bytes over a rate, full duplex, no latency and no computation; a value
+and an index are 4 bytes each. Not from mean densities but from the sets, so skew and overlaps are
+those of the ranks at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.cost.sparsity import BLOCK
+from gradwire.sparse.entries import num_units
+from gradwire.sparse.parts import part_length
+from gradwire.sparse.permutation import Permutation
+
+from .captures import Capture
+
+INDEX_BYTES = VALUE_BYTES = 4
+ENTRY_BYTES = INDEX_BYTES + VALUE_BYTES
+
+Places = Callable[[Tensor], Tensor]
+"""A bijection of [0, numel): where an index lies, int32 to int32."""
+
+
+def union(sets: Sequence[Tensor], numel: int) -> Tensor:
+    """Ascending indices that are in any of the sets, int32."""
+    there_N = torch.zeros(numel, dtype=torch.bool)
+    for indices_K in sets:
+        there_N[indices_K.long()] = True
+    return there_N.nonzero()[:, 0].int()
+
+
+def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
+    """Sizes of unions by doubling: entry s has those of every 2^s neighbouring ranks.
+
+    As far as whole groups go: 6 sets give 6, 3 and 1 sizes.
+    """
+    sizes, level = [], list(sets)
+    while level:
+        sizes.append([one.numel() for one in level])
+        pairs = zip(level[::2], level[1::2], strict=False)
+        level = [union(pair, numel) for pair in pairs]
+    return sizes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How many entries travel in a push and a pull among W ranks that are servers as well."""
+
+    pushed_WW: Tensor
+    """By worker and server."""
+    pulled_W: Tensor
+    """What each server has for every worker."""
+
+    @classmethod
+    def of(cls, sets: Sequence[Tensor], numel: int, places: Places | None = None) -> Traffic:
+        """Parts are ranges of ceil(numel / W) indices, or of places if those are given."""
+        world = len(sets)
+        part_numel = part_length(numel, world)
+
+        def by_part(indices_K: Tensor) -> Tensor:
+            at_K = indices_K if places is None else places(indices_K)
+            return torch.bincount(at_K.long() // part_numel, minlength=world)
+
+        return cls(torch.stack([by_part(one) for one in sets]), by_part(union(sets, numel)))
+
+    def push_bytes(self, entry_bytes: int) -> int:
+        """Bytes on the busiest side of a link; what a rank keeps to itself is not sent."""
+        sent_WW = self.pushed_WW - torch.diag(self.pushed_WW.diag())
+        return entry_bytes * int(max(sent_WW.sum(0).max(), sent_WW.sum(1).max()))
+
+    def pull_bytes(self, entry_bytes: int, fixed_bytes: int = 0) -> int:
+        """Bytes on the busiest side; ``fixed_bytes`` are in each message beside its entries."""
+        size_W = self.pulled_W * entry_bytes + fixed_bytes
+        others = len(size_W) - 1
+        return int(max(others * size_W.max(), size_W.sum() - size_W.min()))
+
+    @property
+    def push_imbalance(self) -> float:
+        """Definition 8: the largest part of any rank's indices over an equal one."""
+        own_W = self.pushed_WW.sum(1).clamp(min=1)
+        return float((len(own_W) * self.pushed_WW.max(1).values / own_W).max())
+
+    @property
+    def pull_imbalance(self) -> float:
+        """Definition 8: the largest part of the union over an equal one."""
+        total = max(1, int(self.pulled_W.sum()))
+        return len(self.pulled_W) * int(self.pulled_W.max()) / total
+
+
+def busiest_bytes(
+    sets: Sequence[Tensor], numel: int, places: Places, sizes: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Bytes on the busiest side of a link by scheme. ``sizes`` are ``grown`` of these sets."""
+    world = len(sets)
+    ranged, hashed = Traffic.of(sets, numel), Traffic.of(sets, numel, places)
+    blocked = Traffic.of([blocks(one) for one in sets], num_units(numel, BLOCK))
+    part_bitmap_bytes = num_units(part_length(numel, world), 8)
+    own = [one.numel() for one in sets]
+
+    pull_coo = hashed.pull_bytes(ENTRY_BYTES)
+    pull_bitmap = hashed.pull_bytes(VALUE_BYTES, part_bitmap_bytes)
+    return {
+        "allreduce": dense_bytes(numel, world),
+        "agsparse": ENTRY_BYTES * (sum(own) - min(own)),
+        "sparcml": sparcml_bytes(sizes, world),
+        "omnireduce": _both(blocked, VALUE_BYTES * BLOCK),
+        "sparse_ps": _both(ranged, ENTRY_BYTES),
+        "balanced": _both(hashed, ENTRY_BYTES),
+        "zen": hashed.push_bytes(ENTRY_BYTES) + min(pull_coo, pull_bitmap),
+        "without_index": _both(hashed, VALUE_BYTES),
+    }
+
+
+def rows_bytes(found: Capture, num_ranks: int) -> float:
+    """Of Balanced Parallelism whose entries are whole units (rows of an embedding), an index each.
+
+    Push in COO, pull in the smaller one of COO and a hash bitmap.
+    """
+    sets = [torch.from_numpy(one) for one in found.units[:num_ranks]]
+    traffic = Traffic.of(sets, found.num_units, Permutation(found.num_units).places)
+    row_bytes = VALUE_BYTES * found.width
+    bits = num_units(part_length(found.num_units, num_ranks), 8)
+    pulls = traffic.pull_bytes(INDEX_BYTES + row_bytes), traffic.pull_bytes(row_bytes, bits)
+    return traffic.push_bytes(INDEX_BYTES + row_bytes) + min(pulls)
+
+
+def _both(traffic: Traffic, entry_bytes: int) -> int:
+    return traffic.push_bytes(entry_bytes) + traffic.pull_bytes(entry_bytes)
+
+
+def dense_bytes(numel: int, world: int) -> float:
+    """Of a ring all-reduce of float32."""
+    return 2 * (world - 1) / world * VALUE_BYTES * numel
+
+
+def sparcml_bytes(sizes: Sequence[Sequence[int]], world: int) -> int:
+    """Recursive doubling in COO among a power of two ranks, which wait for their partners.
+
+    A stage of two groups of ranks lasts as long as the larger union needs.
+    """
+    done = [0] * world
+    stage = 0
+    while len(done) > 1:
+        own = sizes[stage]
+        done = [
+            max(done[i], done[i + 1]) + ENTRY_BYTES * max(own[i], own[i + 1])
+            for i in range(0, len(done), 2)
+        ]
+        stage += 1
+    return done[0]
+
+
+def blocks(indices_K: Tensor) -> Tensor:
+    """Ascending numbers of the blocks that ascending indices lie in, int32."""
+    found: Tensor = torch.unique_consecutive(indices_K // BLOCK)
+    return found

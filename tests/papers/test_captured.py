@@ -1,0 +1,84 @@
+"""Schemes over index sets of a file: what is read, what rows say, and a small run for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire.bench import sparse_rank
+from gradwire.bench._draws import Found
+from gradwire.bench._likeness import LIKENESSES, draws_like
+from gradwire.errors import InvalidSetting, UnknownName
+from papers.zen import captured
+from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
+
+NUM_UNITS, WIDTH = 300, 4
+
+
+def write(path: Path, hosts: int) -> Path:
+    """An index set for each host: some rows of its own, and row 7 of all."""
+    sets = {f"units_{rank}": np.array([rank, 7, 290 + rank], np.int32) for rank in range(hosts)}
+    np.savez(path, name=np.array("table"), num_units=np.array(NUM_UNITS), width=WIDTH, **sets)
+    return path
+
+
+def test_a_gradient_is_not_zero_at_its_units_alone(tmp_path: Path) -> None:
+    units = Units.read(str(write(tmp_path / "a.npz", 2)), 1)
+    grad_Uw = units.gradient(seed=0).view(NUM_UNITS, WIDTH)
+    assert grad_Uw.ne(0).all(1).nonzero().flatten().tolist() == [1, 7, 291]
+    assert grad_Uw.ne(0).sum() == 3 * WIDTH
+
+
+def test_schemes_are_those_of_bench_sparse_and_two_forms_of_zen() -> None:
+    assert set(SCHEMES) == {*sparse_rank.SCHEMES, IN_COO, ROWS}
+    assert exchange_of("sparcml", 4) == sparse_rank.exchange_of("sparcml")
+    assert exchange_of(ROWS, 4) != exchange_of("zen", 4)
+    with pytest.raises(UnknownName, match="no scheme is called 'zenn'"):
+        captured.CapturedBench(paths=(), schemes=("zenn",))
+    with pytest.raises(InvalidSetting, match="hosts"):
+        captured.CapturedBench(paths=(), hosts=1)
+
+
+def result(seconds: float, sent: int, received: int) -> dict[str, Any]:
+    one = {"seconds": [seconds], "sent_bytes": [sent], "received_bytes": [received]}
+    dense = {"seconds": [8.0], "sent_bytes": [1], "received_bytes": [1]}
+    return {"numel": 100, "density": 0.5, "schemes": {"dense": dense, "zen": one}}
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+def test_a_step_is_the_slowest_ranks_and_bytes_are_the_busiest_sides(shaped: bool) -> None:
+    bench = captured.CapturedBench(paths=(), hosts=2, rate_bytes_per_s=100.0)
+    results = [result(2.0, 10, 150), result(4.0, 90, 20)]
+    row = captured._rows(bench, "table", results, shaped)[1]
+    assert (row["step_s"], row["speedup_vs_dense"]) == (4.0, 2.0)
+    assert row["busiest_bytes"] == (150 if shaped else None)
+    assert row["time_vs_floor"] == (pytest.approx(4.0 / 1.5) if shaped else None)
+
+
+def test_every_scheme_averages_alike_among_hosts(tmp_path: Path) -> None:
+    """Ranks themselves hold every mean to the all-reduce's."""
+    bench = captured.CapturedBench(paths=(write(tmp_path / "a.npz", 2),), hosts=2, repeats=1)
+    rows = captured.run(bench, lambda fraction, what: None, timeout_s=120.0)
+    assert [row["scheme"] for row in rows] == ["dense", *SCHEMES]
+    assert {row["fraction_density"] for row in rows} == {3 / NUM_UNITS}
+    assert all(row["step_s"] > 0 for row in rows)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("model", LIKENESSES)
+def test_drawn_sets_are_like_a_model(model: str) -> None:
+    """In density, overlap and skew: what the draws take. In sums real gradients are denser."""
+    draws, measured = draws_like(model, 500_000, 8), LIKENESSES[model]
+    pool = draws.pool()
+    sets = [draws.taken(rank, pool) for rank in range(8)]
+    found = Found.of(sets, draws.numel)
+    assert len(sets[0]) / draws.numel == pytest.approx(measured.density, rel=0.05)
+    assert found.overlap == pytest.approx(measured.overlap_mean, abs=0.08)
+    assert found.skewness == pytest.approx(measured.skew(8), rel=0.15)
+
+
+def test_unknown_models_are_told_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'lstm'"):
+        draws_like("lstn", 1000, 8)

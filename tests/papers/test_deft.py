@@ -1,0 +1,328 @@
+"""DEFT's figures in small: what must hold of any of them, whatever the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.workloads.task import Batch, Task, class_loss, mean_over, random_of
+from gradwire.workloads.train import History
+from papers.deft import breakdown
+from papers.deft import convergence as deft_convergence
+from papers.deft import density as deft_density
+from papers.deft import error as deft_error
+from papers.deft import runs as deft_runs
+from papers.deft import setting as deft_setting
+from papers.deft import speed as deft_speed
+from papers.deft import training as deft_training
+from papers.deft.page import deft
+from papers.deft.rows import POINTS, findings, thinned
+from papers.deft.runs import Run, history
+from papers.deft.setting import Application
+from papers.frame import Ask, Findings, Row
+
+WIDTH, CLASSES = 16, 4
+
+
+def draw(step: int, rank: int, world: int, batch: int) -> Batch:
+    inputs = torch.randn(batch, WIDTH, generator=random_of(0, step, rank, world))
+    return inputs, inputs[:, :CLASSES].argmax(1)
+
+
+def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> Task:
+    """A task that trains in milliseconds, in place of an application's."""
+    held_out = draw(1_000_000, 0, 1, 100)
+    return Task(
+        name="argmax",
+        description="which input is the largest",
+        make_model=lambda: torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES)
+        ),
+        make_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch=partial(draw, batch=batch),
+        loss=class_loss,
+        score=lambda model: mean_over(model, class_loss, held_out, 100),
+        metric="loss",
+        seed=seed,
+    )
+
+
+def small(application: Application) -> Application:
+    """The application as the tiny task, whose data are made here."""
+    return replace(
+        application,
+        make=tiny,
+        full={"batch": 4},
+        quick={"batch": 4},
+        density=0.05,
+        num_quick_steps=5,
+        num_quick_ranks=4,
+        missing=lambda: None,
+    )
+
+
+RESNET, LSTM, NCF = APPS = tuple(map(small, deft_setting.APPLICATIONS))
+SMALL: dict[str, Callable[[Ask], Findings]] = {
+    "figure1": partial(deft_density.figure1, app=RESNET, num_steps=3),
+    "figure3": partial(deft_convergence.figure3, apps=APPS),
+    "figure4": partial(deft_density.figure4, apps=APPS),
+    "figure5": partial(deft_error.figure5, apps=APPS),
+    "figure6": partial(deft_error.figure6, apps=(RESNET, LSTM)),
+    "figure8": partial(deft_convergence.figure8, app=LSTM),
+    "figure10": partial(deft_convergence.figure10, app=LSTM),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tests share their trainings as figures do."""
+    return tmp_path_factory.mktemp("deft")
+
+
+@pytest.fixture
+def ask(folder: Path) -> Ask:
+    return Ask(quick=True, report=lambda fraction, what: None, earlier={}, folder=folder)
+
+
+def test_every_figure_of_the_issue_is_there() -> None:
+    numbers = (1, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert [one.name for one in deft.figures] == [*(f"figure{n}" for n in numbers), "training"]
+    for figure in deft.figures:
+        assert figure.measure.__name__ == figure.name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
+    found = SMALL[name](ask)
+    assert found.complete
+    assert found.claims
+    assert all(POINTS in row for row in found.rows)
+    assert all(claim.agrees or claim.why for claim in found.claims)
+    unsaid = [claim.says for claim in found.claims if claim.agrees is None]
+    assert all(says.startswith(("on 16 workers", "Top-k selects")) for says in unsaid)
+
+
+@pytest.mark.parametrize(("num_ranks", "agrees"), [(16, True), (8, None)])
+def test_a_build_up_is_held_against_that_of_as_many_ranks(
+    num_ranks: int, agrees: bool | None
+) -> None:
+    row: Row = {"name": "topk", "num_ranks": num_ranks, "build_up": 13.0, "actual_density": 0.5}
+    for stated in (deft_density.BUILD_UP["resnet18"], deft_density.TOPK_SHARE):
+        claim = deft_density._build_up("", "", row, stated)
+        assert (claim.agrees, bool(claim.why)) == (agrees, agrees is None)
+    assert deft_density._build_up("", "", {**row, "num_ranks": 16}, 5.31).agrees is False
+
+
+def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:
+    rows = SMALL["figure3"](ask).rows
+    assert deft.figures[1].draw is not None
+    picture = deft.figures[1].draw(rows, tmp_path / "picture.png")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_figures_share_trainings(ask: Ask, tmp_path: Path) -> None:
+    made: list[Task] = []
+
+    def counted(**sizes: int) -> Task:
+        made.append(tiny(**sizes))
+        return made[-1]
+
+    apps = tuple(replace(app, make=counted) for app in APPS)
+    ask = replace(ask, folder=tmp_path)
+    first = deft_density.figure4(ask, apps=apps)
+    assert len(made) == 9  # three sparsifiers, three applications
+    deft_error.figure5(ask, apps=apps)
+    deft_error.figure6(ask, apps=apps[:2])
+    assert len(made) == 11  # and DEFT with more density, twice
+    assert deft_density.figure4(ask, apps=apps) == first
+    assert len(made) == 11
+    assert len(list((tmp_path / deft_runs.FOLDER).glob("*.json"))) == 11
+
+
+def test_without_a_folder_nothing_is_kept(ask: Ask) -> None:
+    run = Run(application=LSTM, method="deft", density=0.1, num_ranks=2, num_steps=3, quick=True)
+    folders = (None, ask.folder, ask.folder)
+    found = [history(replace(ask, folder=folder), run) for folder in folders]
+    assert found[0] == found[1] == found[2]
+
+
+def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
+    rows = SMALL["figure4"](ask).rows
+    of_lstm = {row["name"]: row for row in rows if row["application"] == "lstm"}
+    assert float(str(of_lstm["topk"]["build_up"])) > 1.5
+    assert float(str(of_lstm["cltk"]["build_up"])) == pytest.approx(1, rel=0.05)
+    assert float(str(of_lstm["deft"]["build_up"])) < 1.5
+    by_ranks = [float(str(row["actual_density"])) for row in SMALL["figure1"](ask).rows]
+    assert by_ranks == sorted(by_ranks)
+
+
+def test_more_density_leaves_less_undelivered(ask: Ask) -> None:
+    run = deft_runs.run_of(ask, LSTM, "deft")
+    low, high = (history(ask, replace(run, density=density)) for density in (0.02, 0.5))
+    assert sum(low.errors) > 2 * sum(high.errors)
+
+
+def test_an_application_without_data_says_how_to_get_it(ask: Ask) -> None:
+    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
+    found = deft_density.figure4(ask, apps=(RESNET, LSTM, lacking))
+    assert not found.complete
+    assert found.rows[-1] == {
+        "name": "not measured",
+        "application": "ncf",
+        "why": "it is not here; fetch it there",
+    }
+    assert [claim.agrees for claim in found.claims if "NCF" in claim.says] == [None, None]
+
+
+def test_data_that_a_figure_does_not_use_do_not_make_it_incomplete() -> None:
+    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
+    assert findings((), (), (RESNET, LSTM)).complete
+    assert not findings((), (), (RESNET, lacking)).complete
+
+
+def test_training_compares_every_seed_with_dense_training_of_the_same_seed(ask: Ask) -> None:
+    apps = [replace(small(app), num_quick_ranks=2) for app in deft_setting.TRAINED[:2]]
+    found = deft_training.training(ask, apps=apps, seeds=(0, 1))
+    methods = deft_training.METHODS
+    assert [row["name"] for row in found.rows] == [*methods, *methods]
+    dense = found.rows[0]
+    assert dense["mean_lost"] == dense["most_lost"] == 0.0
+    scores = [row["scores"] for row in found.rows[: len(methods)]]
+    assert all(isinstance(one, list) and len(one) == 2 for one in scores)
+    for row, claim in zip(
+        [row for row in found.rows if row["name"] != "dense"], found.claims, strict=True
+    ):
+        allowed = 0.03 if row["application"] == "lstm, 4 ranks" else 0.005
+        assert claim.agrees is (float(str(row["mean_lost"])) <= allowed)
+        assert str(row["name"]) in claim.says
+
+
+@pytest.mark.parametrize(
+    ("less_is_better", "dense", "score", "lost"),
+    [(False, 0.9, 0.89, 0.01), (True, 100.0, 103.0, 0.03)],
+)
+def test_what_counts_as_lost(less_is_better: bool, dense: float, score: float, lost: float) -> None:
+    app = replace(deft_setting.TRAINED[0], less_is_better=less_is_better)
+    own, theirs = (History(losses=[1.0], actual=[0.1], sent_bytes=[8.0]) for _ in range(2))
+    own.scores, theirs.scores = [(1, score)], [(1, dense)]
+    row = deft_training._row(app, "topk", 4, {0: own}, {0: theirs})
+    assert row["mean_lost"] == pytest.approx(lost)
+
+
+def test_selection_gets_faster_with_ranks_by_the_equations(ask: Ask, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    found = deft_speed.figure9(ask, counts=(2, 4), app=LSTM, repeats=2)
+    assert torch.get_num_threads() == threads
+    assert [row["num_ranks"] for row in found.rows] == [1, 2, 4]
+    by_equation = [float(str(row["speedup_by_equation_6"])) for row in found.rows]
+    assert all(low < high for low, high in pairwise(by_equation))
+    assert all(float(str(row["selection_s"])) > float(str(row["norms_s"])) for row in found.rows)
+    assert all(float(str(row["norms_s"])) > 0 for row in found.rows[1:])
+    assert deft_speed.draw9(found.rows, tmp_path / "9.png").exists()
+
+
+def test_speedups_by_the_equations() -> None:
+    """Two tensors alike, a rank each: n log k against n / 2 log(k / 2), and none where k <= n."""
+    numel, k = 2**20, 2**14
+    given = deft_speed.Selected(torch.ones(numel), [numel // 2] * 2, k / numel)
+    found = deft_speed._expected(given, 2)
+    assert found["speedup_by_equation_6"] == pytest.approx(2 * 14 / 13)
+    assert found["speedup_by_equation_8"] == pytest.approx(2 * 14 / 13)
+    fixed, chosen = 2_000 + 16_384, 8
+    whole, part = numel + fixed + chosen * k, numel / 2 + fixed + chosen * k / 2
+    assert found["speedup_by_work"] == pytest.approx(whole / (numel + part)), "norms are of all"
+    few = deft_speed._expected(deft_speed.Selected(torch.ones(256), [256], 2**-6), 4)
+    assert few["speedup_by_equation_8"] is None
+    assert few["speedup_by_equation_6"] is None  # k of each part is 1
+    speedup = {"num_ranks": 4, "speedup": 5.0, "speedup_without_norms": 6.0}
+    _, bounded = deft_speed._speedup_claims([{**few, **speedup}])
+    assert "4:" not in bounded.ours
+    sublinear = {"speedup_by_equation_6": 3.9, "speedup_by_equation_8": 3.8, "speedup_by_work": 4.0}
+    _, bounded = deft_speed._speedup_claims([{**speedup, **sublinear}])
+    assert bounded.agrees is False
+
+
+def test_all_iterations_are_all() -> None:
+    def claim(topk: list[float]) -> bool | None:
+        errors = {"topk": topk, "cltk": [2.0] * 100, "deft": [3.0] * 100}
+        found = {
+            ("lstm", name): History(losses=[1.0], actual=[0.1], sent_bytes=[8.0], errors=own)
+            for name, own in errors.items()
+        }
+        return deft_error._lower("lstm", found).agrees
+
+    assert claim([1.0] * 100) is True
+    assert claim([1.0] * 99 + [2.5]) is False
+
+
+@pytest.mark.parametrize(("selection_s", "agrees"), [(0.004, True), (0.009, False)])
+def test_significantly_less_is_half(selection_s: float, agrees: bool) -> None:
+    row = {"selection_s": 0.01, "communication_s": 0.01, "partition_s": 0.0, "step_s": 1.0}
+    rows = {"topk": row, "cltk": row, "deft": {**row, "selection_s": selection_s}}
+    less, *_ = deft_speed._breakdown_claims(rows)
+    assert less.agrees is agrees
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "agrees"),
+    [
+        ([110, 104, 103, 100], True),
+        ([150, 104, 103, 100], False),  # not slightly
+        ([99, 98, 97, 96], False),  # not slower
+        ([110, 104, 120, 100], False),  # a difference between half and the end
+    ],
+)
+def test_slower_at_first_and_no_difference_later(perplexity: list[float], agrees: bool) -> None:
+    def row(density: float, scores: list[float]) -> dict[str, object]:
+        return {"density": density, POINTS: [[10 * i + 10, s] for i, s in enumerate(scores)]}
+
+    rows = [row(0.1, [100] * 4), row(0.01, [101] * 4), row(0.001, perplexity)]
+    assert deft_convergence._catches_up(rows, 40).agrees is agrees
+
+
+def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
+    first = [[1.0, 2.0, 3.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 0.0, 1.0, 9.0]]
+    second = [[1.0, 1.0, 1.0, 0.5, 0.0, 8.0], [2.0, 2.0, 2.0, 0.0, 0.0, 7.0]]
+    row = breakdown.parts_of([first, second])
+    assert row["forward_s"] == 1.5
+    assert row["selection_s"] == 2.5
+    assert row["communication_s"] == 5.5
+    assert row["step_s"] == sum(sum(parts) for parts in (first[0], second[1])) / 2
+
+
+def test_figure_7_reads_the_breakdown(ask: Ask) -> None:
+    asked: list[breakdown.Breakdown] = []
+
+    def measure(bench: breakdown.Breakdown, report: object) -> list[breakdown.Row]:
+        asked.append(bench)
+        parts = {f"{part}_s": 0.01 for part in breakdown.PARTS}
+        return [
+            {"name": name, "link_bytes_per_s": None, **parts, "step_s": 0.06}
+            for name in bench.methods
+        ]
+
+    found = deft_speed.figure7(ask, measure)
+    assert asked[0].task == "text_lstm"
+    assert set(asked[0].methods) == {"dense", "topk", "cltk", "deft"}
+    assert "plain loopback" in found.notes[0]
+    assert len(found.claims) == 3
+
+
+def test_curves_are_thinned_to_means() -> None:
+    assert thinned([float(i) for i in range(1000)], 10)[0] == [100, 49.5]
+    assert len(thinned([1.0] * 7, 50)) == 7
+
+
+def test_curves_stay_out_of_printed_tables(ask: Ask) -> None:
+    hidden = {one.name: one.unprinted for one in deft.figures}
+    found = SMALL["figure1"](ask)
+    assert POINTS in found.rows[0]
+    assert POINTS in hidden["figure1"]
+    json.dumps(found.rows)

@@ -1,0 +1,190 @@
+"""A reproduction measures what is asked for once, keeps it at once, and refuses foreign files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import InvalidSetting, UnknownName
+from papers import store as _store
+from papers.frame import Ask, Claim, Figure, Findings, Reproduction
+from papers.store import Done, document, run
+
+
+class Paper:
+    """Two figures that count how often they are measured."""
+
+    def __init__(self) -> None:
+        self.measured: list[str] = []
+        self.complete = True
+        self.fails = False
+        self.seen: list[str] = []
+
+    def first(self, ask: Ask) -> Findings:
+        self.measured.append("first")
+        claim = Claim("2 is 2", "table 1", "it is", True)
+        row = {"name": "a", "step_s": 1.5, "lost": float("nan")}
+        return Findings((row,), (claim,), ("a note",), complete=self.complete)
+
+    def second(self, ask: Ask) -> Findings:
+        if self.fails:
+            raise RuntimeError("no more power")
+        self.measured.append("second")
+        self.seen += [name for name, found in ask.earlier.items() if found.rows]
+        for done, item in ask.each("xy"):
+            ask.report(done, item)
+        return Findings(({"name": "b", "num": 2},))
+
+    @property
+    def reproduction(self) -> Reproduction:
+        figures = (Figure("first", "one", self.first), Figure("second", "two", self.second))
+        return Reproduction(paper="A paper", assumptions=("none",), contents=(), figures=figures)
+
+    def run(self, path: Path, *wanted: str, quick: bool = False, fresh: bool = False) -> list[Done]:
+        self.told: list[tuple[float, str]] = []
+
+        def report(fraction: float, what: str) -> None:
+            self.told.append((fraction, what))
+
+        found = run(
+            "paper", self.reproduction, wanted, path, quick=quick, fresh=fresh, report=report
+        )
+        return list(found)
+
+
+@pytest.fixture
+def paper() -> Paper:
+    return Paper()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "paper.json"
+
+
+def test_a_second_run_measures_nothing_and_gives_the_same(paper: Paper, path: Path) -> None:
+    first = paper.run(path)
+    second = paper.run(path)
+    assert paper.measured == ["first", "second"]
+    assert [done.kept for done in first + second] == [False, False, True, True]
+    assert second[0].findings.claims == first[0].findings.claims
+    assert second[0].findings.notes == ("a note",)
+    assert second[1].findings.rows == first[1].findings.rows
+    plain = document("paper", paper.reproduction, first)
+    assert plain == document("paper", paper.reproduction, second)
+
+
+def test_a_run_cut_short_goes_on_where_it_ended(paper: Paper, path: Path) -> None:
+    paper.fails = True
+    with pytest.raises(RuntimeError, match="no more power"):
+        paper.run(path)
+    paper.fails = False
+    assert [done.kept for done in paper.run(path)] == [True, False]
+    assert paper.measured == ["first", "second"]
+
+
+def test_what_counts_as_measured(paper: Paper, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper.run(path, "first", quick=True)
+    assert paper.run(path, "first", quick=True)[0].kept
+    assert not paper.run(path, "first", quick=False)[0].kept
+    assert not paper.run(path, "first", fresh=True)[0].kept
+    monkeypatch.setattr(_store, "__version__", "0.0.0")
+    assert not paper.run(path, "first")[0].kept
+
+
+def test_what_is_incomplete_is_measured_again(paper: Paper, path: Path) -> None:
+    paper.complete = False
+    paper.run(path, "first")
+    assert not paper.run(path, "first")[0].kept
+
+
+def test_figures_see_those_before_them(paper: Paper, path: Path) -> None:
+    paper.run(path, "first")
+    paper.run(path, "second")
+    assert paper.seen == ["first"]
+
+
+def test_other_figures_stay_in_the_file(paper: Paper, path: Path) -> None:
+    paper.run(path, "second")
+    paper.run(path, "first")
+    assert set(json.loads(path.read_text())["figures"]) == {"first", "second"}
+
+
+def test_the_file_is_plain_json(paper: Paper, path: Path) -> None:
+    paper.run(path)
+    stored = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert stored["figures"]["first"]["rows"] == [{"name": "a", "step_s": 1.5, "lost": None}]
+    assert stored["assumptions"] == ["none"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_nothing_is_written_through_links_that_others_may_have_laid(
+    paper: Paper, path: Path
+) -> None:
+    path.parent.mkdir()
+    precious = path.parent / "thesis"
+    precious.write_text("years of work")
+    for name in (f"{path.stem}.new", f"{path.name}.{os.getpid()}.new"):
+        (path.parent / name).symlink_to(precious)
+    paper.run(path, "first")
+    assert precious.read_text() == "years of work"
+    assert json.loads(path.read_text())["reproduction"] == "paper"
+
+
+def test_reports_go_up_from_nothing_to_all(paper: Paper, path: Path) -> None:
+    paper.run(path)
+    fractions = [fraction for fraction, _ in paper.told]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert (0.75, "second: y") in paper.told
+
+
+def test_unknown_figures_are_told_the_known_ones(paper: Paper, path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"no figure of paper is called 'frist'.*'first'\?"):
+        paper.run(path, "frist")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"schema_version": 1, "reproduction": "other", "figures": {}}',
+        '{"schema_version": 2, "reproduction": "paper", "figures": {}}',
+        '{"schema_version": 1, "reproduction": "paper"}',
+        '{"schema_version": 1, "reproduction": "paper", "figures": []}',
+        '{"schema_version": 1, "reproduction": "paper", "figures": {"first": {"rows": []}}}',
+    ],
+)
+def test_foreign_files_are_refused_before_anything_is_measured(
+    paper: Paper, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "paper.json"
+    path.write_text(text)
+    with pytest.raises(InvalidSetting, match="is not a file of gradwire reproduce paper"):
+        paper.run(path)
+    assert paper.measured == []
+    assert path.read_text() == text
+
+
+def test_what_figures_keep_for_each_other_goes_with_fresh(path: Path) -> None:
+    seen: list[bool] = []
+
+    def measure(ask: Ask) -> Findings:
+        assert ask.folder is not None
+        seen.append((ask.folder / "part").exists())
+        ask.folder.mkdir(parents=True, exist_ok=True)
+        (ask.folder / "part").touch()
+        return Findings(({"name": "a"},))
+
+    figures = tuple(Figure(name, name, measure) for name in ("first", "second"))
+    paper = Reproduction(paper="A paper", assumptions=(), contents=(), figures=figures)
+    for fresh in (False, True):
+        found = run("paper", paper, (), path, quick=True, fresh=fresh, report=lambda *_: None)
+        assert len(list(found)) == 2
+    assert seen == [False, True, False, True]

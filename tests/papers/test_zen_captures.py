@@ -1,0 +1,148 @@
+"""Captures of models' gradients, and figures 2 and 3, which are drawn from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import InvalidSetting
+from gradwire.workloads.task import Task, class_loss
+from papers.frame import Findings, Row
+from papers.zen import captures as zen_captures
+from papers.zen import sparsity as zen_sparsity
+from papers.zen.captures import Source, captured
+from tests.papers.zen_small import RANKS, ask, by_name, claim_of
+
+
+class Bag(nn.Module):
+    """The mean of a batch's embeddings, classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 4)
+        self.scores = nn.Linear(4, 3)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        scores_B3: Tensor = self.scores(self.embedding(tokens_BT).mean(1))
+        return scores_B3
+
+
+def batch(step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([[rank, 7, 40 + step]]), torch.tensor([rank % 3])
+
+
+TASK = Task(
+    name="bag",
+    description="a bag",
+    make_model=Bag,
+    make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch=batch,
+    loss=class_loss,
+    score=lambda model: 0.0,
+    metric="none",
+)
+
+
+def test_a_capture_holds_the_rows_that_each_rank_touched() -> None:
+    source = Source("bag", lambda: TASK, "embedding.weight")
+    found = zen_captures.capture(source, 3, lambda *_: None)
+    step = 40 + zen_captures.WARM_UP
+    assert [one.tolist() for one in found.units] == [[0, 7, step], [1, 7, step], [2, 7, step]]
+    assert (found.num_units, found.width, found.numel) == (50, 4, 200)
+    assert found.density == pytest.approx(0.06)
+    assert found.elements(1)[0].tolist() == [
+        *range(4), *range(28, 32), *range(4 * step, 4 * step + 4)
+    ]  # fmt: skip
+
+
+def test_without_a_parameter_dgc_selects_from_all_gradients() -> None:
+    found = zen_captures.capture(Source("bag", lambda: TASK), 2, lambda *_: None)
+    numel = sum(parameter.numel() for parameter in Bag().parameters())
+    assert (found.num_units, found.width) == (numel, 1)
+    for one in found.units:
+        assert 1 <= len(one) <= round(zen_captures.DENSITY * numel)
+
+
+def test_captures_are_kept_and_made_anew_for_more_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        zen_captures.SOURCES, "bag", Source("bag", lambda: TASK, "embedding.weight")
+    )
+    first = captured(ask(tmp_path), "bag", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(zen_captures, "capture", lambda *_: pytest.fail("it is kept"))
+        again = captured(ask(tmp_path), "bag", 2)
+    assert replace(again, units=()) == replace(first, units=())
+    assert [one.tolist() for one in again.units] == [one.tolist() for one in first.units]
+    assert len(captured(ask(tmp_path), "bag", 5).units) == 5
+    assert len(captured(ask(), "bag", 2).units) == 2
+
+
+def test_models_without_data_are_named_with_the_way_to_get_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = replace(zen_captures.SOURCES["deepfm"], lacking=lambda: "unzip it there")
+    monkeypatch.setitem(zen_captures.SOURCES, "deepfm", source)
+    assert zen_captures.present(("lstm", "deepfm")) == ("lstm",)
+    found = zen_sparsity.findings((), (), ("lstm", "deepfm"))
+    assert found.notes == ("not measured: deepfm. unzip it there",)
+    assert not found.complete
+    assert zen_sparsity.findings((), (), ("lstm",)).complete  # its data are Python's own text
+
+
+# Figures 2 and 3
+
+
+def test_sparsity_is_kept_as_a_profile_and_read_back(folder: Path) -> None:
+    first = zen_sparsity.sparsity(ask(folder), "lstm", RANKS)
+    assert zen_sparsity.sparsity(ask(folder), "lstm", RANKS) == first
+    assert (folder / "sparsity-lstm.json").exists()
+    fewer = zen_sparsity.sparsity(ask(folder), "lstm", 4)
+    assert fewer.num_gradients == 4
+    units = first.tensors[0].units
+    assert (units.width, units.num_units, units.density) == (16, 2000, pytest.approx(0.02))
+
+
+def test_zipfs_law_is_skewed_and_shares_much(small: dict[str, Findings]) -> None:
+    row = by_name(small["figure3a"])["lstm"]
+    assert row["fraction_1"] == max(float(str(row[f"fraction_{i}"])) for i in range(1, 9))
+    assert sum(float(str(row[f"fraction_{i}"])) for i in range(1, 9)) == pytest.approx(1)
+    skews = by_name(small["figure3b"])["lstm"]
+    assert float(str(skews["skewness_128"])) > float(str(skews["skewness_8"])) > 3
+    ratios = by_name(small["figure2b"])["lstm"]
+    assert 1 < float(str(ratios["densification_2"])) < float(str(ratios["densification_32"])) < 32
+    assert "densification_64" not in ratios  # it would be extrapolated
+
+
+def test_equal_overlaps_are_no_different_distributions() -> None:
+    overlaps = [0.1 * (i % 7) for i in range(120)]
+    row: Row = {
+        "name": "a",
+        "overlaps": overlaps,
+        "overlap_mean": float(np.mean(overlaps)),
+        "overlap_deviation": float(np.std(overlaps)),
+    }
+    shifted: Row = {**row, "name": "b", "overlaps": [0.3 + one for one in overlaps]}
+    assert claim_of(zen_sparsity.claims2a([row, row]), "distributions").agrees is False
+    assert claim_of(zen_sparsity.claims2a([row, shifted]), "distributions").agrees is True
+    assert claim_of(zen_sparsity.claims2a([row]), "distributions").agrees is None
+
+
+@pytest.mark.parametrize(("skew", "agrees"), [(69.0, False), (71.0, True)])
+def test_the_lstms_skew_is_held_against_70(skew: float, agrees: bool) -> None:
+    row: Row = {"name": "lstm", "skewness_128": skew, "fraction_density": 0.0113}
+    (claim,) = zen_sparsity.claims3b([row])
+    assert claim.agrees is agrees
+    assert zen_sparsity.claims3b([{**row, "name": "ncf"}])[0].agrees is None
+
+
+def test_a_profile_that_is_no_profile_is_refused(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "sparsity-lstm.json").write_text("{}")
+    with pytest.raises(InvalidSetting, match=r"sparsity-lstm\.json"):
+        zen_sparsity.sparsity(ask(tmp_path), "lstm", 4)

@@ -1,0 +1,173 @@
+"""What the schemes send and how fast that is: figures 8, 15 and 17b."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.sparse.permutation import Permutation
+from papers.frame import Findings, Row
+from papers.zen import parts as zen_parts
+from papers.zen import schemes as zen_schemes
+from papers.zen import speed as zen_speed
+from papers.zen.captures import Capture, captured
+from papers.zen.volumes import (
+    ENTRY_BYTES,
+    Traffic,
+    busiest_bytes,
+    dense_bytes,
+    grown,
+    sparcml_bytes,
+    union,
+)
+from tests.papers.zen_small import MODELS, ask, claim_of, speed_rows
+
+# Figure 8
+
+Sets = list[set[int]]
+
+
+def tensors(sets: Sets) -> list[Tensor]:
+    return [torch.tensor(sorted(one), dtype=torch.int32) for one in sets]
+
+
+index_sets = st.lists(st.sets(st.integers(0, 59), max_size=30), min_size=4, max_size=4)
+
+
+@given(index_sets)
+def test_volumes_are_those_of_sets(sets: Sets) -> None:
+    numel, held = 60, tensors(sets)
+    merged = set().union(*sets)
+    assert union(held, numel).tolist() == sorted(merged)
+    pairs = [len(sets[0] | sets[1]), len(sets[2] | sets[3])]
+    sizes = grown(held, numel)
+    assert sizes == [[len(one) for one in sets], pairs, [len(merged)]]
+    ranged = Traffic.of(held, numel)
+    parts = [[sum(i // 15 == part for i in one) for part in range(4)] for one in sets]
+    assert ranged.pushed_WW.tolist() == parts
+    assert ranged.pulled_W.tolist() == [sum(i // 15 == part for i in merged) for part in range(4)]
+    received = [sum(parts[i][j] for i in range(4) if i != j) for j in range(4)]
+    sent = [sum(parts[i][j] for j in range(4) if i != j) for i in range(4)]
+    assert ranged.push_bytes(8) == 8 * max(*received, *sent)
+    first = max(max(map(len, sets[:2])), max(map(len, sets[2:])))
+    assert sparcml_bytes(sizes, 4) == ENTRY_BYTES * (first + max(pairs))
+
+
+def test_equal_and_disjoint_gradients_cost_what_the_paper_says() -> None:
+    """Equations 1 and 2 at their two extremes: all overlap, and none."""
+    world, numel, kept = 8, 8000, 100
+    places = Permutation(numel).places
+    apart = [torch.arange(kept, dtype=torch.int32) + kept * rank for rank in range(world)]
+    equal = [apart[0]] * world
+    for sets, most in ((apart, world), (equal, 1)):
+        found = busiest_bytes(sets, numel, places, grown(sets, numel))
+        unions = [min(2**i, most) for i in range(3)]
+        assert found["sparcml"] == ENTRY_BYTES * kept * sum(unions)
+        assert found["agsparse"] == ENTRY_BYTES * kept * (world - 1)
+        ideal = ENTRY_BYTES * kept * (world - 1) / world * (1 + most)
+        assert 1 <= found["balanced"] / ideal < 2.5
+        assert found["balanced"] == 2 * found["without_index"]
+        assert found["zen"] <= found["balanced"]
+    assert dense_bytes(numel, world) == 2 * 7 / 8 * 4 * numel
+
+
+def test_ranges_carry_skew_and_hashed_parts_do_not(small: dict[str, Findings]) -> None:
+    for row in small["figure8"].rows:
+        times = {key: float(str(row[key])) for key in ("sparse_ps", "balanced", "without_index")}
+        assert times["without_index"] < times["balanced"] < times["sparse_ps"]
+    rows = [row for row in small["figure8"].rows if row["model"] == "lstm"]
+    for key in ("agsparse", "sparcml", "balanced"):
+        fewer, more = (float(str(row[key])) for row in rows)
+        assert fewer < more
+
+
+def test_the_claims_of_figure_8_can_fail(small: dict[str, Findings]) -> None:
+    poor = {"agsparse": 0.5, "balanced": 0.9, "sparcml": 2.0, "omnireduce": 0.5}
+    claims = zen_schemes.claims8([{**row, **poor} for row in many_ranks(small["figure8"].rows)])
+    for words in ("no existing", "36 % less", "at a batch of 1", "double", "marginally"):
+        assert claim_of(claims, words).agrees is False, words
+    good = {"agsparse": 2.0, "sparcml": 1.5, "omnireduce": 1.2, "balanced": 0.6}
+    claims = zen_schemes.claims8([{**row, **good} for row in many_ranks(small["figure8"].rows)])
+    for words in ("no existing", "36 % less"):
+        assert claim_of(claims, words).agrees is True, words
+
+
+def test_fewer_ranks_say_nothing_of_128(small: dict[str, Findings]) -> None:
+    for words in ("no existing", "36 % less", "marginally"):
+        assert claim_of(small["figure8"].claims, words).agrees is None
+
+
+def many_ranks(rows: tuple[Row, ...]) -> list[Row]:
+    """The rows with 128 in place of 32 ranks."""
+    return [{**row, "num_ranks": 128} if row["num_ranks"] == 32 else row for row in rows]
+
+
+# Figures 15 and 17b
+
+
+def test_speedups_are_held_against_the_papers() -> None:
+    good = zen_speed.claims15(speed_rows(omnireduce=1.2, sparse_ps=0.9))
+    assert [claim.agrees for claim in good] == [True] * len(good)
+    poor = zen_speed.claims15(speed_rows(zen_paper=1.5, omnireduce=2.0))
+    assert not any(claim.agrees for claim in poor)
+    slow = claim_of(zen_speed.claims15(speed_rows(omnireduce=0.98)), "OmniReduce is up to")
+    assert (slow.agrees, slow.why[:15]) == (False, "faster for none")
+    assert "by bytes alone it would be" in zen_speed._why_less(zen_speed.Gain(2.0, 4.0), 3.0)
+    assert "the bytes alone allow 2.50" in zen_speed._why_less(zen_speed.Gain(2.0, 2.5), 3.0)
+    (claim,) = zen_speed.claims15(speed_rows(shaped=False))
+    assert claim.agrees is None
+
+
+def test_training_gains_less_than_communication(folder: Path) -> None:
+    before = Findings(speed_rows())
+    (row,) = zen_parts.figure17b(ask(folder, figure15=before)).rows
+    assert row["fraction_gained"] == pytest.approx(1 / 6)
+    assert row["speedup_of_training_in_coo"] < row["speedup_hashed_in_coo"]  # type: ignore[operator]
+    assert 0 < row["fraction_gained_in_training"] < 0.13 < row["fraction_gained"]  # type: ignore[operator]
+    adds = claim_of(zen_parts.claims17b([row]), "then adds 13 %")
+    assert adds.agrees is False, "1/6 of communication is less than 13 % of training"
+    more = {**row, "fraction_gained_in_training": 0.14}
+    assert claim_of(zen_parts.claims17b([more]), "adds").agrees is True
+
+
+def test_training_is_not_held_against_communication() -> None:
+    row = zen_parts._row17b("transformer", zen_speed.gains(speed_rows())["lstm"])
+    claims = zen_parts.claims17b([{**row, "num_hosts": 16}])
+    assert [claim.agrees for claim in claims] == [None, None]
+    assert all("communication" in claim.ours and claim.why for claim in claims)
+
+
+def test_fewer_hosts_say_nothing_of_sixteen(folder: Path) -> None:
+    fewer = tuple({**row, "num_hosts": 8} for row in speed_rows())
+    said = [one for one in zen_speed.claims15(fewer) if "can be slower" not in one.says]
+    said += zen_parts.figure17b(ask(folder, figure15=Findings(fewer))).claims
+    assert len(said) == 7
+    assert [claim.agrees for claim in said] == [None] * 7
+    assert all("on 8 hosts" in claim.why for claim in said)
+
+
+def test_figure_15_measures_the_captures_of_all_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(bench: object, report: object) -> tuple[Row, ...]:
+        asked.append(bench)
+        found = [Capture.read(path) for path in bench.paths]  # type: ignore[attr-defined]
+        assert [len(one.units) for one in found] == [4, 4]
+        lstm, transformer = (captured(ask(folder), name, 32) for name in MODELS)
+        assert found[0].units[1].tolist() == sorted(set(np.concatenate(lstm.units[8:16]).tolist()))
+        assert found[1].units[1].tolist() == transformer.units[1].tolist()
+        return speed_rows()
+
+    monkeypatch.setattr(zen_speed, "run", run)
+    links = zen_speed.Links(4, 1e6, 1)
+    found = zen_speed.figure15(ask(folder), MODELS, links)
+    assert found.rows == speed_rows()
+    assert [bench.hosts for bench in asked] == [4]  # type: ignore[attr-defined]
