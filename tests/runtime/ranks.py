@@ -9,6 +9,7 @@ bounded, and what a rank raised comes back with its traceback.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import multiprocessing
 import os
@@ -178,6 +179,7 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
     with (Path(folder) / f"{rank}").open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
         _join(rank, world, end)
+        gc.freeze()  # what is there already is not walked through again and again
         while True:
             try:
                 body, args = pickle.loads(end.recv_bytes())
@@ -190,6 +192,9 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
                 answer = (None, traceback.format_exc())
             with suppress(BrokenPipeError):  # Nobody waits for it any more.
                 end.send_bytes(_pickled(answer))
+            # A model that is dropped while it is attached is in a circle with its threads, which
+            # would go on beside the next test.
+            gc.collect()
 
 
 def _join(rank: int, world: int, end: Connection) -> None:
