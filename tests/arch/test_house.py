@@ -24,7 +24,6 @@ WRITTEN = (".py", ".cpp", ".h")
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
 
-every_source = pytest.mark.parametrize("source", sources(), ids=repr)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -60,16 +59,14 @@ def undocumented(source: Source) -> list[str]:
     ]
 
 
-@every_source
-def test_files_and_functions_are_short(source: Source) -> None:
-    num_lines = source.text.count("\n")
-    assert num_lines <= MAX_FILE_LINES, f"{source.path} has {num_lines} lines: split it"
-    assert long_functions(source) == []
+def test_files_and_functions_are_short() -> None:
+    long = [s.path for s in sources() if s.text.count("\n") > MAX_FILE_LINES]
+    assert long == [], "split them"
+    assert [function for source in sources() for function in long_functions(source)] == []
 
 
-@every_source
-def test_all_that_is_public_is_documented(source: Source) -> None:
-    assert undocumented(source) == []
+def test_all_that_is_public_is_documented() -> None:
+    assert [name for source in sources() for name in undocumented(source)] == []
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", *BESIDE, "examples", "scripts"])
@@ -121,10 +118,9 @@ def test_the_package_is_typed_and_has_one_version() -> None:
     assert f"## {gradwire.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@every_source
-def test_children_import_nothing_of_the_folder_that_they_are_started_in(source: Source) -> None:
+def test_children_import_nothing_of_the_folder_that_they_are_started_in() -> None:
     """Python looks there first for the modules of ``-m``, and a training's folder may have any."""
-    assert FROM_ANYWHERE.search(source.text) is None
+    assert [source.path for source in sources() if FROM_ANYWHERE.search(source.text)] == []
 
 
 def test_the_rules_bite(tmp_path: Path) -> None:
