@@ -15,13 +15,13 @@ from gradwire.contract import Compressor
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange import exchange_for
 from gradwire.hollow import Hollow
+from gradwire.laws.compressors import LAWS
+from gradwire.laws.tolerance import same_bits
 from gradwire.pairing import Pair
 from gradwire.payload import Payload
 from gradwire.spec import TensorSpec
 from gradwire.tensorwise import Tensorwise, encode_each, tensor_sizes, tensorwise
 from tests.laws.cases import compressors
-from tests.laws.compressor_laws import LAWS
-from tests.laws.tolerance import same_bits
 
 SHARING = [codec for codec in compressors() if codec.traits.shared_scale]
 

@@ -13,7 +13,7 @@ from examples.own_compressor import ternary
 from gradwire.dsl import language, laws
 from gradwire.dsl.program import Program
 from gradwire.dsl.text.compile import compile_text
-from tests.laws.tolerance import same_bits
+from gradwire.laws.tolerance import same_bits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compll.md").read_text()
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gradwire.laws import collectives, compressors, exchanges
+from gradwire.laws.cases import FEW
 from tests.strategies import panel
 
-from . import broken, collective_laws, compressor_laws, exchange_laws
-from .cases import FEW
+from . import broken
 
 SMALL = [case for case in FEW if case.world <= 5]
 
@@ -55,9 +56,9 @@ def test_exchange_law_bites(law: Callable[..., None], exchange: Any) -> None:
 @pytest.mark.parametrize(
     ("laws", "bites"),
     [
-        (compressor_laws.LAWS, broken.COMPRESSOR_BITES),
-        (collective_laws.LAWS, broken.COLLECTIVE_BITES),
-        (exchange_laws.LAWS, broken.EXCHANGE_BITES),
+        (compressors.LAWS, broken.COMPRESSOR_BITES),
+        (collectives.LAWS, broken.COLLECTIVE_BITES),
+        (exchanges.LAWS, broken.EXCHANGE_BITES),
     ],
     ids=["compressors", "collectives", "exchanges"],
 )
@@ -66,13 +67,13 @@ def test_every_law_has_a_specimen_it_must_reject(laws: Any, bites: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", broken.SOUND_COMPRESSORS, ids=repr)
-@pytest.mark.parametrize("law", compressor_laws.LAWS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("law", compressors.LAWS, ids=lambda f: f.__name__)
 def test_what_wrong_compressors_are_made_of_passes(law: Callable[..., None], codec: Any) -> None:
     for grad_N in panel():
         law(codec, grad_N)
 
 
-@pytest.mark.parametrize("law", collective_laws.LAWS + exchange_laws.LAWS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("law", collectives.LAWS + exchanges.LAWS, ids=lambda f: f.__name__)
 def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     """So what is rejected above is the one wrong thing, not how specimens are made."""
     for exchange in broken.SOUND_EXCHANGES:

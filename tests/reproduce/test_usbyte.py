@@ -15,6 +15,7 @@ from gradwire.bench import schedule
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import TestbedUnavailable
+from gradwire.laws.inputs import profile_of as drawn
 from gradwire.load import load
 from gradwire.planner._buckets import buckets
 from gradwire.planner._phases import Instance
@@ -44,7 +45,6 @@ from gradwire.reproduce._usbyte_readings import (
 from gradwire.reproduce._usbyte_scaling import figure10, figure18
 from gradwire.reproduce._usbyte_setting import MODELS, cluster_1, cluster_2, profile_of
 from tests.planner.profiles import clusters, profiles
-from tests.planner.profiles import profile_of as drawn
 from tests.strategies import bounded
 
 ROUNDING = 1e-9
