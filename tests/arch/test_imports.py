@@ -22,6 +22,7 @@ ROWS = (
     ("report",),
     ("workloads", "bench"),
     ("reproduce",),
+    ("laws",),
     ("cli",),
 )
 """A module may import the rows above its own, what stands to its left, and its own package."""

@@ -160,7 +160,7 @@ EXCHANGE_BITES = (
     (on_many_steps.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
     (
         on_many_steps.law_unbiased_codecs_make_unbiased_means,
-        _with(casync_ps(), compressors.draws_alike()),
+        _with(casync_ps(), compressors.draws_alike(norm="l2")),
     ),
     (
         on_exchanges.law_tensors_are_encoded_apart,
@@ -172,7 +172,7 @@ EXCHANGE_BITES = (
     ),
     (
         on_many_steps.law_what_is_kept_does_not_grow_by_itself,
-        _with(casync_ps(), compressors.claims_contraction(bitwidth=2)),
+        _with(casync_ps(), compressors.claims_contraction(bitwidth=2, norm="l2")),
     ),
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
 )

@@ -42,7 +42,8 @@ class Case:
         return [exchange.init(self.spec, self.world) for _ in range(self.world)]
 
     def __str__(self) -> str:
-        return f"{self.world}x{self.numel} {str(self.dtype).removeprefix('torch.')} s{self.seed}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.world} ranks, {self.numel} elements, {dtype}, seed {self.seed}"
 
 
 EVERY_WORLD_AND_SIZE = tuple(

@@ -1,6 +1,6 @@
 """The laws of compressors: each takes any compressor and any flat gradient.
 
-A law asks a compressor's traits whether it applies, and says nothing where it does not. The
+A law asks a compressor's traits whether it applies, and returns False where it does not. The
 residual that a law needs is made from the gradient's length, so that a failure can be repeated.
 """
 
@@ -89,26 +89,30 @@ def law_non_finite_is_visible(codec: Compressor, grad_N: Tensor) -> None:
         must(bool(decoded_N.isfinite().all()), "a finite gradient decodes to an inf or NaN")
 
 
-def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -> None:
+def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -> bool:
     """An inf or NaN in the gradient can be seen after decode, also where there is a residual.
 
     To do: add the residual to the gradient as it is, and clean the residual only after the
     payload is made.
     """
+    if bool(grad_N.isfinite().all()):
+        return False
     payload = encoded(codec, grad_N, residual_for(grad_N))
     decoded_N = codec.decode(payload, torch.empty(grad_N.numel(), dtype=torch.float64))
-    if not bool(grad_N.isfinite().all()):
-        must(not bool(decoded_N.isfinite().all()), "the residual hid an inf or NaN")
+    must(not bool(decoded_N.isfinite().all()), "the residual hid an inf or NaN")
+    return True
 
 
-def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> None:
+def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> bool:
     """A lossless compressor gives the gradient back, bit for bit.
 
     To do: send the gradient's own dtype, or do not declare lossless=True.
     """
-    if codec.traits.lossless:
-        decoded_N = decoded_of(codec, grad_N, grad_N.dtype)
-        must(same_bits(decoded_N, grad_N), "lossless, yet bits changed")
+    if not codec.traits.lossless:
+        return False
+    decoded_N = decoded_of(codec, grad_N, grad_N.dtype)
+    must(same_bits(decoded_N, grad_N), "lossless, yet bits changed")
+    return True
 
 
 def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
