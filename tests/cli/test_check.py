@@ -1,4 +1,4 @@
-"""``gradwire check``: a user's file is held to the laws; what broke is named, with input and remedy."""
+"""``gradwire check`` holds a user's file to the laws, and names what broke, on what, what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.cli._own import subjects_of
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -89,9 +90,9 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 
 
 BROKEN = [
-    (COMPRESSOR, "lossless_means_bit_equal", "1 elements, float", "own dtype"),
-    (EXCHANGE, "same_bits_on_every_rank", "3 ranks, 5 elements, float32, seed 2", "merge in one"),
-    (COLLECTIVE, "never_deadlocks", "3 ranks, 5 elements, float32, seed 2", "(Send(...), Recv"),
+    (COMPRESSOR, "lossless_means_bit_equal", ", 1 elements, ", "own dtype"),
+    (EXCHANGE, "same_bits_on_every_rank", "5 ranks, 1 elements, float32, seed 5", "merge in one"),
+    (COLLECTIVE, "never_deadlocks", "2 ranks, 0 elements, float32, seed 0", "(Send(...), Recv"),
     (PLANNER, "every_element_is_sent_once", "layers of", "cover each tensor"),
 ]
 
@@ -141,11 +142,11 @@ def test_one_name_of_a_file_with_settings(gradwire: Run, tmp_path: Path) -> None
     assert {row["name"] for row in json.loads(ended.out)["rows"]} == {"sound(credit=2)"}
 
 
-def test_examples_of_a_file_are_what_is_checked(gradwire: Run, tmp_path: Path) -> None:
+def test_examples_of_a_file_are_what_is_checked(tmp_path: Path) -> None:
     text = OWN.format(traits="", value="top / 2") + "\n\nEXAMPLES = (halved(block=128),)\n"
-    ended = gradwire("check", own(tmp_path, text), "--json")
-    assert ended.code == 0
-    assert {row["name"] for row in rows_of(ended).values()} == {"halved(block=128)"}
+    path = own(tmp_path, text)
+    assert [repr(one) for one in subjects_of(path, {}, None, None)] == ["halved(block=128)"]
+    assert [one.block for one in subjects_of(path, {"block": 192}, None, None)] == [192]
 
 
 def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> None:

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from gradwire.laws import collectives, compressors, exchanges
+from gradwire.laws import (
+    collectives,
+    compressors,
+    densities,
+    exchanges,
+    momentum,
+    planners,
+    programs,
+)
 from gradwire.laws.cases import FEW
+from gradwire.laws.subjects import Verdict
 from tests.strategies import panel
 
 from . import broken
@@ -79,3 +88,23 @@ def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     for exchange in broken.SOUND_EXCHANGES:
         for case in SMALL:
             law(exchange, case)
+
+
+EVERY = {
+    law
+    for module in (collectives, compressors, densities, exchanges, momentum, planners, programs)
+    for name, law in vars(module).items()
+    if name.startswith("law_")
+}
+
+
+@pytest.mark.parametrize(
+    "law",
+    sorted({*EVERY, *compressors.LAWS, *exchanges.LAWS}, key=lambda f: f.__name__),
+    ids=lambda f: f.__name__,
+)
+def test_every_law_says_what_holds_and_what_to_do(law: Callable[..., None]) -> None:
+    verdict = Verdict(law, 1)
+    assert verdict.sentence.endswith((".", ";"))
+    assert verdict.remedy.endswith(".")
+    assert "To do:" not in verdict.sentence + verdict.remedy

@@ -14,6 +14,7 @@ from ._output import emit, progress
 from ._own import subjects_of
 
 if TYPE_CHECKING:
+    from ..dsl.program import Program
     from ..laws.subjects import Held, Verdict
 
 app = typer.Typer()
@@ -47,6 +48,7 @@ def check(
     FILE may define compressors, exchanges, collectives and planners; each is held to the laws of
     its kind. Exit code 1 if one breaks a law.
     """
+    from ..dsl import program
     from ..laws.subjects import NOT_TRIED
 
     rows: list[dict[str, object]] = []
@@ -54,6 +56,8 @@ def check(
     with progress("check") as advance:
         for algorithm in subjects_of(file, read_settings(settings or []), trait, more):
             advance(0, _name(algorithm))
+            if isinstance(algorithm, program.Program):
+                _try_out(algorithm)
             own, tried = _checked(algorithm)
             rows += own
             notes += [*_findings(own), *tried]
@@ -61,6 +65,20 @@ def check(
     emit("check", rows, as_json=as_json, title=f"gradwire check {file}", hidden=HIDDEN, notes=notes)
     if any(row["verdict"] == "broken" for row in rows):
         raise typer.Exit(1)
+
+
+def _try_out(codec: Program) -> None:
+    """Raises ``InvalidSetting`` where a program cannot be traced, or is a text without decode.
+
+    That is a mistake in the file, and no law is broken by it.
+    """
+    import torch
+
+    from ..spec import TensorSpec
+
+    grad_N = torch.ones(1)
+    payload, _ = codec.encode(codec.init(TensorSpec("gradient", 1)), grad_N)
+    codec.decode(payload, torch.empty(1))
 
 
 def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:

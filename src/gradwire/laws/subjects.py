@@ -34,8 +34,8 @@ from .inputs import Drawn, Facts, facts, panel
 
 Law = Callable[..., bool | None]
 SMALL_FIRST = tuple(sorted(FEW, key=lambda case: case.world * case.numel))
-FEW_STEPS_LONG = tuple(case for case in SMALL_FIRST if case.numel in (5, 300))
-"""Cases of laws that take many steps, where an exchange is one of several."""
+FEW_LONG = tuple(case for case in SMALL_FIRST if case.numel in (5, 64, 300))
+"""Cases of laws that take many steps, in float32 and float64: more would take a minute."""
 DENSITIES = (0.1, 0.01)
 DENSITY_SIZES = (100, 20_000)
 
@@ -208,7 +208,10 @@ def _of_exchange(exchange: Exchange) -> list[Held]:
     else:
         general = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
         laws = (*general, *exchanges.LAWS)
-    return [_with_cases(exchange, laws, SMALL_FIRST)]
+    brief = [law for law in laws if law not in many_steps.LAWS]
+    long = [law for law in laws if law in many_steps.LAWS]
+    held = [_with_cases(exchange, brief, SMALL_FIRST), _with_cases(exchange, long, FEW_LONG)]
+    return [one for one in held if one.laws]
 
 
 def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) -> Held:
@@ -233,10 +236,7 @@ def _of_collective(collective: Collective) -> list[Held]:
     held = []
     for codec in codecs_for(collective):
         made = pair(codec, collective)
-        laws: list[Law] = [*collectives.LAWS, *exchanges.LAWS]
-        brief = [law for law in laws if law not in many_steps.LAWS]
-        held.append(_with_cases(made, brief, SMALL_FIRST))
-        held.append(_with_cases(made, many_steps.LAWS, FEW_STEPS_LONG))
+        held += _of_exchange(made)
         if codec.traits.lossless:
             every = sorted(EVERY_WORLD_AND_SIZE, key=lambda case: case.world * case.numel)
             held.append(_with_cases(made, (collectives.law_equals_the_dense_mean,), every))
