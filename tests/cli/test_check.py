@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
+import gradwire as gw
 from gradwire.cli._own import subjects_of
+from gradwire.laws import (
+    collectives,
+    compressors,
+    densities,
+    exchanges,
+    momentum,
+    planners,
+    programs,
+)
+from gradwire.laws.subjects import held_to
+from gradwire.planner.wfbp import wfbp
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -130,6 +142,28 @@ def test_the_compressor_of_the_examples_keeps_all(gradwire: Run) -> None:
 def test_shipped_ones_by_name_keep_all(gradwire: Run, name: str) -> None:
     """An exchange of its own, a collective and a planner."""
     assert gradwire("check", name).code == 0
+
+
+PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "laws"),
+    [
+        (gw.compress.none(), {*compressors.LAWS, *collectives.LAWS, *exchanges.LAWS}),
+        (gw.compress.onebit(), {*programs.LAWS, *compressors.LAWS, *exchanges.LAWS}),
+        (gw.compress.topk(), {densities.law_no_more_than_stated, *compressors.LAWS}),
+        (gw.compress.powersgd(), {*collectives.OF_ANY, *exchanges.LAWS}),
+        (gw.with_error_feedback(PAIR), {*collectives.LAWS, *exchanges.LAWS}),
+        (gw.with_momentum_correction(PAIR), {*momentum.OWN, *momentum.SHARED}),
+        (gw.with_clipping(PAIR, 0.5), {*collectives.OF_ANY, *momentum.SHARED}),
+        (gw.collective.ring(), {*collectives.LAWS, *exchanges.LAWS}),
+        (wfbp, {*planners.LAWS}),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_each_kind_is_held_to_its_laws(algorithm: Any, laws: set[Any]) -> None:
+    assert laws <= {law for held in held_to(algorithm) for law in held.laws}
 
 
 def test_one_name_of_a_file_with_settings(gradwire: Run, tmp_path: Path) -> None:
