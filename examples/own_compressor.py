@@ -5,7 +5,7 @@ packed five elements to a byte. That is all there is to write: the C++ and GPU k
 feedback fused into encode, the wire format and the exchange among ranks follow.
 
     torchrun --nproc-per-node 4 examples/own_compressor.py
-    gradwire compll check examples/own_compressor.py
+    gradwire check examples/own_compressor.py
     gradwire compll show examples/own_compressor.py --target cpp
 """
 

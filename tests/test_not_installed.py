@@ -24,13 +24,12 @@ from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws as Stream
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import gpu
+from gradwire.laws.inputs import make_gradient, profile_of
 from gradwire.planner._tune import tune
 from gradwire.report import _figure, html
 from gradwire.trace.span import Span, Trace
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
-from tests.planner.profiles import profile_of
-from tests.strategies import make_gradient
 
 PROFILE, CLUSTER = profile_of(([2**18], 2e-3, 4e-3)), Cluster(num_ranks=8, rate_bytes_per_s=1e9)
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.collective._entries import num_entries
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.omnireduce import omnireduce
+from gradwire.collective.sparcml import sparcml
+from gradwire.collective.sparse_ps import sparse_ps
+from gradwire.collective.zen import zen
 from gradwire.compress.adacomp import adacomp
 from gradwire.compress.onebit import onebit
 from gradwire.compress.threelc import threelc
@@ -15,13 +20,16 @@ from gradwire.contract import Compressor
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange import exchange_for
 from gradwire.hollow import Hollow
-from gradwire.pairing import Pair
+from gradwire.laws.cases import FEW
+from gradwire.laws.collectives import law_never_deadlocks
+from gradwire.laws.compressors import LAWS
+from gradwire.laws.exchanges import law_nothing_is_lost_or_made
+from gradwire.laws.tolerance import same_bits
+from gradwire.pairing import Pair, pair
 from gradwire.payload import Payload
 from gradwire.spec import TensorSpec
 from gradwire.tensorwise import Tensorwise, encode_each, tensor_sizes, tensorwise
 from tests.laws.cases import compressors
-from tests.laws.compressor_laws import LAWS
-from tests.laws.tolerance import same_bits
 
 SHARING = [codec for codec in compressors() if codec.traits.shared_scale]
 
@@ -75,6 +83,25 @@ def test_several_messages_are_one_call_with_the_same_bytes(codec: Compressor) ->
     found = encode_each(chunks, states, grads, [None] * 3, [None] * 3)
     for (payload, _), chunk, state, grad_N in zip(found, chunks, states, grads, strict=True):
         assert same_bits(payload.buffer, chunk.encode(state, grad_N)[0].buffer)
+
+
+def test_entries_of_all_tensors_are_what_is_decoded() -> None:
+    """Each tensor's values outlive the next tensor's, which are decoded into the same buffer."""
+    codec, grad_N = Tensorwise(adacomp(block=64), _sizes(300)), _draw(300)
+    payload, _ = codec.encode(codec.init(TensorSpec("gradient", 300)), grad_N)
+    indices_K, values_K = codec.entries(payload)
+    scattered_N = torch.zeros(300)
+    scattered_N[indices_K.long()] = values_K
+    assert torch.equal(scattered_N, codec.decode(payload, torch.empty(300)))
+    assert num_entries(payload.format) == indices_K.numel()
+
+
+@pytest.mark.parametrize("law", [law_never_deadlocks, law_nothing_is_lost_or_made])
+@pytest.mark.parametrize("collective", [zen(), sparcml(), omnireduce(), sparse_ps()], ids=repr)
+def test_sparse_schemes_take_what_shares_a_scale(law, collective) -> None:  # type: ignore[no-untyped-def]
+    for case in FEW:
+        if case.world in (2, 3):
+            law(pair(adacomp(block=64), collective), case)
 
 
 def test_a_chunk_has_the_tensors_that_reach_into_it() -> None:

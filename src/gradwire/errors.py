@@ -6,6 +6,7 @@ GradwireError
 │   ├── UnknownName                    no file of that folder bears this name
 │   ├── IncompatiblePair               a compressor and a collective that exclude each other
 │   └── RanksDiffer                    ranks attached different models or settings
+├── LawBroken (AssertionError)          an algorithm breaks a law that its kind is held to
 ├── Deadlock (RuntimeError)            the local driver found ranks waiting for each other
 ├── RankFailed (RuntimeError)          a peer died, hung or raised; names ranks and step
 └── TestbedUnavailable (RuntimeError)  this machine cannot make shaped hosts; says why
@@ -54,6 +55,10 @@ class IncompatiblePair(InvalidSetting):
 
 class RanksDiffer(InvalidSetting):
     """Ranks disagree on what all of them must share."""
+
+
+class LawBroken(GradwireError, AssertionError):
+    """An algorithm breaks a law; the message says what was found of it."""
 
 
 class Deadlock(GradwireError, RuntimeError):

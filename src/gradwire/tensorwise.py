@@ -8,7 +8,7 @@ HiPress compresses each layer by itself too, and calls one kernel for several (s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, groupby, islice, pairwise
 from math import prod
@@ -43,9 +43,13 @@ def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Joined(Format):
-    """The layout of several tensors' payloads as one; ``dtype`` is that of their gradients."""
+    """The layout of several tensors' payloads as one; ``dtype`` is that of their gradients.
+
+    ``num_entries`` is how many indices these payloads have together, where their layouts are known.
+    """
 
     dtype: torch.dtype = torch.float32
+    num_entries: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,12 @@ class Tensorwise(Compressor):
         self.codec.merge_many(self.parts(payload), self.cut(sum_N), scale=scale)
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        found = [self.codec.entries(part) for part in self.parts(payload)]
-        starts = [start // self.width for start, _ in self._bounds()]
-        indices = [indices_K + start for start, (indices_K, _) in zip(starts, found, strict=True)]
-        return torch.cat(indices), torch.cat([values_K for _, values_K in found])
+        indices, values = [], []
+        for (start, _), part in zip(self._bounds(), self.parts(payload), strict=True):
+            indices_K, values_K = self.codec.entries(part)
+            indices.append(indices_K + start // self.width)
+            values.append(values_K.clone())  # it may lie in a buffer that the next tensor's takes
+        return torch.cat(indices), torch.cat(values)
 
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a flat gradient, residual or mean, as views of it."""
@@ -162,10 +168,11 @@ class Tensorwise(Compressor):
     def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
         """The layout of all tensors' payloads from that of each."""
         slots = [form.slot_bytes for form in forms]
+        entries = sum(part.numel for form in forms for part in form if part.name == "indices")
         if not self.traits.exact_size:
-            return self._announcing(dtype, sum(slots))
+            return self._announcing(dtype, sum(slots), entries)
         fields = (Field(f"tensor {i}", torch.uint8, slot) for i, slot in enumerate(slots))
-        return Joined(tuple(fields), dtype=dtype)
+        return Joined(tuple(fields), dtype=dtype, num_entries=entries)
 
     def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
         """The layout of each tensor's largest payload."""
@@ -196,10 +203,13 @@ class Tensorwise(Compressor):
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
         return tuple(map(self.codec.received, specs, told))
 
-    def _announcing(self, dtype: torch.dtype, room_bytes: int) -> Joined:
+    def _announcing(
+        self, dtype: torch.dtype, room_bytes: int, num_entries: int | None = None
+    ) -> Joined:
         """The layout where sizes vary, of payloads that take ``room_bytes`` in all."""
         told = Field("sizes", torch.int64, len(self.sizes))
-        return Joined((told, Field("payloads", torch.uint8, room_bytes)), dtype=dtype)
+        room = Field("payloads", torch.uint8, room_bytes)
+        return Joined((told, room), dtype=dtype, num_entries=num_entries)
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,7 @@ ROWS = (
     ("measure", "runtime", "testbed", "adapt"),
     ("report",),
     ("workloads", "bench"),
+    ("laws",),
     ("cli",),
     ("benchmarks",),
     ("papers",),

@@ -84,6 +84,17 @@ def test_gradwire_is_imported_without_its_optional_packages() -> None:
             assert early_imports(source, optional) == []
 
 
+def test_nothing_that_is_shipped_imports_what_tests_are_written_with() -> None:
+    """The laws are shipped too: who has no pytest or hypothesis holds algorithms to them."""
+    found = [
+        f"{source.path}:{line} imports {name}"
+        for source in sources()
+        for line, name in imports(source)
+        if name.split(".")[0] in ("pytest", "_pytest", "hypothesis", "tests")
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     ("text", "num_wrong"),
     [

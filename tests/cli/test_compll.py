@@ -1,4 +1,4 @@
-"""``gradwire compll``: programs are shown, held to their laws and timed; mistakes end in code 2."""
+"""``gradwire compll``: programs are shown and timed; mistakes end in code 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.dsl import laws
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -41,12 +40,6 @@ def own(folder: Path, value: str = "top / 2", traits: str = "") -> str:
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def small_panel(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = laws.panel
-    monkeypatch.setattr(laws, "panel", lambda block: whole(block)[::4])
-
-
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -69,39 +62,6 @@ def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) ->
     assert "halved_encode" in gradwire("compll", "show", own(tmp_path)).out
 
 
-def verdicts(ended: Ended) -> dict[str, str]:
-    return {row["check"]: row["verdict"] for row in json.loads(ended.out)["rows"]}
-
-
-def test_the_figure_keeps_its_laws(gradwire: Run) -> None:
-    ended = gradwire("compll", "check", *FIGURE, "--trait", "unbiased", "--json")
-    assert ended.code == 0
-    found = verdicts(ended)
-    assert found.pop("contracts") == "not declared"
-    assert set(found.values()) == {"holds"}
-    assert len(found) == 2 + len(laws.LAWS) - 1
-
-
-@pytest.mark.parametrize(
-    ("value", "traits", "broken"),
-    [
-        ("top / 2", ", contraction=True", "contracts"),
-        ("top / 2", ", unbiased=True", "is unbiased"),
-        ("0.0", "", "not finite is visible"),
-    ],
-)
-def test_a_broken_promise_is_code_1(
-    gradwire: Run, tmp_path: Path, value: str, traits: str, broken: str
-) -> None:
-    ended = gradwire("compll", "check", own(tmp_path, value, traits), "--json")
-    assert ended.code == 1
-    found = verdicts(ended)
-    assert found[broken] == "broken"
-    assert found["compiled as interpreted"] == "holds"
-    (row,) = [row for row in json.loads(ended.out)["rows"] if row["check"] == broken]
-    assert "elements" in row["detail"]
-
-
 def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
     words = ("--numel", "4096", "--rounds", "4", "--threads", "1", "--json")
     rows = json.loads(gradwire("compll", "bench", own(tmp_path), *words).out)["rows"]
@@ -116,10 +76,9 @@ def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
         (("show", "cast16"), "written in the language"),
         (("show", "terngard"), "did you mean 'terngrad'"),
         (("show", ENCODE), "bitwidth"),
-        (("check", ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
-        (("check", *FIGURE, "--trait", "unbaised"), "unbaised"),
-        (("check", "tbq", "--trait", "unbiased"), "given with a .compll"),
-        (("check", "tbq", "--set", "level=3"), "its settings are block, threshold"),
+        (("show", *FIGURE, "--trait", "unbaised"), "unbaised"),
+        (("show", "tbq", "--trait", "unbiased"), "given with a .compll"),
+        (("show", "tbq", "--set", "level=3"), "its settings are block, threshold"),
         (("show", "nowhere.compll"), "a file that can be read"),
         (("show", "nowhere.py"), "a file that runs"),
         (("bench", "tbq", "--rounds", "1"), "at least 4"),
@@ -131,29 +90,9 @@ def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], messag
     assert message in ended.err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("from gradwire.dsl.program import Program", "one that defines a Program"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("def f(:", "SyntaxError"),
-        ("raise SystemExit(0)", "SystemExit"),
-        (OWN.format(value="top if sign else 0", traits=""), "own.py:15: a branch on a value"),
-    ],
-)
-def test_a_file_that_is_no_program_is_code_2(
-    gradwire: Run, tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_file_without_a_program_is_code_2(gradwire: Run, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
-    path.write_text(text)
-    ended = gradwire("compll", "check", str(path))
+    path.write_text("from gradwire.compress.none import none\n")
+    ended = gradwire("compll", "show", str(path))
     assert ended.code == 2
-    assert message in ended.err
-
-
-def test_a_text_that_is_not_utf_8_is_code_2(gradwire: Run, tmp_path: Path) -> None:
-    path = tmp_path / "own.compll"
-    path.write_bytes(b"\xff\xfe")
-    ended = gradwire("compll", "check", str(path))
-    assert ended.code == 2
-    assert "UTF-8" in ended.err
+    assert "one that defines a Program" in ended.err

@@ -10,13 +10,13 @@ import pytest
 
 from gradwire import catalogue
 from gradwire.cost.cluster import Cluster
+from gradwire.laws.inputs import profile_of
 from gradwire.load import names
 from gradwire.planner._price import iteration_s
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.usbyte import usbyte
 from tests.cli.conftest import Ended
-from tests.planner.profiles import profile_of
 
 Gradwire = Callable[..., Ended]
 VGG16 = catalogue.load("vgg16")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.adacomp import adacomp
+from gradwire.laws.inputs import make_gradient
 from gradwire.spec import TensorSpec
-from tests.strategies import make_gradient
 
 BIN = 64
 

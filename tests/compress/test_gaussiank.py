@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress.gaussiank import gaussiank
 from gradwire.errors import InvalidSetting
-from tests.laws.density_laws import drawn
+from gradwire.laws.densities import drawn
 
 
 def num_sent(grad_N, **settings):

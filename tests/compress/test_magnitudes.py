@@ -9,7 +9,7 @@ from gradwire.compress._magnitudes import Magnitudes
 from gradwire.compress.gaussiank import gaussiank
 from gradwire.compress.redsync import redsync
 from gradwire.compress.sidco import sidco
-from tests.laws.density_laws import KINDS, drawn
+from gradwire.laws.densities import KINDS, drawn
 
 
 @pytest.mark.parametrize("kind", KINDS)

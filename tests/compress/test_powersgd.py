@@ -22,8 +22,8 @@ from gradwire.contract import Member
 from gradwire.dsl.library import matrix
 from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state, exchange_for, texts
+from gradwire.laws.tolerance import same_bits
 from tests.compress.allocations import Allocations
-from tests.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 powersgd = gw.compress.powersgd

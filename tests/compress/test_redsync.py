@@ -8,7 +8,7 @@ import torch
 from gradwire.compress.redsync import redsync
 from gradwire.compress.topk import topk
 from gradwire.errors import InvalidSetting
-from tests.laws.density_laws import KINDS, drawn
+from gradwire.laws.densities import KINDS, drawn
 
 
 def sent(grad_N, **settings):

@@ -10,7 +10,7 @@ import torch
 from gradwire.compress._magnitudes import Magnitudes
 from gradwire.compress.sidco import sidco
 from gradwire.errors import InvalidSetting
-from tests.laws.density_laws import KINDS, drawn
+from gradwire.laws.densities import KINDS, drawn
 
 NUMEL = 200_000
 

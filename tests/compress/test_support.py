@@ -20,9 +20,9 @@ from gradwire.contract import Layout, Member, Selection, Traits
 from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange import exchange_for
+from gradwire.laws.tolerance import same_bits
 from gradwire.measure.codecs import measure_codecs
 from tests.compress.allocations import Allocations
-from tests.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 Shapes = tuple[tuple[int, ...], ...]

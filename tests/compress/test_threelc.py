@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.threelc import threelc
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits
-from tests.strategies import make_gradient
 
 from .quantisers import assert_refused, decoded
 

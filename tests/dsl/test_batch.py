@@ -22,9 +22,10 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.dsl.build import Built
 from gradwire.kernels import compiler
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits
-from tests.strategies import bounded, make_gradient
+from tests.strategies import bounded
 
 CODECS = (
     onebit(block=128),

@@ -38,10 +38,11 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels._build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.payload import Payload
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits
-from tests.strategies import bounded, make_gradient
+from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 BLOCK_BYTES = 26

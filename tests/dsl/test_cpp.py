@@ -24,8 +24,8 @@ from gradwire.dsl.build import Built
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
-from tests.laws.tolerance import same_bits
-from tests.strategies import make_gradient
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 
 from .programs import EXAMPLES
 

@@ -21,9 +21,9 @@ from gradwire.dsl.gpu.build import Launcher
 from gradwire.dsl.ir import RULES, Kernel, Op, walk
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits
-from tests.strategies import make_gradient
 
 from .fuzz import EVERYTHING, FOLDS, made, sources
 

@@ -29,8 +29,9 @@ from gradwire.dsl.ir import (
     store,
 )
 from gradwire.kernels import compiler
-from tests.laws.tolerance import same_bits
-from tests.strategies import bounded, make_gradient
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
+from tests.strategies import bounded
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 

@@ -34,7 +34,7 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
 from gradwire.kernels.compiler import find_compiler
-from tests.laws.tolerance import same_bits
+from gradwire.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

@@ -30,8 +30,8 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.compiler import reference_only
+from gradwire.laws.tolerance import same_bits, tame
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits, tame
 from tests.strategies import bounded, panel
 
 

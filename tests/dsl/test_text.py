@@ -33,10 +33,11 @@ from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
 from gradwire.kernels.compiler import reference_only
+from gradwire.laws.compressors import LAWS
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.spec import TensorSpec
-from tests.laws.compressor_laws import LAWS
-from tests.laws.tolerance import same_bits
-from tests.strategies import bounded, gradients, make_gradient, panel
+from tests.strategies import bounded, gradients, panel
 
 HERE = Path(__file__).parent
 PRINTED, DECODE = HERE / "terngrad.compll", HERE / "terngrad_decode.compll"

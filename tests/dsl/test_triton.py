@@ -27,9 +27,9 @@ from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
+from gradwire.laws.inputs import make_gradient
+from gradwire.laws.tolerance import same_bits
 from gradwire.spec import TensorSpec
-from tests.laws.tolerance import same_bits
-from tests.strategies import make_gradient
 
 from .test_cpp import one_nan
 

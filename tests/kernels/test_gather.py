@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels._build import reference_only
 from gradwire.kernels.gather import lay_runs, take
-from tests.laws.tolerance import same_bits
+from gradwire.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 

@@ -17,6 +17,11 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
+from gradwire.laws import collectives as on_collectives
+from gradwire.laws import compressors as on_compressors
+from gradwire.laws import exchanges as on_exchanges
+from gradwire.laws import many_steps as on_many_steps
+from gradwire.laws import payloads as on_payloads
 from gradwire.pairing import Pair
 
 from . import broken_collectives as collectives
@@ -24,9 +29,6 @@ from . import broken_compressors as compressors
 from . import broken_exchanges as exchanges
 from . import broken_support as supports
 from . import broken_variable as sizes
-from . import collective_laws as on_collectives
-from . import compressor_laws as on_compressors
-from . import exchange_laws as on_exchanges
 from . import variable
 
 
@@ -48,20 +50,20 @@ SOUND_EXCHANGES = (
 SOUND_COMPRESSORS = variable.SOUND
 
 COMPRESSOR_BITES = (
-    (on_compressors.law_round_trip_keeps_shape_and_dtype, compressors.returns_another_tensor()),
-    (on_compressors.law_stated_bytes_are_real, compressors.understates()),
-    (on_compressors.law_size_only_payload_agrees, compressors.understates()),
-    (on_compressors.law_same_input_same_bits, compressors.depends_on_the_call()),
-    (on_compressors.law_given_buffer_is_used, compressors.ignores_buffer()),
-    (on_compressors.law_given_buffer_is_used, compressors.relies_on_zeros()),
-    (on_compressors.law_stated_bytes_are_real, sizes.states_half(threshold=0.1)),
-    (on_compressors.law_given_buffer_is_used, sizes.writes_to_the_back()),
-    (on_compressors.law_received_bytes_are_the_payload, sizes.reads_the_largest()),
-    (on_compressors.law_received_bytes_are_the_payload, sizes.reads_any_size()),
-    (on_compressors.law_typical_payload_is_one, sizes.expects_more_than_there_is()),
-    (on_compressors.law_rank_changes_no_meaning, compressors.decodes_by_rank()),
-    (on_compressors.law_input_untouched, compressors.writes_its_input()),
-    (on_compressors.law_payload_untouched_by_decode, compressors.decodes_in_place()),
+    (on_payloads.law_round_trip_keeps_shape_and_dtype, compressors.returns_another_tensor()),
+    (on_payloads.law_stated_bytes_are_real, compressors.understates()),
+    (on_payloads.law_size_only_payload_agrees, compressors.understates()),
+    (on_payloads.law_same_input_same_bits, compressors.depends_on_the_call()),
+    (on_payloads.law_given_buffer_is_used, compressors.ignores_buffer()),
+    (on_payloads.law_given_buffer_is_used, compressors.relies_on_zeros()),
+    (on_payloads.law_stated_bytes_are_real, sizes.states_half(threshold=0.1)),
+    (on_payloads.law_given_buffer_is_used, sizes.writes_to_the_back()),
+    (on_payloads.law_received_bytes_are_the_payload, sizes.reads_the_largest()),
+    (on_payloads.law_received_bytes_are_the_payload, sizes.reads_any_size()),
+    (on_payloads.law_typical_payload_is_one, sizes.expects_more_than_there_is()),
+    (on_payloads.law_rank_changes_no_meaning, compressors.decodes_by_rank()),
+    (on_payloads.law_input_untouched, compressors.writes_its_input()),
+    (on_payloads.law_payload_untouched_by_decode, compressors.decodes_in_place()),
     (on_compressors.law_residual_holds_what_is_missing, compressors.swapped_means()),
     (
         on_compressors.law_residual_holds_what_is_missing,
@@ -154,10 +156,10 @@ EXCHANGE_BITES = (
         _with(collectives.gathers(), compressors.absorbs_nan()),
     ),
     (on_exchanges.law_residual_finite_for_huge_gradients, exchanges.overflows_residual()),
-    (on_exchanges.law_ranks_draw_apart, _with(collectives.gathers(), compressors.draws_alike())),
-    (on_exchanges.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
+    (on_many_steps.law_ranks_draw_apart, _with(collectives.gathers(), compressors.draws_alike())),
+    (on_many_steps.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
     (
-        on_exchanges.law_unbiased_codecs_make_unbiased_means,
+        on_many_steps.law_unbiased_codecs_make_unbiased_means,
         _with(casync_ps(), compressors.draws_alike(norm="l2")),
     ),
     (
@@ -165,11 +167,11 @@ EXCHANGE_BITES = (
         exchanges.shares_blocks(onebit(), casync_ps()),
     ),
     (
-        on_exchanges.law_what_is_kept_does_not_grow_by_itself,
+        on_many_steps.law_what_is_kept_does_not_grow_by_itself,
         _with(collectives.encodes_its_own_chunk(), threelc(sparsity=1.75, block=64)),
     ),
     (
-        on_exchanges.law_what_is_kept_does_not_grow_by_itself,
+        on_many_steps.law_what_is_kept_does_not_grow_by_itself,
         _with(casync_ps(), compressors.claims_contraction(bitwidth=2, norm="l2")),
     ),
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),

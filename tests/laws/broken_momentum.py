@@ -12,10 +12,9 @@ from gradwire.collective._verbs import Steps
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, Result, State
+from gradwire.laws import momentum as laws
 from gradwire.pairing import Pair, pair
 from gradwire.wrap.momentum import MomentumCorrection
-
-from . import momentum_laws as laws
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import Any
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
+from gradwire.laws import planners as laws
 from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from gradwire.planner.wfbp import wfbp
 from gradwire.trace.span import Span, Trace
 
-from . import plan_laws as laws
+from . import trace_laws
 
 
 def _with(plan: Plan, **changed: Any) -> Plan:
@@ -213,42 +214,42 @@ def _every_message(change: Callable[[Span], Span]) -> Callable[[Trace], Trace]:
 
 
 TRACE_BITES = (
-    (laws.law_messages_wait_for_gradients, _every_message(_all_at_once)),
+    (trace_laws.law_messages_wait_for_gradients, _every_message(_all_at_once)),
     (
-        laws.law_messages_start_in_issue_order,
+        trace_laws.law_messages_start_in_issue_order,
         _changed("communication", lambda s: replace(s, start_s=0.0)),
     ),
     (
-        laws.law_lanes_carry_one_message_at_a_time,
+        trace_laws.law_lanes_carry_one_message_at_a_time,
         _changed("communication", lambda s: replace(s, start_s=0.0)),
     ),
     (
-        laws.law_messages_wait_for_those_they_name,
+        trace_laws.law_messages_wait_for_those_they_name,
         _changed("communication", lambda s: replace(s, start_s=0.0)),
     ),
     (
-        laws.law_no_message_waits_for_nothing,
+        trace_laws.law_no_message_waits_for_nothing,
         _changed("communication", lambda s: replace(s, start_s=s.start_s + 1e-6)),
     ),
-    (laws.law_no_link_above_100_percent, _every_message(_all_at_once)),
+    (trace_laws.law_no_link_above_100_percent, _every_message(_all_at_once)),
     (
-        laws.law_each_message_takes_its_time,
+        trace_laws.law_each_message_takes_its_time,
         _changed("communication", lambda s: replace(s, end_s=s.start_s)),
     ),
     (
-        laws.law_forward_waits_for_its_messages,
+        trace_laws.law_forward_waits_for_its_messages,
         _changed("communication", lambda s: replace(s, end_s=s.end_s + 100)),
     ),
     (
-        laws.law_layers_run_one_behind_the_other,
+        trace_laws.law_layers_run_one_behind_the_other,
         _changed("forward", lambda s: replace(s, start_s=0.0, end_s=s.duration_s)),
     ),
     (
-        laws.law_bytes_are_the_rings,
+        trace_laws.law_bytes_are_the_rings,
         _changed("communication", lambda s: replace(s, size_bytes=s.size_bytes + 1)),
     ),
     (
-        laws.law_price_is_the_traces,
+        trace_laws.law_price_is_the_traces,
         _changed("forward", lambda s: replace(s, end_s=s.end_s + 1e-6)),
     ),
 )

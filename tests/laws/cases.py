@@ -1,69 +1,15 @@
-"""What collectives and exchanges are tried with: worlds, sizes, dtypes, and who pairs with whom."""
+"""Who is held to the laws: the registries' examples, who pairs with whom, and in which cases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, partial
-from math import isqrt
 from types import FunctionType
 
-import torch
-from torch import Tensor
-
-from gradwire.contract import Compressor, Exchange, State
+from gradwire.contract import Compressor, Exchange
 from gradwire.errors import IncompatiblePair
+from gradwire.laws.cases import FEW, Case
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair, suited
-from gradwire.spec import TensorSpec
-
-SIZES = (0, 1, 5, 8, 9, 64, 1000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """How many ranks, how long a gradient, of which dtype, drawn and interleaved by which seed."""
-
-    world: int
-    numel: int
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-
-    def grads(self, step: int = 0) -> list[Tensor]:
-        """One gradient a rank; other ones for another step."""
-        draw = torch.Generator().manual_seed(1000 * self.seed + step)
-        return [torch.randn(self.numel, generator=draw).to(self.dtype) for _ in range(self.world)]
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Two square matrices and a vector, for exchanges that act on matrices."""
-        side = isqrt(self.numel // 2)
-        shapes = ((side, side), (side, side), (self.numel - 2 * side * side,))
-        return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
-
-    def states(self, exchange: Exchange) -> list[State]:
-        """One rank's state each, before the first step."""
-        return [exchange.init(self.spec, self.world) for _ in range(self.world)]
-
-    def __str__(self) -> str:
-        return f"{self.world}x{self.numel} {str(self.dtype).removeprefix('torch.')} s{self.seed}"
-
-
-EVERY_WORLD_AND_SIZE = tuple(
-    Case(world=world, numel=numel, seed=world + numel) for world in range(1, 10) for numel in SIZES
-)
-
-FEW = (
-    Case(world=1, numel=9),
-    Case(world=2, numel=0),
-    Case(world=2, numel=64, dtype=torch.float64, seed=1),
-    Case(world=3, numel=5, seed=2),
-    Case(world=3, numel=300, seed=3),
-    Case(world=4, numel=9, dtype=torch.bfloat16, seed=4),
-    Case(world=5, numel=1, seed=5),
-    Case(world=7, numel=200, dtype=torch.float16, seed=6),
-    Case(world=9, numel=64, seed=7),
-)
-"""Each dtype and size class, small and large worlds: what wrong specimens are shown with."""
 
 ALWAYS = Case(world=3, numel=300, seed=3)
 """Every exchange is held to every law with this one."""

@@ -17,12 +17,11 @@ from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange import exchange_for, pair, run_local
+from gradwire.laws.tolerance import largest
 from gradwire.load import examples
 from gradwire.planner._plan import plan
 from gradwire.planner._price import iteration_s
 from gradwire.spec import TensorSpec
-
-from .tolerance import largest
 
 WHOLE = (
     *(-(2**80), -(2**63), -1, 0, 1, 2, 3, 8, 63, 64, 65, 2**16, 2**24, 2**31 - 64, 2**31 - 1),

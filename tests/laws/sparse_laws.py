@@ -20,11 +20,10 @@ from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
+from gradwire.laws.tolerance import assert_near, largest, same_bits
 from gradwire.pairing import Pair
 from gradwire.sparse.parts import parts_of
 from gradwire.spec import TensorSpec
-
-from .tolerance import assert_near, largest, same_bits
 
 KINDS = (
     "none",

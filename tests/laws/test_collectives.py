@@ -10,11 +10,12 @@ import pytest
 from gradwire.collective._types import Collective
 from gradwire.contract import Compressor
 from gradwire.errors import IncompatiblePair
+from gradwire.laws.cases import EVERY_WORLD_AND_SIZE
+from gradwire.laws.collectives import LAWS, law_equals_the_dense_mean
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair, suited
 
-from .cases import EVERY_WORLD_AND_SIZE, compressors, name_of, pairs, rotated
-from .collective_laws import LAWS, law_equals_the_dense_mean
+from .cases import compressors, name_of, pairs, rotated
 
 EXACT = [made for made in pairs() if made.codec.traits.lossless]
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Compressor
+from gradwire.laws.compressors import LAWS
 from gradwire.load import examples
 from tests.strategies import bounded, gradients, panel
 
 from .cases import compressors
-from .compressor_laws import LAWS
 
 
 @pytest.mark.parametrize("codec", compressors(), ids=repr)

@@ -12,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compress._threshold import Estimated
-from gradwire.load import examples
-from tests.strategies import bounded
-
-from . import broken_density as broken
-from .cases import name_of
-from .density_laws import (
+from gradwire.laws.densities import (
     KINDS,
     UNKIND,
     drawn,
@@ -26,6 +21,11 @@ from .density_laws import (
     law_no_less_than_stated,
     law_no_more_than_stated,
 )
+from gradwire.load import examples
+from tests.strategies import bounded
+
+from . import broken_density as broken
+from .cases import name_of
 
 SPARSIFIERS = tuple(
     dict.fromkeys(replace(made, density=0.01) for made in examples("compress") if has_density(made))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from gradwire.contract import Exchange
+from gradwire.laws import collectives
+from gradwire.laws.exchanges import LAWS
 
-from . import collective_laws
 from .cases import name_of, own_exchanges, pairs, rotated
-from .exchange_laws import LAWS
 
 EXCHANGES: tuple[Exchange, ...] = (*pairs(), *own_exchanges())
 
@@ -23,8 +23,8 @@ def test_law(law: Callable[..., None], exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)
-@pytest.mark.parametrize("law", collective_laws.OF_ANY, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", collectives.OF_ANY, ids=lambda law: law.__name__)
 def test_law_of_collectives(law: Callable[..., None], exchange: Exchange) -> None:
     """An exchange of its own is its own collective."""
-    for case in rotated(own_exchanges().index(exchange) + collective_laws.OF_ANY.index(law)):
+    for case in rotated(own_exchanges().index(exchange) + collectives.OF_ANY.index(law)):
         law(exchange, case)

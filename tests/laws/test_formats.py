@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.kernels._build import reference_only
+from gradwire.laws.tolerance import same_bits
 from gradwire.load import examples
 from gradwire.sparse.entries import Entries
 from gradwire.sparse.formats.bitmap import bitmap
@@ -28,7 +29,6 @@ from tests.kernels.vectors import num_threads
 from . import broken_formats as broken
 from . import format_laws as laws
 from .test_laws_bite import rejected
-from .tolerance import same_bits
 
 FORMATS = examples("sparse.formats")
 LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)

@@ -17,11 +17,11 @@ from gradwire import catalogue
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.kernels.compiler import reference_only
+from gradwire.laws.inputs import profile_of
 from gradwire.load import examples, load, names
 from gradwire.planner._plan import settings_of
 from gradwire.planner._tune import tune
 from gradwire.planner._types import Plan
-from tests.planner.profiles import profile_of
 from tests.strategies import bounded
 
 from . import broken_inputs as broken

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 
+from gradwire.laws import (
+    collectives,
+    compressors,
+    densities,
+    exchanges,
+    momentum,
+    planners,
+    programs,
+)
+from gradwire.laws.cases import FEW
+from gradwire.laws.subjects import Verdict
 from tests.strategies import panel
 
-from . import broken, collective_laws, compressor_laws, exchange_laws
-from .cases import FEW
+from . import broken
 
 SMALL = [case for case in FEW if case.world <= 5]
 
@@ -55,9 +65,9 @@ def test_exchange_law_bites(law: Callable[..., None], exchange: Any) -> None:
 @pytest.mark.parametrize(
     ("laws", "bites"),
     [
-        (compressor_laws.LAWS, broken.COMPRESSOR_BITES),
-        (collective_laws.LAWS, broken.COLLECTIVE_BITES),
-        (exchange_laws.LAWS, broken.EXCHANGE_BITES),
+        (compressors.LAWS, broken.COMPRESSOR_BITES),
+        (collectives.LAWS, broken.COLLECTIVE_BITES),
+        (exchanges.LAWS, broken.EXCHANGE_BITES),
     ],
     ids=["compressors", "collectives", "exchanges"],
 )
@@ -66,15 +76,35 @@ def test_every_law_has_a_specimen_it_must_reject(laws: Any, bites: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", broken.SOUND_COMPRESSORS, ids=repr)
-@pytest.mark.parametrize("law", compressor_laws.LAWS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("law", compressors.LAWS, ids=lambda f: f.__name__)
 def test_what_wrong_compressors_are_made_of_passes(law: Callable[..., None], codec: Any) -> None:
     for grad_N in panel():
         law(codec, grad_N)
 
 
-@pytest.mark.parametrize("law", collective_laws.LAWS + exchange_laws.LAWS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("law", collectives.LAWS + exchanges.LAWS, ids=lambda f: f.__name__)
 def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     """So what is rejected above is the one wrong thing, not how specimens are made."""
     for exchange in broken.SOUND_EXCHANGES:
         for case in SMALL:
             law(exchange, case)
+
+
+EVERY = {
+    law
+    for module in (collectives, compressors, densities, exchanges, momentum, planners, programs)
+    for name, law in vars(module).items()
+    if name.startswith("law_")
+}
+
+
+@pytest.mark.parametrize(
+    "law",
+    sorted({*EVERY, *compressors.LAWS, *exchanges.LAWS}, key=lambda f: f.__name__),
+    ids=lambda f: f.__name__,
+)
+def test_every_law_says_what_holds_and_what_to_do(law: Callable[..., None]) -> None:
+    verdict = Verdict(law, 1)
+    assert verdict.sentence.endswith((".", ";"))
+    assert verdict.remedy.endswith(".")
+    assert "To do:" not in verdict.sentence + verdict.remedy

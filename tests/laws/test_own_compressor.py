@@ -10,12 +10,11 @@ from torch import Tensor
 
 from examples.own_compressor import ternary
 from gradwire.exchange import exchange_for
+from gradwire.laws import collectives, exchanges
+from gradwire.laws.cases import FEW
+from gradwire.laws.compressors import LAWS
 from gradwire.pairing import Pair
 from tests.strategies import bounded, gradients, panel
-
-from . import collective_laws, exchange_laws
-from .cases import FEW
-from .compressor_laws import LAWS
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -30,9 +29,7 @@ def test_law(law: Callable[..., None]) -> None:
     holds()
 
 
-@pytest.mark.parametrize(
-    "law", [*collective_laws.LAWS, *exchange_laws.LAWS], ids=lambda law: law.__name__
-)
+@pytest.mark.parametrize("law", [*collectives.LAWS, *exchanges.LAWS], ids=lambda law: law.__name__)
 def test_law_of_its_exchange(law: Callable[..., None]) -> None:
     pair = exchange_for(ternary()).inner
     assert isinstance(pair, Pair)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
+from gradwire.laws.inputs import MIXED, profile_of
+from gradwire.laws.planners import LAWS, Planner
 from gradwire.load import examples, load, names
 from gradwire.planner._check import check
 from gradwire.planner._price import iteration_s
@@ -23,14 +25,14 @@ from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate
 from gradwire.trace.span import Trace
-from tests.planner.profiles import DTYPES, clusters, exact_cluster, profile_of, profiles
+from tests.planner.profiles import clusters, exact_cluster, profiles
 from tests.strategies import bounded
 
 from . import broken_plans as broken
-from .plan_laws import PLANNER_LAWS, TRACE_LAWS, Planner
+from . import trace_laws
 
 SOUND = profile_of(
-    ([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5), ([40], 0.25, 0.5), dtypes=DTYPES
+    ([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5), ([40], 0.25, 0.5), dtypes=MIXED
 )
 ALONE = profile_of(([], 0.5, 0.25), ([], 0.0, 0.0))
 """No gradients at all: nothing to send, and no planner may stumble over it."""
@@ -46,7 +48,7 @@ every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
 
 
 @every_planner
-@pytest.mark.parametrize("law", PLANNER_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_planner_law(law: Callable[..., None], planner: Planner) -> None:
     @bounded(8)
     @given(profile=profiles(), cluster=clusters)
@@ -67,7 +69,7 @@ def test_trace_laws(planner: Planner) -> None:
         trace = simulate(plan, profile, cluster)
         assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
         assert iteration_s(plan, profile, cluster) == trace.iteration_s
-        for law in TRACE_LAWS:
+        for law in trace_laws.LAWS:
             law(plan, profile, cluster, trace)
 
     hold()
@@ -98,7 +100,7 @@ def test_trace_laws_of_any_plan(
         every.only(lambda span, rank=rank: span.rank == rank) for rank in {0, cluster.num_ranks - 1}
     ]
     for trace in traces:
-        for law in TRACE_LAWS:
+        for law in trace_laws.LAWS:
             law(plan, profile, cluster, trace)
 
 
@@ -161,5 +163,5 @@ def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Tra
 
 
 def test_every_law_has_a_specimen() -> None:
-    assert {law for law, _ in broken.PLANNER_BITES} == set(PLANNER_LAWS)
-    assert {law for law, _ in broken.TRACE_BITES} == set(TRACE_LAWS)
+    assert {law for law, _ in broken.PLANNER_BITES} == set(LAWS)
+    assert {law for law, _ in broken.TRACE_BITES} == set(trace_laws.LAWS)

@@ -19,6 +19,8 @@ from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
 from gradwire.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange import by_name
+from gradwire.laws.inputs import profile_of
+from gradwire.laws.planners import Planner
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair
 from gradwire.planner._types import ExchangeSetting, Plan
@@ -26,12 +28,11 @@ from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.network import Network
 from gradwire.sim.timeline import simulate, simulate_exchange
-from tests.planner.profiles import profile_of, profiles
+from tests.planner.profiles import profiles
 from tests.strategies import bounded
 
 from . import broken_sims as broken
 from .cases import name_of, own_exchanges, pairs
-from .plan_laws import Planner
 from .sim_laws import DENSE_LAWS, EXCHANGE_LAWS, NETWORK_LAWS, PLAN_LAWS, Transfer
 from .variable import above
 

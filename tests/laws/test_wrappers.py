@@ -11,13 +11,15 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import run_local
+from gradwire.laws import exchanges, momentum
+from gradwire.laws.cases import FEW, Case
+from gradwire.laws.tolerance import same_bits
 from gradwire.wrap.clipping import norm
 from gradwire.wrap.momentum import MomentumCorrection
 
-from . import broken_momentum, exchange_laws, momentum_laws
-from .cases import ALWAYS, FEW, Case, rotated
+from . import broken_momentum
+from .cases import ALWAYS, rotated
 from .test_laws_bite import rejected
-from .tolerance import same_bits
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
 
@@ -43,7 +45,7 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
         (pair(codecs.topk(density=0.3), together.casync_ps()),),
     )
 )
-MOMENTUM_LAWS = momentum_laws.OWN + momentum_laws.SHARED
+MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
 @pytest.mark.parametrize("exchange", MOMENTUM, ids=_short)
@@ -67,8 +69,8 @@ def test_momentum_law_bites(law: Callable[..., None], wrong: Any) -> None:
 
 
 def test_every_momentum_law_has_a_specimen_and_accepts_the_sound() -> None:
-    assert {law for law, _ in BITES} == set(momentum_laws.OWN)
-    for law in momentum_laws.OWN:
+    assert {law for law, _ in BITES} == set(momentum.OWN)
+    for law in momentum.OWN:
         for exchange in broken_momentum.SOUND:
             law(exchange, ALWAYS)
 
@@ -84,9 +86,9 @@ WARMING = tuple(
 
 
 @pytest.mark.parametrize("exchange", WARMING, ids=repr)
-@pytest.mark.parametrize("law", exchange_laws.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", exchanges.LAWS, ids=lambda law: law.__name__)
 def test_density_warmup(law: Callable[..., None], exchange: Exchange) -> None:
-    for case in rotated(exchange_laws.LAWS.index(law))[:2]:
+    for case in rotated(exchanges.LAWS.index(law))[:2]:
         law(exchange, case)
 
 
@@ -121,8 +123,8 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
             assert same_bits(a[2].residual_N, b[2].residual_N)
 
 
-@pytest.mark.parametrize("law", momentum_laws.SHARED, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", momentum.SHARED, ids=lambda law: law.__name__)
 def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) -> None:
     clipped = gw.with_clipping(pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5)
-    for case in rotated(momentum_laws.SHARED.index(law)):
+    for case in rotated(momentum.SHARED.index(law)):
         law(clipped, case)

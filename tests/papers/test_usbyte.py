@@ -15,6 +15,7 @@ from gradwire.bench import schedule
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import TestbedUnavailable
+from gradwire.laws.inputs import profile_of as drawn
 from gradwire.planner._buckets import buckets
 from gradwire.planner._phases import Instance
 from gradwire.planner._price import iteration_s
@@ -45,7 +46,6 @@ from papers.usbyte.readings import (
 from papers.usbyte.scaling import figure10, figure18
 from papers.usbyte.setting import MODELS, cluster_1, cluster_2, profile_of
 from tests.planner.profiles import clusters, profiles
-from tests.planner.profiles import profile_of as drawn
 from tests.strategies import bounded
 
 ROUNDING = 1e-9

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import DType, Layer, Profile, ProfiledTensor
+from gradwire.cost.profile import Profile
+from gradwire.laws.inputs import MIXED, Row, profile_of
 
-Row = tuple[Sequence[int], float, float]
-"""Elements of each tensor of a layer, its forward and its backward seconds."""
-
-DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 TEN_GBIT = 1.25e9
-
-
-def profile_of(*rows: Row, model: str = "drawn", dtypes: Sequence[DType] = ("float32",)) -> Profile:
-    """One layer a row; tensors take ``dtypes`` in turn."""
-    layers, count = [], 0
-    for place, (numels, forward_s, backward_s) in enumerate(rows):
-        tensors = []
-        for numel in numels:
-            dtype = dtypes[count % len(dtypes)]
-            tensors.append(ProfiledTensor(name=f"t{count}", shape=(numel,), dtype=dtype))
-            count += 1
-        layers.append(
-            Layer(
-                name=f"layer{place}",
-                tensors=tuple(tensors),
-                forward_s=forward_s,
-                backward_s=backward_s,
-            )
-        )
-    return Profile(model=model, source="made up for tests", batch_size=1, layers=tuple(layers))
 
 
 def exact_cluster(num_ranks: int = 2, hop_s: float = 2**-9, rate: float = 2.0**20) -> Cluster:
@@ -54,7 +30,7 @@ def profiles(draw: st.DrawFn, largest: int = 3000) -> Profile:
     """
     numels = st.lists(st.integers(0, largest), max_size=3)
     rows = draw(st.lists(st.tuples(numels, seconds, seconds), min_size=1, max_size=7))
-    return profile_of(*rows, dtypes=draw(st.sampled_from([DTYPES, DTYPES[:1], DTYPES[1:]])))
+    return profile_of(*rows, dtypes=draw(st.sampled_from([MIXED, MIXED[:1], MIXED[1:]])))
 
 
 hops = st.one_of(st.just(0.0), st.floats(1e-6, 1e-3))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
+from gradwire.laws.inputs import MIXED, Row, profile_of
 from gradwire.planner._price import iteration_s
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
@@ -20,7 +21,7 @@ from gradwire.planner.ddp import ddp
 from gradwire.planner.mgwfbp import mgwfbp
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import run
-from tests.planner.profiles import DTYPES, Row, clusters, exact_cluster, profile_of, random_instance
+from tests.planner.profiles import clusters, exact_cluster, random_instance
 from tests.strategies import bounded
 
 SMALL = profile_of(([6], 0.25, 0.25), ([], 0.25, 0.25), ([3, 2], 0.25, 0.25), ([4], 0.25, 0.25))
@@ -35,7 +36,7 @@ def test_wfbp_sends_layers_whole_from_the_last_on() -> None:
 
 
 def test_a_layer_of_two_dtypes_takes_two_messages() -> None:
-    mixed = profile_of(([6, 5, 4], 0.0, 0.0), dtypes=DTYPES)
+    mixed = profile_of(([6, 5, 4], 0.0, 0.0), dtypes=MIXED)
     assert sorted(_tensors(wfbp(mixed, exact_cluster()))) == [["t0", "t2"], ["t1"]]
 
 
@@ -60,7 +61,7 @@ def test_ddp_fills_buckets_as_torch_does(
 
 
 def test_ddp_keeps_dtypes_apart() -> None:
-    profile = profile_of(*[([40], 0.0, 0.0)] * 6, dtypes=DTYPES)
+    profile = profile_of(*[([40], 0.0, 0.0)] * 6, dtypes=MIXED)
     plan = ddp(profile, exact_cluster(), first_bucket_bytes=200, bucket_bytes=1000)
     assert _tensors(plan) == [["t4", "t2"], ["t5", "t3", "t1"], ["t0"]]
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from gradwire.cost.cluster import Cluster
+from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.planner._explain import alternatives, explain
 from gradwire.planner._exposed import Account, Wait, ready_times
@@ -14,13 +15,7 @@ from gradwire.planner._price import iteration_s
 from gradwire.planner._types import Chunk, Message, Plan
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.wfbp import wfbp
-from tests.planner.profiles import (
-    TEN_GBIT,
-    exact_cluster,
-    profile_of,
-    random_instance,
-    vgg16,
-)
+from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
 FREE = exact_cluster(hop_s=0.0, rate=64.0)

@@ -11,6 +11,8 @@ from gradwire.cli.simulate import Case
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
+from gradwire.laws.inputs import profile_of
+from gradwire.laws.planners import Planner
 from gradwire.load import examples, names
 from gradwire.planner._buckets import buckets
 from gradwire.planner._explain import alternatives, explain
@@ -19,8 +21,6 @@ from gradwire.planner._price import iteration_s
 from gradwire.planner.usbyte import usbyte
 from gradwire.sim.timeline import simulate
 from tests.laws.cases import name_of
-from tests.laws.plan_laws import Planner
-from tests.planner.profiles import profile_of
 
 ROUNDING = 1e-9
 

@@ -16,6 +16,7 @@ import pytest
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.planner._plan import settings_of
 from gradwire.planner._price import iteration_s
@@ -24,7 +25,7 @@ from gradwire.planner._tune import search_space, tune
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.usbyte_extended import usbyte_extended
-from tests.planner.profiles import TEN_GBIT, exact_cluster, profile_of, random_instance
+from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
 SMALL = profile_of(*[([2**18 << place], 2e-3, 4e-3) for place in range(5)])

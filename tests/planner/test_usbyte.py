@@ -16,6 +16,7 @@ from gradwire.cost.cluster import Cluster
 from gradwire.cost.fit import LineFit
 from gradwire.cost.profile import Profile
 from gradwire.errors import InvalidSetting
+from gradwire.laws.inputs import MIXED, profile_of
 from gradwire.planner._buckets import buckets, merged
 from gradwire.planner._check import check
 from gradwire.planner._phases import Instance
@@ -27,12 +28,10 @@ from gradwire.planner.usbyte_extended import usbyte_extended
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import run
 from tests.planner.profiles import (
-    DTYPES,
     TEN_GBIT,
     clusters,
     deep,
     exact_cluster,
-    profile_of,
     profiles,
     random_instance,
     vgg16,
@@ -195,7 +194,7 @@ def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
 
 
 def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
-    profile = profile_of(([3, 5], 0.1, 0.1), ([7], 0.1, 0.1), dtypes=DTYPES)
+    profile = profile_of(([3, 5], 0.1, 0.1), ([7], 0.1, 0.1), dtypes=MIXED)
     check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
 
 
@@ -261,7 +260,7 @@ def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
 
 
 def test_merged_layers_keep_dtypes_apart() -> None:
-    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=DTYPES)
+    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
     cut = merged(buckets(profile), math.inf)
     assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
     alike = merged(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)

@@ -10,6 +10,7 @@ from gradwire.cost.profile import Layer, Profile, ProfiledTensor
 from gradwire.cost.sparse_schemes import SCHEMES
 from gradwire.cost.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
 from gradwire.errors import InvalidSetting
+from gradwire.laws.planners import LAWS
 from gradwire.planner._exchanges import exchanges_of
 from gradwire.planner._explain import explain
 from gradwire.planner._plan import plan as make_plan
@@ -17,7 +18,6 @@ from gradwire.planner._types import DENSE, Plan
 from gradwire.planner.mgwfbp import mgwfbp
 from gradwire.planner.zen import zen
 from gradwire.sim.timeline import simulate
-from tests.laws.plan_laws import PLANNER_LAWS
 from tests.planner.profiles import exact_cluster
 
 ROWS, WIDTH = 2000, 32
@@ -66,7 +66,7 @@ def exchange_of(plan: Plan, tensor: str) -> str:
     return next(m.exchange for m in plan.messages if tensor in {c.tensor for c in m.chunks})
 
 
-@pytest.mark.parametrize("law", PLANNER_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("compressor", [None, "dgc"])
 def test_laws_with_a_measured_sparsity(law: object, compressor: str | None) -> None:
     for cluster in (SLOW, exact_cluster(), Cluster(num_ranks=1, rate_bytes_per_s=1e9)):

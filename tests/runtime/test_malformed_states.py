@@ -21,10 +21,10 @@ from gradwire.collective._local import drive
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import clone_state
+from gradwire.laws.tolerance import same_bits
 from gradwire.runtime.checkpoint import Origin, collect, loaded
 from gradwire.runtime.messages import Message, Part, leaves
 from gradwire.runtime.settings import tables
-from tests.laws.tolerance import same_bits
 
 codecs, together = gw.compress, gw.collective
 WORLD = 2

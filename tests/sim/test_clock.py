@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
+from gradwire.laws.inputs import profile_of
 from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.clock import ByPriority, FixedOrder, carry, run
 from gradwire.sim.timeline import simulate
-from tests.planner.profiles import clusters, exact_cluster, profile_of, profiles
+from tests.planner.profiles import clusters, exact_cluster, profiles
 from tests.strategies import bounded
 
 ALPHA_S = 2**-8

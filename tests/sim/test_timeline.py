@@ -21,12 +21,13 @@ from gradwire.cost.cluster import Cluster, CodecFit
 from gradwire.cost.fit import LineFit
 from gradwire.error_feedback import with_error_feedback
 from gradwire.errors import InvalidSetting
+from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.pairing import pair
 from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate, simulate_exchange
-from tests.planner.profiles import exact_cluster, profile_of
+from tests.planner.profiles import exact_cluster
 
 HOP_S, RATE = 2**-9, 2**20
 PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**12], 0.25, 0.5))

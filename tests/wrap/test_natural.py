@@ -16,11 +16,11 @@ from gradwire.cost.counted import LOSSLESS, counted, fastest
 from gradwire.error_feedback import synchronise, with_error_feedback
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import Exchange, run_local
+from gradwire.laws.cases import Case
+from gradwire.laws.exchanges import LAWS
 from gradwire.spec import TensorSpec
 from gradwire.wrap.momentum import with_momentum_correction
 from gradwire.wrap.natural import INNER, Natural, count_units, with_natural_sparsity
-from tests.laws.cases import Case
-from tests.laws.exchange_laws import LAWS
 from tests.strategies import bounded
 
 ROWS, WIDTH = 400, 8

@@ -26,11 +26,13 @@ def emit(
     as_json: bool,
     title: str,
     hidden: Collection[str] = (),
+    notes: Collection[str] = (),
 ) -> None:
     """Prints a verb's result on stdout; keys in ``hidden`` only as JSON.
 
     ``rows`` each have a ``name`` and plain values with their unit in the key. As JSON it is one
     object ``{"command", "version", "machine", "rows"}``; figures that are not finite become null.
+    ``notes`` are printed below the rows, and stand under that key where there are any.
     """
     if as_json:
         result = {
@@ -39,6 +41,8 @@ def emit(
             "machine": machine(),
             "rows": [{key: _plain_value(value) for key, value in row.items()} for row in rows],
         }
+        if notes:
+            result["notes"] = list(notes)
         print(json.dumps(result, indent=2, allow_nan=False))
         return
     rows = table.without(rows, hidden)
@@ -47,6 +51,8 @@ def emit(
         console.print(table.rich_table(rows, title=title))
     else:
         print(table.plain(rows, title=title))
+    for note in notes:
+        print(f"\n{note}")
 
 
 def _plain_value(value: object) -> object:

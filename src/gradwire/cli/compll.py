@@ -1,24 +1,17 @@
-"""Show, check and time compressors written in CompLL's language, shipped ones and your own."""
+"""Show and time compressors written in CompLL's language, shipped ones and your own."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import InvalidSetting, invalid
+from ..errors import invalid
 from ._inputs import read_settings
 from ._output import emit, progress
+from ._own import TEXT, check_no_text, made_with, module_of, program_of_text
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -48,7 +41,7 @@ class Target(StrEnum):
 
 @app.callback()
 def compll() -> None:
-    """Show, check and time compressors written in CompLL's language, shipped ones and your own."""
+    """Show and time compressors written in CompLL's language, shipped ones and your own."""
 
 
 @app.command()
@@ -72,24 +65,6 @@ def show(
             print(text.rstrip("\n"))
     if as_json:
         emit("compll show", rows, as_json=True, title="")
-
-
-@app.command()
-def check(
-    file: Annotated[str, typer.Argument(help="A Python file with a Program, a .compll, a name.")],
-    settings: Settings = None,
-    trait: Traits = None,
-    more: More = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compile a program and hold it to the laws of compressors; exit code 1 if it breaks one."""
-    rows: list[dict[str, object]] = []
-    with progress("compll check"):
-        for codec in programs(file, settings, trait, more):
-            rows += list(_checked(codec))
-    emit("compll check", rows, as_json=as_json, title=f"gradwire compll check {file}")
-    if any(row["verdict"] == "broken" for row in rows):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -123,23 +98,13 @@ def programs(
 ) -> list[Any]:
     """The programs of a file or of a name, under these settings."""
     path = Path(name)
-    if path.suffix == ".compll":
-        made = [_from_text(path, more or [], traits or [])]
-    elif traits or more:
-        extra = [*(traits or []), *map(str, more or [])]
-        raise invalid("--trait and --with", extra, "given with a .compll", "leave them out")
+    if path.suffix == TEXT:
+        made = [program_of_text(path, more or [], traits or [])]
     else:
+        check_no_text(traits, more)
         made = _from_python(path) if path.suffix == ".py" else [_shipped(name)]
     given = read_settings(settings or [])
-    codecs = []
-    for one in made:
-        try:
-            codecs.append(one(**given))
-        except TypeError as error:  # a setting that is missing, or that it has not
-            known = ", ".join(field.name for field in fields(one))
-            reason = str(error).partition("() ")[2]
-            raise InvalidSetting(f"{name}: {reason}; its settings are {known}") from None
-    return codecs
+    return [made_with(one, given, name) for one in made]
 
 
 def _shipped(name: str) -> Any:
@@ -152,37 +117,11 @@ def _shipped(name: str) -> Any:
     return found
 
 
-def _from_text(path: Path, more: list[Path], traits: list[str]) -> Any:
-    from ..contract import Layout
-    from ..dsl.text.compile import compile_text
-
-    promised: dict[str, Any] = {trait.replace("-", "_"): True for trait in traits}
-    if promised.pop("sparse", False):
-        promised |= {"layout": Layout.SPARSE, "exact_size": False}
-    try:
-        return compile_text(path, *more, **promised)
-    except TypeError as error:
-        raise invalid("--trait", traits, "traits of compressors", str(error)) from None
-
-
 def _from_python(path: Path) -> list[Any]:
-    """The programs that a file defines; running it is what its user asks for."""
+    """The programs that a file defines."""
     from ..dsl.program import Program
 
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem], before = module, sys.modules.get(path.stem)
-    try:
-        spec.loader.exec_module(module)
-    except InvalidSetting:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a user's file may raise
-        raise invalid("FILE", str(path), "a file that runs", repr(error)) from error
-    finally:
-        if before is not None:
-            sys.modules[path.stem] = before
+    module = module_of(path)
     found = [
         value
         for value in vars(module).values()
@@ -204,42 +143,3 @@ def rendered(codec: Any, target: Target) -> str:
     if target is Target.ir:
         return "\n\n".join(ir.listing(kernel) for kernel in built.kernels)
     return render(*built.kernels) if target is Target.triton else str(built.text)
-
-
-# ---- checks ------------------------------------------------------------------------------------
-
-
-def _checked(codec: Any) -> Iterator[dict[str, object]]:
-    """A row for the compilation, one for the wire and one a law."""
-    from ..dsl import laws
-    from ..spec import TensorSpec
-
-    name = type(codec).__name__
-    with _empty_cache():
-        start_s = time.perf_counter()
-        library = codec.kernels().built.library()
-        compile_s = time.perf_counter() - start_s
-    took = f"{compile_s:.2f} s" if library is not None else "no compiler: interpreted"
-    yield {"name": name, "check": "compiles", "verdict": "holds", "detail": took}
-    size_bytes = codec.format(TensorSpec("", CHECKED_NUMEL)).size_bytes
-    sent = f"{8 * size_bytes / CHECKED_NUMEL:.4g} bits an element"
-    least = "" if codec.traits.exact_size else "at most "
-    yield {"name": name, "check": "wire", "verdict": "holds", "detail": least + sent}
-    for verdict in laws.check(codec):
-        check = verdict.law.replace("_", " ")
-        yield {"name": name, "check": check, "verdict": verdict.word, "detail": verdict.wrong}
-
-
-@contextmanager
-def _empty_cache() -> Iterator[None]:
-    """Inside the block kernels are compiled, whatever the user's cache holds."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before

@@ -17,7 +17,6 @@
        |
     program    a class with ``encode`` and ``decode`` becomes a compressor; generated: its methods
     text/      the paper's C-like text becomes such a class: compll.lark, tree, run, values, compile
-    laws       what every program has to keep, for ``gradwire compll check``
        |
     layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract import State
-from gradwire.error_feedback import with_error_feedback
-from gradwire.exchange import run_local
-from gradwire.spec import working_dtype
-from gradwire.wrap.momentum import MomentumCorrection
-
-from . import exchange_laws
+from ..contract import State
+from ..error_feedback import with_error_feedback
+from ..exchange import run_local
+from ..spec import working_dtype
+from ..wrap.momentum import MomentumCorrection
+from . import exchanges
 from .cases import Case
-from .tolerance import assert_near, largest, same_bits
+from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 4
 
@@ -34,8 +33,9 @@ class Step(NamedTuple):
 
     def velocity(self, momentum: float) -> Tensor:
         """u as it is before anything is masked."""
-        fresh_N = momentum * self.before.velocity_N.double() + self.grad_N.double()
-        return fresh_N.to(self.before.velocity_N.dtype)
+        velocity_N: Tensor = self.before.velocity_N
+        fresh_N = momentum * velocity_N.double() + self.grad_N.double()
+        return fresh_N.to(velocity_N.dtype)
 
 
 def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[Step]]]:
@@ -58,7 +58,11 @@ def _total(tensors: list[Tensor]) -> Tensor:
 
 
 def law_what_momentum_adds_arrives_or_waits(exchange: MomentumCorrection, case: Case) -> None:
-    """Conservation: sum of (old v + u) = W * mean + sum of new v; with Nesterov g + m u for u."""
+    """Conservation: sum of (old v + u) = W * mean + sum of new v; with Nesterov g + m u for u.
+
+    To do: add the velocity to what is pending once a step, and take away only what was
+    contributed.
+    """
     m = exchange.momentum
     for number, (mean_N, ranks) in enumerate(_steps(exchange, case)):
         moved = [step.velocity(m) for step in ranks]
@@ -77,10 +81,17 @@ def law_what_momentum_adds_arrives_or_waits(exchange: MomentumCorrection, case: 
 
 
 def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) -> None:
-    """Sum of what ranks contributed = W * mean."""
+    """The sum of what ranks contributed is W * mean.
+
+    To do: return as contributed_N what of this rank's gradient is in the mean, in the working
+    dtype, and not what was meant to be.
+    """
     for number, (mean_N, ranks) in enumerate(_steps(exchange, case)):
         given = [step.contributed_N for step in ranks]
-        assert all(c.dtype == working_dtype(case.dtype) for c in given)
+        must(
+            all(c.dtype == working_dtype(case.dtype) for c in given),
+            f"contributed in {given[0].dtype}, and not in the working dtype",
+        )
         assert_near(
             _total(given),
             case.world * mean_N.double(),
@@ -92,7 +103,10 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
 
 
 def law_velocity_goes_on_or_is_cleared(exchange: MomentumCorrection, case: Case) -> None:
-    """u is 0 exactly where the element left, if another one stayed; else it is m u + g."""
+    """u is 0 exactly where the element left, if another one stayed; else it is m u + g.
+
+    To do: clear the velocity of the elements that were sent, and of no others.
+    """
     for number, (_, ranks) in enumerate(_steps(exchange, case)):
         for rank, step in enumerate(ranks):
             left_N = step.contributed_N != 0
@@ -110,23 +124,30 @@ def law_velocity_goes_on_or_is_cleared(exchange: MomentumCorrection, case: Case)
             )
 
 
-def law_velocity_stays_finite(exchange: MomentumCorrection, case: Case) -> None:
-    """inf or NaN on one rank is in no velocity afterwards, and in no later mean."""
+def law_velocity_stays_finite(exchange: MomentumCorrection, case: Case) -> bool:
+    """An inf or NaN of one rank is in no velocity afterwards, and in no later mean.
+
+    To do: set the velocity to 0 at what is not finite.
+    """
     if not case.numel:
-        return
+        return False
     for spoil in (float("nan"), float("inf"), -float("inf")):
         grads = case.grads()
         grads[-1][case.numel // 2] = spoil
         results = run_local(exchange, grads, case.states(exchange), seed=case.seed)
         states = [state for _, _, state in results]
         for rank, state in enumerate(states):
-            assert bool(state.velocity_N.isfinite().all()), f"rank {rank} keeps the {spoil}"
+            must(bool(state.velocity_N.isfinite().all()), f"rank {rank} keeps the {spoil}")
         for mean_N, _, _ in run_local(exchange, case.grads(1), states, seed=case.seed):
-            assert bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step"
+            must(bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step")
+    return True
 
 
 def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
-    """Among one rank means are what torch.optim.SGD steps by, bit for bit in working dtypes."""
+    """Among one rank means are what torch.optim.SGD steps by, bit for bit in working dtypes.
+
+    To do: compute u = m u + g in the working dtype, without dampening.
+    """
     m, states = exchange.momentum, [exchange.init(case.spec, 1)]
     buffer_N = torch.zeros(case.numel, dtype=working_dtype(case.dtype))
     for number in range(NUM_STEPS):
@@ -136,7 +157,7 @@ def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
         [(mean_N, _, state)] = run_local(exchange, [grad_N], states)
         states = [state]
         if case.dtype == buffer_N.dtype and not exchange.nesterov:
-            assert torch.equal(mean_N, want_N), f"step {number}: not momentum's bits"
+            must(torch.equal(mean_N, want_N), f"step {number}: not momentum's bits")
         assert_near(
             mean_N,
             want_N,
@@ -148,7 +169,10 @@ def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
 
 
 def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case: Case) -> None:
-    """Momentum 0 leaves only the residual: means and residuals are error feedback's."""
+    """Momentum 0 leaves only the residual: means and residuals are error feedback's.
+
+    To do: keep what is pending as with_error_feedback does.
+    """
     plain, kept = type(exchange)(exchange.inner, 0.0), with_error_feedback(exchange.inner)
     states, others = case.states(plain), case.states(kept)
     for number in range(NUM_STEPS):
@@ -156,15 +180,15 @@ def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case
         want = run_local(kept, case.grads(number), others, seed=case.seed)
         states, others = ([state for _, _, state in results] for results in (got, want))
         for a, b in zip(got, want, strict=True):
-            assert same_bits(a[0], b[0]), f"step {number}: the means differ"
-            assert torch.equal(a[2].residual_N, b[2].residual_N), f"step {number}: residuals differ"
+            must(same_bits(a[0], b[0]), f"step {number}: the means differ")
+            must(torch.equal(a[2].residual_N, b[2].residual_N), f"step {number}: residuals differ")
 
 
 OWN = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
 SHARED = (
-    exchange_laws.law_synchronise_agrees_with_run,
-    exchange_laws.law_callers_tensors_untouched,
-    exchange_laws.law_repeatable_under_any_interleaving,
-    exchange_laws.law_non_finite_reaches_all_and_does_not_stay,
-    exchange_laws.law_residual_finite_for_huge_gradients,
+    exchanges.law_synchronise_agrees_with_run,
+    exchanges.law_callers_tensors_untouched,
+    exchanges.law_repeatable_under_any_interleaving,
+    exchanges.law_non_finite_reaches_all_and_does_not_stay,
+    exchanges.law_residual_finite_for_huge_gradients,
 )

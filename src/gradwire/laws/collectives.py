@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.collective._local import Outcome, drive
-from gradwire.collective._verbs import AllToAll, Compute, Steps, Verb
-from gradwire.contract import Exchange, Member, State
-from gradwire.error_feedback import synchronise
-from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.exchange import texts
-from gradwire.pairing import Pair
-from gradwire.tensorwise import tensor_sizes
-
+from ..collective._local import Outcome, drive
+from ..collective._verbs import AllToAll, Compute, Steps, Verb
+from ..contract import Exchange, Member, State
+from ..error_feedback import synchronise
+from ..errors import Deadlock, InvalidSetting, LawBroken
+from ..exchange import texts
+from ..pairing import Pair
+from ..tensorwise import tensor_sizes
 from .cases import Case
-from .tolerance import assert_near, largest, same_bits
+from .tolerance import assert_near, largest, must, same_bits
 
 
 def _driven(
@@ -45,62 +44,91 @@ def _is_exact(exchange: Exchange, case: Case) -> bool:
 
 
 def law_never_deadlocks(exchange: Exchange, case: Case) -> None:
-    """Not even where a send waits for its receiver, as in the local driver."""
+    """No interleaving of ranks deadlocks, not even where a send waits for its receiver.
+
+    To do: yield a send and its receive together, as the tuple (Send(...), Recv(...)), or order
+    them by rank.
+    """
     for seed in range(3):
         try:
             _driven(exchange, case.grads(), seed, case.states(exchange))
         except Deadlock as error:
-            raise AssertionError(str(error)) from error
+            raise LawBroken(str(error)) from error
 
 
-def law_equals_the_dense_mean(exchange: Pair, case: Case) -> None:
-    """For lossless codecs: what DDP computes, to one rounding a rank."""
+def law_equals_the_dense_mean(exchange: Pair, case: Case) -> bool:
+    """With a lossless codec the mean is that of DDP, to one rounding a rank.
+
+    To do: merge every rank's payload once, and divide by the number of ranks once.
+    """
     if not exchange.codec.traits.lossless:
-        return
+        return False
     grads = case.grads()
     want_N = torch.stack([g.double() for g in grads]).mean(0)
     for mean_N in _means(exchange, grads, case.seed):
-        assert mean_N.dtype == case.dtype, f"the mean is {mean_N.dtype}"
+        must(mean_N.dtype == case.dtype, f"the mean is {mean_N.dtype}")
         assert_near(
             mean_N, want_N, case.dtype, magnitude=largest(*grads), terms=case.world, what="the mean"
         )
+    return True
 
 
 def law_same_bits_on_every_rank(exchange: Exchange, case: Case) -> None:
+    """The mean has the same bits on every rank.
+
+    To do: merge in one order everywhere (ranks ascending), or merge in one place and send the
+    result on unchanged; decode also what this rank encoded itself.
+    """
     means = _means_of(exchange, case, case.seed)
     for rank, mean_N in enumerate(means):
-        assert same_bits(mean_N, means[0]), f"rank {rank} has other bits than rank 0"
+        must(same_bits(mean_N, means[0]), f"rank {rank} has other bits than rank 0")
 
 
 def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
-    """Exactly; where sizes vary none are stated, and the collective's formula is a bound."""
+    """Each rank sends the bytes that are stated.
+
+    Exactly; where sizes vary none are stated, and the collective's formula is a bound.
+
+    To do: count in wire_bytes what the verbs carry: whole slots (slot_bytes), announcements of
+    sizes, every round.
+    """
     sent = _driven(exchange, case.grads(), case.seed, case.states(exchange)).sent_bytes
     stated = exchange.wire_bytes(case.spec, case.world)
     if stated is not None:
-        assert sent == stated, f"states {stated} bytes a rank, sends {sent}"
+        must(sent == stated, f"states {stated} bytes a rank, sends {sent}")
     if not isinstance(exchange, Pair):
         return
-    assert (stated is not None) == exchange.exact_size, f"states {stated} bytes a rank"
+    must((stated is not None) == exchange.exact_size, f"states {stated} bytes a rank")
     if stated is None and case.world > 1:
         codec = exchange.codec_of(tensor_sizes(case.spec))
         most = exchange.collective.wire_bytes(codec, case.spec, case.world)
-        assert all(a <= b for a, b in zip(sent, most, strict=True)), (
-            f"at most {most} bytes a rank, sends {sent}"
+        must(
+            all(a <= b for a, b in zip(sent, most, strict=True)),
+            f"at most {most} bytes a rank, sends {sent}",
         )
 
 
 def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
+    """The result does not depend on which rank runs first.
+
+    To do: merge by rank and never by arrival, and keep nothing that ranks share outside of the
+    verbs.
+    """
     first, *others = (_means_of(exchange, case, seed) for seed in range(4))
     for means in others:
-        assert all(same_bits(a, b) for a, b in zip(first, means, strict=True)), (
-            "the result depends on which rank runs first"
+        must(
+            all(same_bits(a, b) for a, b in zip(first, means, strict=True)),
+            "the result depends on which rank runs first",
         )
 
 
 def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
-    """The same verbs in the same order for ordinary gradients, zeros, NaN, zeros on one rank.
+    """Ordinary gradients, zeros, NaN and zeros on one rank take the same verbs in the same order.
 
     And whatever sizes depend on, all ranks know.
+
+    To do: yield the same verbs whatever the gradient holds; if a size follows from values, tell
+    it to all ranks first by a verb of a fixed size.
     """
     ordinary = case.grads()
     zeros = [torch.zeros_like(g) for g in ordinary]
@@ -108,11 +136,14 @@ def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
     want = _verbs(exchange, case, ordinary)
     for other in (zeros, nans, [*zeros[:1], *ordinary[1:]]):
         got = _verbs(exchange, case, other)
-        assert got == want, f"with other values other verbs: {got} is not {want}"
+        must(got == want, f"with other values other verbs: {got} is not {want}")
 
 
 def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
-    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that ``run`` returns."""
+    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that ``run`` returns.
+
+    To do: read all of grad_N before out_N is written.
+    """
     want = _means_of(exchange, case, case.seed)
     grads = case.grads()
     steps = [
@@ -121,11 +152,15 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     ]
     drive(steps, seed=case.seed)
     for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):
-        assert same_bits(grad_N, want_N), f"in place rank {rank} gets another mean"
+        must(same_bits(grad_N, want_N), f"in place rank {rank} gets another mean")
 
 
 def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
-    """A second step through the same members has the bits of a first one through new ones."""
+    """A second step through the same members has the bits of a first one through new ones.
+
+    To do: write every element of what me.scratch(...) gives before it is read: it holds the
+    step before.
+    """
     second = case.grads(step=1)
     want = _means_of(exchange, case, case.seed, step=1)
     members = [Member(rank, case.world) for rank in range(case.world)]
@@ -135,33 +170,41 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
             for me, g in zip(members, grads, strict=True)
         ]
         drive(steps, seed=case.seed)
-    assert all(same_bits(a, b) for a, b in zip(second, want, strict=True)), (
-        "what the buffers held from the step before shows in the mean"
+    must(
+        all(same_bits(a, b) for a, b in zip(second, want, strict=True)),
+        "what the buffers held from the step before shows in the mean",
     )
 
 
 def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
+    """``run`` never writes the gradient.
+
+    To do: work on a copy or in a buffer of me.scratch(...).
+    """
     grads = case.grads()
     _means(exchange, grads, case.seed, case.states(exchange))
     for rank, (now_N, before_N) in enumerate(zip(grads, case.grads(), strict=True)):
-        assert same_bits(now_N, before_N), f"run wrote the gradient of rank {rank}"
+        must(same_bits(now_N, before_N), f"run wrote the gradient of rank {rank}")
 
 
-def law_sums_do_not_overflow(exchange: Pair, case: Case) -> None:
+def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
     """16-bit gradients near the end of their range have a finite mean, as under DDP.
 
     Not said of codecs that round one gradient alone beyond that range, or may, at random.
+
+    To do: sum in working_dtype(grad_N.dtype), or divide by the number of ranks before the sum.
     """
     codec = exchange.codec
     if codec.traits.unbiased and not codec.traits.lossless:
-        return
+        return False
     for dtype in (torch.float16, torch.bfloat16):
         grads = [torch.full((case.numel,), 6e4, dtype=dtype) for _ in range(case.world)]
         alone, _ = codec.encode(codec.init(case.spec), grads[0])
         if not bool(codec.decode(alone, torch.empty_like(grads[0])).isfinite().all()):
             continue
         for rank, mean_N in enumerate(_means(exchange, grads, case.seed)):
-            assert bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed"
+            must(bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed")
+    return True
 
 
 def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any]]:
@@ -172,8 +215,8 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     steps = [_recorded(text, log, exact) for text, log in zip(own, logs, strict=True)]
     try:
         drive(steps, seed=case.seed)
-    except (Deadlock, InvalidSetting) as error:
-        raise AssertionError(f"ranks with other values called other verbs: {error}") from error
+    except (Deadlock, InvalidSetting, LawBroken) as error:
+        raise LawBroken(f"ranks with other values called other verbs: {error}") from error
     return logs
 
 

@@ -1,58 +1,17 @@
-"""The laws of planners, which take any planner, and of simulated traces, which take any plan."""
+"""The laws of simulated traces, which take any plan."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 from gradwire.cost.cluster import Cluster
 from gradwire.cost.profile import Profile
-from gradwire.planner._check import check
 from gradwire.planner._price import iteration_s
 from gradwire.planner._types import Plan
 from gradwire.trace.span import Span, Trace
 
-Planner = Callable[[Profile, Cluster], Plan]
-
 SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""
-
-
-def law_every_element_is_sent_once(planner: Planner, profile: Profile, cluster: Cluster) -> None:
-    plan = planner(profile, cluster)
-    check(plan, profile)
-    sent = {t.name: [0] * t.numel for layer in profile.layers for t in layer.tensors}
-    for message in plan.messages:
-        assert message.chunks, "a message is empty"
-        for chunk in message.chunks:
-            for element in range(chunk.start, chunk.stop):
-                sent[chunk.tensor][element] += 1
-    for name, counts in sent.items():
-        assert set(counts) <= {1}, f"{name}: elements sent {sorted(set(counts))} times"
-
-
-def law_same_facts_same_plan(planner: Planner, profile: Profile, cluster: Cluster) -> None:
-    copy = Profile.parse(profile.model_dump_json())
-    assert planner(profile, cluster) == planner(copy, cluster)
-
-
-def law_json_keeps_everything(planner: Planner, profile: Profile, cluster: Cluster) -> None:
-    plan = planner(profile, cluster)
-    back = Plan.parse(plan.to_json())
-    assert back == plan
-    assert back.to_json() == plan.to_json()
-
-
-def law_plans_for_the_model(planner: Planner, profile: Profile, cluster: Cluster) -> None:
-    assert planner(profile, cluster).model == profile.model
-
-
-PLANNER_LAWS = (
-    law_every_element_is_sent_once,
-    law_same_facts_same_plan,
-    law_json_keeps_everything,
-    law_plans_for_the_model,
-)
 
 
 def _messages(plan: Plan, trace: Trace) -> list[Span]:
@@ -181,7 +140,7 @@ def law_price_is_the_traces(plan: Plan, profile: Profile, cluster: Cluster, trac
     assert abs(price_s - trace.iteration_s) <= SLACK * price_s
 
 
-TRACE_LAWS = (
+LAWS = (
     law_messages_wait_for_gradients,
     law_messages_start_in_issue_order,
     law_lanes_carry_one_message_at_a_time,

@@ -1,11 +1,22 @@
-"""How near two results have to be, and what makes them the same bits."""
+"""How a law speaks: what must hold, how near results have to be, what makes them the same bits."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..errors import LawBroken
+
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def must(holds: bool, otherwise: str) -> None:
+    """Raises ``LawBroken`` with what was found, unless it holds.
+
+    Laws are for algorithms of the user's, so they hold under ``python -O`` too.
+    """
+    if not holds:
+        raise LawBroken(otherwise)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -25,13 +36,13 @@ def assert_near(
     got: Tensor, want: Tensor, dtype: torch.dtype, *, magnitude: float, terms: float, what: str
 ) -> None:
     """Fails unless both agree to ``terms`` roundings of numbers of this magnitude in ``dtype``."""
-    assert got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}"
+    must(got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}")
     info = torch.finfo(dtype)
     # Below the smallest normal number a rounding is of that number's last place.
     allowed = terms * info.eps * max(magnitude, info.tiny)
     off_N = (got.double() - want.double()).abs()
     worst = float(off_N.nan_to_num(nan=float("inf")).max()) if off_N.numel() else 0.0
-    assert worst <= allowed, f"{what}: off by {worst:.3g}, allowed {allowed:.3g}"
+    must(worst <= allowed, f"{what}: off by {worst:.3g}, allowed {allowed:.3g}")
 
 
 def tame(grad_N: Tensor) -> bool:
