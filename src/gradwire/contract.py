@@ -30,7 +30,7 @@ MOST_COUNTED = 2**32 - 1
 
 
 class Layout(Enum):
-    """What a payload holds."""
+    """The kind of content that a payload holds."""
 
     DENSE = "dense"
     PACKED = "packed"
@@ -40,7 +40,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a compressor promises; ``pair`` decides by these and never by a name."""
+    """The promises of a compressor; ``pair`` decides by these and never by a name."""
 
     layout: Layout
     lossless: bool = False
@@ -48,7 +48,7 @@ class Traits:
     additive: bool = False
     """Payloads may be summed element by element by a library all-reduce."""
     exact_sum: bool = True
-    """Such a sum is as accurate as one in the gradient's working dtype."""
+    """A sum of payloads is as accurate as one in the gradient's working dtype."""
     exact_size: bool = True
     """The payload's size follows from the spec alone; else ``format`` is the largest there is."""
     unbiased: bool = False
@@ -58,7 +58,7 @@ class Traits:
     error_feedback: bool = False
     """Trains well only if what was not sent is kept for the next step."""
     reads_latest: bool = False
-    """What is sent depends on the gradient and the residual apart, and not on their sum alone."""
+    """The payload depends on the gradient and the residual apart, and not on their sum alone."""
     shared_scale: bool = False
     """Elements share numbers that they are decoded with, as a scale or a mean.
 
@@ -87,7 +87,7 @@ class Compressor(ABC):
     """
 
     traits: ClassVar[Traits]
-    """Those of the default settings; an instance has its own where a setting changes them."""
+    """The traits of the default settings; an instance has its own where a setting changes them."""
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         """The variant that ``rank`` uses among ``world`` ranks; most depend on neither.
@@ -127,7 +127,7 @@ class Compressor(ABC):
         return form
 
     def no_such_size(self, spec: TensorSpec, size_bytes: int) -> InvalidSetting:
-        """What ``received`` raises."""
+        """The error that ``received`` raises for a size that no payload has."""
         most = self.format(spec).size_bytes
         return invalid(
             f"size of a payload of {spec.numel} elements of {spec.dtype} by {self!r}",
@@ -174,7 +174,7 @@ class Compressor(ABC):
         return 1
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        """What a sparse payload holds: (indices_K int32, ascending, without duplicates; values_K).
+        """A sparse payload's entries: (indices_K int32, ascending, without duplicates; values_K).
 
         Values are decoded, in the working dtype. Default: the fields ``indices`` and ``values``.
         Where ``width`` is not 1, indices count units of so many elements, and there are as many
@@ -234,7 +234,7 @@ class Exchange(ABC):
     """
 
     traits: ClassVar[Traits | None] = None
-    """What an algorithm that is an exchange of its own declares: a file of ``compress/``."""
+    """The traits of an algorithm in ``compress/`` that is an exchange of its own; else None."""
 
     @property
     def keeps_whole(self) -> bool:
@@ -287,7 +287,7 @@ class Exchange(ABC):
         return None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """As ``wire_bytes``, of payloads of typical size where sizes vary: for predictions."""
+        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
         return self.wire_bytes(spec, world)
 
 

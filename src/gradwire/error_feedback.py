@@ -51,7 +51,8 @@ class Wrapper(Exchange):
 
     @abstractmethod
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """As ``synchronise``; what a wrapper changes is no loss, so the default does not serve."""
+        """One step: returns (mean_N, contributed_N, state). The default, which takes the residual
+        away from the gradient, would count what the wrapper changes as a loss."""
 
     @abstractmethod
     def synchronise(
@@ -82,7 +83,7 @@ class Wrapper(Exchange):
 
 
 class FeedbackState(NamedTuple):
-    """What was not sent yet (working dtype), and the inner exchange's state."""
+    """The residual, which was not sent yet (working dtype), and the inner exchange's state."""
 
     residual_N: Tensor
     inner: State

@@ -37,7 +37,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def load(kind: str, name: str) -> Any:
-    """What the file ``name`` of folder ``kind`` defines under its own name."""
+    """The object that the file ``name`` of folder ``kind`` defines under its own name."""
     if name not in names(kind):
         raise UnknownName(KINDS[kind], name, names(kind))
     module = importlib.import_module(f"gradwire.{kind}.{name}")

@@ -1,4 +1,4 @@
-"""What a rank brings to a message: its place among ranks, its buffers, and what a step was like."""
+"""A rank's part in a message: its place among ranks, its buffers, and what a step was like."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Selection(NamedTuple):
-    """Of one message in one step: how many elements were asked for, taken and averaged."""
+    """How many elements of one message were asked for, taken and averaged in one step."""
 
     asked: float
     """The density asked for, times the number of elements; NaN where a codec has no density."""
     selected: int
-    """What this rank took."""
+    """The number of elements that this rank took."""
     arrived: int
-    """What the mean has of all ranks: the union of what they took."""
+    """The number of elements in the mean: in the union of what all ranks took."""
 
 
 class Imbalance(NamedTuple):
@@ -44,7 +44,7 @@ class Shards(NamedTuple):
     """How a message's layers are cut among a tensor-parallel group: this rank holds one part."""
 
     place: int
-    """Which part, counted in the group's order."""
+    """This rank's part, counted in the group's order."""
     numels: tuple[int, ...]
     """How many elements of the message each part has."""
 
@@ -61,13 +61,13 @@ class Member:
         self.rank = rank
         self.world = world
         self.selection: Selection | None = None
-        """Of the last step; None where nothing was selected, as of dense gradients."""
+        """The last step's selection; None where nothing was selected, as for dense gradients."""
         self.imbalance: Imbalance | None = None
-        """Of the last step; None where gradients are not cut into parts."""
+        """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
-        """Of the last step, where ranks chose one in it; see ``wrap.natural``."""
+        """The last step's way (see ``wrap.natural``); None where ranks choose none."""
         self.shards: Shards | None = None
-        """Where other ranks hold other parts of the same layers, and an exchange may ask them."""
+        """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self._buffers: dict[str, Tensor] = {}
 
     def variant_of(self, codec: Compressor) -> Compressor:

@@ -108,7 +108,7 @@ _ONLY_FOR_EXCHANGES = {
 
 
 def _no_compressor(given: object) -> InvalidSetting:
-    """What ``pair`` says of something else; of an algorithm that needs no collective, why not."""
+    """The error of ``pair`` for what is no compressor; for an exchange, why it needs none."""
     traits = given.traits if isinstance(given, Exchange) else None
     if traits is None:
         return invalid("codec", given, "a compressor", "write gw.compress.topk(density=0.01)")

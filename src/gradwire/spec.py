@@ -1,4 +1,4 @@
-"""What is communicated, before any value exists: tensor specs and their chunks."""
+"""Descriptions of what is communicated, before any value exists: tensor specs and chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_ALIGNMENT = 8
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""Those that gradients may have."""
+"""The dtypes that gradients may have."""
 
 DTYPE_NAMES = "float32, bfloat16, float16 or float64"
 

@@ -140,7 +140,7 @@ class Tensorwise(Compressor):
         return list(map(Payload, forms, self._rooms(forms, buffer)))
 
     def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
-        """Where each tensor's payload is to lie in that of all; bytes between them become zeros."""
+        """The room of each tensor's payload in the one of all; bytes between them become zeros."""
         forms = self.largest(dtype)
         ends = accumulate(form.slot_bytes for form in forms)
         for end, form in zip(ends, forms, strict=True):
@@ -258,7 +258,7 @@ def decode_each(
 
 
 def _plain(codec: Compressor) -> Compressor:
-    """What encodes each tensor."""
+    """The codec of each tensor: the inner one of a ``Tensorwise``, else ``codec`` itself."""
     return codec.codec if isinstance(codec, Tensorwise) else codec
 
 

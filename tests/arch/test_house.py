@@ -22,6 +22,7 @@ MAX_LINES = 41_250
 """Lines of Python and C++ below ``src/``. Weight is a cost: to go beyond, take away or argue."""
 WRITTEN = (".py", ".cpp", ".h")
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
+DANGLING = re.compile(r"\s*(Of|Those|As|With|What|Which)\b")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,6 +60,18 @@ def undocumented(source: Source) -> list[str]:
     ]
 
 
+def dangling(source: Source) -> list[str]:
+    """Docstrings, those of fields and constants too, that only the line above would explain."""
+    return [
+        f"{source.path}:{node.lineno} {node.value.value.strip().splitlines()[0]}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and DANGLING.match(node.value.value)
+    ]
+
+
 def test_files_and_functions_are_short() -> None:
     long = [s.path for s in sources() if s.text.count("\n") > MAX_FILE_LINES]
     assert long == [], "split them"
@@ -67,6 +80,10 @@ def test_files_and_functions_are_short() -> None:
 
 def test_all_that_is_public_is_documented() -> None:
     assert [name for source in sources() for name in undocumented(source)] == []
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    assert [opening for source in sources() for opening in dangling(source)] == []
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", *BESIDE, "examples", "scripts"])
@@ -134,5 +151,9 @@ def test_the_rules_bite(tmp_path: Path) -> None:
     bare = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
     assert len(undocumented(read("spec.py", bare))) == 3
     assert len(undocumented(read("sim/_queue.py", bare))) == 1
+    opening = (
+        '"""Of a step."""\nX = 1\n"""\nWhat was sent."""\ndef f():\n    "Whatever was sent."\n'
+    )
+    assert len(dangling(read("spec.py", opening))) == 2
     assert VAGUE.search("string_utils")
     assert FROM_ANYWHERE.search('[sys.executable, "-m", program]')

@@ -79,16 +79,16 @@ class Draws:
 
 @dataclass(frozen=True)
 class Found:
-    """What sets turned out to be: definitions 3, 4 and 5 of ZEN."""
+    """Measures of sets that were drawn: definitions 3, 4 and 5 of ZEN."""
 
     overlap: float
-    """Mean over pairs of neighbours."""
+    """The overlap ratio's mean over pairs of neighbours."""
     densification: float
     skewness: float
 
     @classmethod
     def of(cls, sets: list[Tensor], numel: int) -> Found:
-        """Of the index sets of W ranks; skewness for W parts."""
+        """The measures of the index sets of W ranks; skewness is for W parts."""
         world, size = len(sets), min(map(len, sets))
         pairs = [(sets[i], sets[(i + 1) % world]) for i in range(world)]
         shared = [len(a) + len(b) - count_distinct((a, b), numel) for a, b in pairs]

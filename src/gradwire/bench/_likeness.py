@@ -31,8 +31,8 @@ LIKENESSES = {
     "deepfm": _sparsity(32, 55_934, 0.0307, 0.299, 1.73, 2.49, 4.04, 7.32, 11.81, 12.07, 14.8),
     "transformer": _sparsity(1, 2_538_280, 0.049, 0.394, 1.3, 2.35, 2.49, 3.6, 4.97, 6.43, 9.45),
 }
-"""By model: the embedding's gradient of an LSTM language model and of a DeepFM, in rows, and what
-DGC selects at 5 % of a transformer's."""
+"""Sparsity by model: the embedding's gradient of an LSTM language model and of a DeepFM, in rows,
+and the elements that DGC selects at 5 % of a transformer's."""
 
 
 def draws_like(model: str, numel: int, world: int, *, density: float | None = None) -> Draws:

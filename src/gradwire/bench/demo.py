@@ -23,7 +23,7 @@ CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What to run. ``steps`` is for each method, taken in ``rounds`` turns."""
+    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns."""
 
     hosts: int = 4
     rate_bytes_per_s: float = 25_000_000.0
@@ -44,7 +44,7 @@ class Demo:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What is compared, by the names of the table's rows."""
+        """The methods that are compared, as the table's rows name them."""
         return ("ddp", "ddp-fp16", *methods(self.compressors))
 
 

@@ -1,4 +1,4 @@
-"""What every rank of the demo does: trains one model by each method, in turn, and measures.
+"""One rank of the demo: trains one model by each method, in turn, and measures.
 
 Methods take turns of a few steps each, so that all of them see the same moods of the machine.
 """
@@ -30,7 +30,7 @@ from .ranks import Report
 from .tasks import make_task
 
 COMPRESSORS = ("none", "cast16", "onebit", "topk")
-"""What the demo compares with DDP unless it is told."""
+"""The compressors that the demo compares with DDP unless it is told others."""
 _WARM_UP_STEPS = 3
 
 

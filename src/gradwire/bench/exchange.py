@@ -21,7 +21,7 @@ CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "numel"})
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBench:
-    """What to measure: one float32 gradient of ``numel`` elements, cut into ``pieces`` messages."""
+    """Settings of ``bench exchange``: ``numel`` float32 elements, cut into ``pieces`` messages."""
 
     hosts: int = 4
     rate_bytes_per_s: float = 62_500_000.0
@@ -29,7 +29,7 @@ class ExchangeBench:
     repeats: int = 7
     pieces: int = 1
     only: tuple[str, ...] = ()
-    """Exchanges to measure beside the dense one; none: all there are."""
+    """Exchanges to measure beside the dense one; all there are if it is empty."""
 
     def __post_init__(self) -> None:
         if self.hosts < 2:

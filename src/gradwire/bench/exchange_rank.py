@@ -1,4 +1,4 @@
-"""What every rank of ``bench exchange`` does: the same gradient through each exchange, in turn.
+"""One rank of ``bench exchange``: takes the same gradient through each exchange, in turn.
 
 The runtime's own engine carries the exchanges; encode and decode are inside the measured time, and
 torch's all_reduce of the same buffer is measured in the same turns.
@@ -43,7 +43,7 @@ EXCHANGES: dict[str, Exchange] = {
 
 
 def spec_of(numel: int) -> TensorSpec:
-    """What one message carries: a square matrix, for those that act on matrices, and the rest."""
+    """One message's spec: a square matrix, for exchanges that act on matrices, and the rest."""
     return TensorSpec("grad", numel, shapes=squarest(numel))
 
 

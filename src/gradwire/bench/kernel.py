@@ -52,9 +52,9 @@ class Case:
 def codec_cases(
     codec: Compressor, grad_N: Tensor, out_N: Tensor, *, peers: Peers | None = None
 ) -> list[Case]:
-    """What any compressor does, under its class's name; ``out_N`` is written.
+    """The cases of any compressor, under its class's name; ``out_N`` is written.
 
-    Of kept elements decoding also writes where they go: twice the payload's bytes.
+    A sparse payload's bytes count twice in decoding: entries are read, and written to their places.
     """
     spec, name = TensorSpec("gradient", grad_N.numel()), type(codec).__name__
     state, residual_N = codec.init(spec), torch.zeros_like(grad_N)

@@ -1,4 +1,4 @@
-"""What every rank of ``gradwire profile`` does to measure a cluster: verbs, then codecs."""
+"""One rank of ``gradwire profile``: measures a cluster by verbs, then codecs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .ranks import Report
 
 @dataclass(frozen=True, kw_only=True)
 class LinksBench:
-    """What to measure on every rank; plain values, so that it can be sent as JSON."""
+    """Settings of a measurement on every rank; plain values, so that they can be sent as JSON."""
 
     compressors: tuple[str, ...] = ()
     rate_bytes_per_s: float | None = None

@@ -77,7 +77,7 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
 
 
 def main() -> None:
-    """What each rank executes: joins the group, measures, writes its result."""
+    """One rank's program: joins the group, measures, writes the result."""
     program, folder, home = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if home not in sys.path:
         sys.path.insert(0, home)  # what lies beside src/ is not installed

@@ -108,8 +108,8 @@ class Device:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a block does: the work of a layer (of no seconds, if another block of the layer does
-    it) and the gradients it hands out for its parameters."""
+    """A block's job: the work of a layer (of no seconds, if another block of the layer does it) and
+    the gradients that the block hands out for its parameters."""
 
     device: Device
     work: Layer
@@ -211,7 +211,7 @@ class Replay(nn.Module):
         return block
 
     def _place(self, tensor: ProfiledTensor) -> tuple[Tensor, Tensor]:
-        """Where a parameter and its gradient lie."""
+        """The memory of a parameter and of its gradient; tensors of one name share it."""
         if tensor.name not in self._memory:
             value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
             self._memory[tensor.name] = value, torch.full_like(value, self._gradient)

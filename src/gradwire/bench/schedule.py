@@ -60,12 +60,12 @@ dropped; with BBR 1.13 and 1.13, and 466; with BBR and a queue of 0.15 s 1.07 an
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleBench:
-    """What to replay, and how far from the setting it stands for.
+    """Settings of ``bench schedule``: what is replayed, and on how much slower links.
 
-    ``profiles`` are names of the catalogue or files; ``rate_bytes_per_s`` is the rate that is stood
-    for, and the links get 1/(``scale`` * ``slowdown``) of it. Each of ``turns`` measures
-    ``iterations`` iterations of each planner. ``fixed`` adds rows with the paper's fixed settings,
-    ``trials`` is how many settings are tried where they are tuned.
+    ``profiles`` are names of the catalogue or files. ``rate_bytes_per_s`` is the rate of the links
+    that are stood for, and the links here get 1/(``scale`` * ``slowdown``) of it. Each of ``turns``
+    measures ``iterations`` iterations of each planner. ``fixed`` adds rows with the paper's fixed
+    settings, ``trials`` is how many settings are tried where they are tuned.
     """
 
     profiles: tuple[str, ...] = ("vgg16",)
@@ -109,7 +109,7 @@ class ScheduleBench:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """What each row of the table is: a name, a planner, its settings, and whether to tune."""
+        """The rows of the table: each is a name, a planner, its settings, and whether to tune."""
         rows = []
         for planner in self.planners:
             tune = planner in TUNED

@@ -1,4 +1,4 @@
-"""What every rank of ``bench schedule`` does: one profile replayed under each planner, in turn.
+"""One rank of ``bench schedule``: replays one profile under each planner, in turn.
 
 The cluster is measured first, through the runtime's own engine. Rank 0 plans on its figures and
 hands the plans out. Planners then take turns of a few iterations each, so that all of them see the
@@ -40,8 +40,8 @@ from .sharing import keep_queues_short, share_cores
 WARM_UP = 1
 """Iterations of each turn that are not measured."""
 SIZES_BYTES = tuple(2**power for power in (11, 13, 15, 16, 17, 18, 19, 20, 21))
-"""Where latencies decide, where bytes do, and the bend between: the bytes of a message of 32 KiB
-hide behind the latencies of its hops."""
+"""Sizes at which latencies decide, sizes at which bytes do, and the bend between: the bytes of a
+message of 32 KiB hide behind the latencies of its hops."""
 _TIMEOUT = timedelta(minutes=5)
 
 
@@ -103,7 +103,7 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
 
 
 def _measured_cluster(rate_bytes_per_s: float) -> Cluster:
-    """What messages cost here."""
+    """The cluster that the runtime's own engine measures here."""
     engine = Engine(join(None), num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None)
     try:
         return measure_cluster(

@@ -63,7 +63,7 @@ def _peer(grad_N: Tensor, k: int) -> Tensor:
 
 
 def _codecs(density: float, loudness: float) -> list[Compressor]:
-    """What is timed, for normal gradients of this deviation."""
+    """The codecs that are timed, for normal gradients of this deviation."""
     estimating = [kind(density=density) for kind in (topk, dgc, graddrop, gaussiank, redsync)]
     threshold = loudness * NormalDist().inv_cdf(1 - density / 2)
     fits = [
@@ -94,7 +94,7 @@ def _name(codec: Compressor) -> str:
 
 
 def layer_sizes(numel: int) -> tuple[int, ...]:
-    """Those of ResNet-50's tensors as far as they go; what is left over is one more.
+    """The sizes of ResNet-50's tensors, as far as they go; what is left over is one more layer.
 
     >>> layer_sizes(10_000)
     (9408, 64, 64, 464)

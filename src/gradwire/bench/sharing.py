@@ -1,4 +1,4 @@
-"""What keeps hosts that share one machine apart: cores and queues.
+"""Isolation of hosts that share one machine: their cores and their queues.
 
 Eight ranks hand messages around a ring on two cores. Left alone, a thread that is woken interrupts
 the one that runs, often on the other core, and most of the time goes into switching. And a long

@@ -31,7 +31,7 @@ CONSTANT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class SparseBench:
-    """What to measure: one float32 gradient on ``draws.world`` hosts."""
+    """Settings of ``bench sparse``: one float32 gradient on ``draws.world`` hosts."""
 
     draws: Draws
     rate_bytes_per_s: float = 25_000_000.0
@@ -39,7 +39,7 @@ class SparseBench:
     pieces: int = 1
     """Messages that the gradient is cut into; the engine has several under way."""
     schemes: tuple[str, ...] = field(default=tuple(SCHEMES))
-    """Measured beside the dense all-reduce."""
+    """Schemes that are measured beside the dense all-reduce."""
 
     def __post_init__(self) -> None:
         if self.draws.world < 2:
@@ -119,7 +119,7 @@ def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
 
 
 def _pieces(bench: SparseBench, sets: list[Tensor]) -> list[tuple[TensorSpec, list[Tensor]]]:
-    """Of each message: what it carries, and the sets of all ranks in it."""
+    """Each message's spec, and the index sets of all ranks inside it."""
     found = []
     for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):
         inside = [s[(s >= start) & (s < stop)] - start for s in sets]

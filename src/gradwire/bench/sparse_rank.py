@@ -1,4 +1,4 @@
-"""What every rank of ``bench sparse`` does: one sparse gradient through every scheme, in turn."""
+"""One rank of ``bench sparse``: takes one sparse gradient through every scheme, in turn."""
 
 from __future__ import annotations
 

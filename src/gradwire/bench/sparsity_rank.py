@@ -1,4 +1,4 @@
-"""What every rank of ``gradwire profile --sparsity`` does under torchrun."""
+"""One rank of ``gradwire profile --sparsity`` under torchrun."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure_launched(
 
 
 def measure_group(model: nn.Module, step: Step, **asked: Any) -> SparsityProfile:
-    """Among the ranks of torch's default group, which all call this alike."""
+    """Measures sparsity among the ranks of torch's default group, which all call this alike."""
     engine = Engine(
         join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
     )

@@ -1,4 +1,4 @@
-"""What the demo trains: a real model on real data that this machine has, the same on every rank."""
+"""Tasks of the demo: a real model on real data that this machine has, the same on every rank."""
 
 from __future__ import annotations
 

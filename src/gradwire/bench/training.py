@@ -1,4 +1,4 @@
-"""What a compressor's errors cost in training: one small GPT, by each compressor, the same steps.
+"""Training costs of compressors' errors: one small GPT, by each compressor, for the same steps.
 
 All replicas train in one process, so losses and bytes are real and seconds are not measured. The
 recipe is nanoGPT's: AdamW with weight decay on matrices, a warm-up, half a cosine, clipped norms;
@@ -32,7 +32,7 @@ CONTEXT, BATCH = 64, 4
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """What to train: ``only`` are names of compressors, all if it is empty."""
+    """Settings of ``bench train``: ``only`` are names of compressors, all if it is empty."""
 
     ranks: int = 4
     steps: int = 400

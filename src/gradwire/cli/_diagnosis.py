@@ -151,7 +151,7 @@ def host_address() -> str | None:
 def network_warnings(
     found: Sequence[Mapping[str, object]], variables: Mapping[str, str], address: str | None
 ) -> Rows:
-    """What in interfaces, variables and the host name's address keeps ranks from meeting."""
+    """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's address."""
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
     rows: Rows = []

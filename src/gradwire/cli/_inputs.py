@@ -1,4 +1,4 @@
-"""What several verbs are given: a model, a cluster, lists of figures, settings of a planner."""
+"""Inputs of several verbs: a model, a cluster, lists of figures, settings of a planner."""
 
 from __future__ import annotations
 

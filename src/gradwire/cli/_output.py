@@ -1,4 +1,4 @@
-"""What a verb prints: one JSON object, a table on a terminal, plain columns anywhere else."""
+"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere else."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _plain_value(value: object) -> object:
 
 
 def machine() -> dict[str, object]:
-    """What a figure depends on: processor, memory, system and the versions in use."""
+    """The things that figures depend on: processor, memory, system and the versions in use."""
     return {
         "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),

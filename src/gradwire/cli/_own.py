@@ -1,4 +1,4 @@
-"""What users write in files of their own, or name: read, found in the file, given its settings."""
+"""Algorithms that users write in files of their own, or name: read, found, given their settings."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _instances(
 
 
 def _shipped(name: str) -> Any:
-    """What is shipped under a name: a compressor, a collective or a planner."""
+    """The compressor, collective or planner that is shipped under a name."""
     from ..load import load, names
 
     kinds = ("compress", "collective", "planner")

@@ -52,13 +52,13 @@ class SparsityAsked:
         return cls(wanted, batches, sparsifier, read_settings(given or ()))
 
     def refuse(self, name: str) -> None:
-        """For a model of the catalogue, which nobody can run."""
+        """Refuses --sparsity for a model of the catalogue, which nobody can run."""
         if self.wanted:
             accepted = "given with FILE.py:function"
             raise invalid("--sparsity", name, accepted, "write your model's file")
 
     def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
-        """Among the ranks that torchrun started, or in this process with batches as ranks."""
+        """Measures among torchrun's ranks or in this process with batches as ranks."""
         from ..measure.sparsity import NUM_GRADIENTS, measure_sparsity
 
         total = NUM_GRADIENTS if self.batches is None else self.batches

@@ -170,7 +170,7 @@ def kernel(
 
 
 def _peers(compiled: bool, device: str) -> kernel_bench.Peers | None:
-    """What torch does, which is beside src/; without it the rows have no columns of torch."""
+    """Torch's cases, which lie beside src/; None, and no columns of torch, without them."""
     if not compiled and not is_checkout("benchmarks"):
         _log.warning("without torch's columns: benchmarks/ is in gradwire's source repository only")
         return None

@@ -124,7 +124,7 @@ def _each_law_once(held: Iterable[Held]) -> Iterator[Verdict]:
 
 
 def _findings(rows: list[dict[str, object]]) -> Iterator[str]:
-    """What broke, on what, and what to do; laws that found the very same are named together."""
+    """A text for each finding: the law, the input, what to do; laws with one finding share it."""
     broken = [row for row in rows if row["verdict"] == "broken"]
     for found in dict.fromkeys(row["found"] for row in broken):
         first, *others = [row for row in broken if row["found"] == found]
@@ -146,7 +146,7 @@ def _name(algorithm: Any) -> str:
 
 
 def _wire(algorithm: Any) -> list[str]:
-    """What a compressor sends of an element."""
+    """A line on the bits that a compressor sends for an element; none for other algorithms."""
     from ..contract import Compressor
     from ..spec import TensorSpec
 

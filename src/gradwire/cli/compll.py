@@ -32,7 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 class Target(StrEnum):
-    """What a program is shown as."""
+    """The form in which a program is shown."""
 
     ir = "ir"
     cpp = "cpp"

@@ -74,7 +74,7 @@ def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
 
 
 def fit_rows(report: LinkReport) -> diagnosis.Rows:
-    """What the measurement says of the link: seconds = alpha + beta * bytes of an all-reduce."""
+    """The measured link as a row: seconds = alpha + beta * bytes of an all-reduce."""
     where = "loopback" if "RANK" not in os.environ else "group"
     return [
         {

@@ -70,7 +70,7 @@ def _first_line(docstring: str, name: str) -> str:
 
 
 def _settings(algorithm: Any) -> list[str]:
-    """What may be set by keyword: fields of a compressor, arguments of a planner."""
+    """The settings that are given by keyword: fields of a compressor, arguments of a planner."""
     made = {
         field.name: field.default_factory()
         for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
@@ -88,7 +88,7 @@ def _shown(default: object) -> str:
 
 
 def _traits(algorithm: Any) -> list[str]:
-    """What a compressor promises, or what a collective needs of one, as words."""
+    """A compressor's promises, or a collective's needs of one, as words."""
     promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
     if promised is not None:
         return _words(promised)

@@ -126,7 +126,7 @@ Made = tuple["nn.Module", Callable[[], object]]
 
 
 def _from_file(where: str) -> Made:
-    """What ``function`` of ``FILE.py`` returns: (model, step)."""
+    """The (model, step) that ``function`` of ``FILE.py`` returns."""
     from torch import nn
 
     name, _, function = where.rpartition(":")

@@ -79,7 +79,7 @@ def simulate(
 
 
 CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")
-"""What all rows of a case have in common."""
+"""The keys whose values all rows of a case share."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from ..spec import TensorSpec, chunk_bounds
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the chunks lie, what encodes each, and the layout of each one's largest payload."""
+    """Bounds of the chunks, each one's codec and spec, and the format of its largest payload."""
 
     bounds: tuple[tuple[int, int], ...]
     codecs: tuple[Compressor, ...]

@@ -1,4 +1,4 @@
-"""Where a gradient is cut into parts, and what travels of them: all that is known before values."""
+"""Cuts of gradients into parts, and the payloads of parts: all that is known before any value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..spec import working_dtype
 
 @dataclass(frozen=True)
 class Cut:
-    """What all ranks know of a gradient before any value: its parts, and what travels of them."""
+    """The parts of a gradient and the dtypes in which they travel: known before any value."""
 
     numel: int
     width: int

@@ -1,4 +1,4 @@
-"""What collectives of sparse payloads do with entries: read them, add them up, write the sums.
+"""Entries in collectives of sparse payloads: reading them, adding them up, writing the sums.
 
 Values are multiplied by 1 / W before they are added, so that no sum of finite gradients overflows
 where their mean does not. Ranks add in one order, so all of them hold the same bits.
@@ -33,7 +33,7 @@ def num_entries(form: Format) -> int:
 
 
 def value_dtype(codec: Compressor, spec: TensorSpec) -> torch.dtype:
-    """In which a codec's values travel: its payload's own, else the working dtype."""
+    """The dtype in which a codec's values travel: its payload's own, else the working dtype."""
     dtypes = [part.dtype for part in codec.format(spec) if part.name == "values"]
     return dtypes[0] if dtypes else working_dtype(spec.dtype)
 
@@ -68,7 +68,7 @@ class Message(NamedTuple):
 def decoded(
     me: Member, messages: Sequence[Message], lengths: Sequence[int], width: int
 ) -> list[Entries]:
-    """What messages hold, each of a part of so many places; valid until the next call."""
+    """The entries of messages; each is of a part of so many places. Valid until the next call."""
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]
     rooms = split(me.scratch("decoded", sum(counts), like, torch.int32, varies=True), counts)

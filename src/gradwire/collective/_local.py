@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class Outcome(Generic[T]):
-    """What every rank returned, and the bytes each rank put on the wire."""
+    """Every rank's return value, and the bytes that each rank put on the wire."""
 
     results: list[T]
     sent_bytes: list[int]
@@ -53,7 +53,7 @@ class _Pending:
 
 @dataclass
 class _Rank:
-    """Where one rank's text stands."""
+    """The progress of one rank's text."""
 
     steps: Steps[Any]
     waiting: int = 0

@@ -55,16 +55,16 @@ _TOLD = 4
 
 
 class Told(NamedTuple):
-    """What a rank tells all others when it has merged its part."""
+    """The numbers that a rank tells all others when it has merged its part."""
 
     merged: int
-    """Units, of all ranks together."""
+    """The number of units in this rank's part of the mean."""
     arrived: int
-    """Elements in them that some rank took."""
+    """The number of elements in these units that some rank took."""
     pushed: int
-    """Units that this rank pushed, its own part's included."""
+    """The number of units that this rank pushed, its own part's included."""
     most: int
-    """Of these, units of one part."""
+    """The number of units that this rank pushed to the part that got most."""
 
 
 class PushPull(Collective):
@@ -75,7 +75,7 @@ class PushPull(Collective):
     carries_rows: ClassVar[bool] = True
 
     def permutation(self, num_units: int) -> Permutation | None:
-        """Where units lie; None leaves them where they are, and parts are ranges."""
+        """The permutation of units among places; None where parts are ranges of units."""
         return None
 
     def width(self, codec: Compressor) -> int:
@@ -182,7 +182,7 @@ class PushPull(Collective):
     def _usual_parts(
         self, me: Member, cut: Cut, counts: list[int], like: Tensor
     ) -> tuple[list[Tensor], list[int]]:
-        """What ``_partition`` returns, in a simulation."""
+        """The return value of ``_partition`` in a simulation, which has sizes and no values."""
         return self._slots(me, cut, counts, like), counts
 
     def push(
@@ -374,7 +374,7 @@ class PushPull(Collective):
 
 
 _UNLIMITED = (2**62, 2**62)
-"""What a rank tells of its own pushes is for statistics alone; nobody's memory depends on it."""
+"""The limits of ``pushed`` and ``most``: these serve statistics, and no memory depends on them."""
 
 
 def _note(me: Member, cut: Cut, told: Sequence[Told]) -> None:

@@ -21,7 +21,7 @@ from ._verbs import Compute, Recv, Send, Steps, Verb
 
 _FEW = 3
 _ROOM_BYTES = 512 * 1024
-"""What may be on its way to one receiver. 8 hosts gained by 0.25 and 0.44 MB, and lost by 2.5."""
+"""The most bytes on their way to one receiver. 8 hosts gained by 0.25 and 0.44 MB, lost by 2.5."""
 
 
 def abreast(size_bytes: int, world: int) -> int:

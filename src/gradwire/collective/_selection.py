@@ -1,4 +1,4 @@
-"""What a sparse collective notes of each step: how much was asked for, taken and averaged.
+"""Notes of a sparse collective on each step: how much was asked for, taken and averaged.
 
 The mean's density is what the union of all ranks' elements makes of the density that was asked for;
 DEFT (section 3.1) calls the growth gradient build-up.

@@ -16,11 +16,11 @@ from ..contract import Compressor, Member
 from ._verbs import AllGather, AllToAll, Steps
 
 SIZE_BYTES = torch.int64.itemsize
-"""Of one size on the wire."""
+"""Bytes of one size on the wire."""
 
 
 def announced_bytes(codec: Compressor, world: int) -> int:
-    """What one announcement of sizes costs a rank."""
+    """Bytes that a rank sends for one announcement of sizes; 0 where sizes are known."""
     return 0 if codec.traits.exact_size else (world - 1) * SIZE_BYTES
 
 

@@ -43,17 +43,17 @@ NAMES: dict[type, str] = {
     Send: "send",
     Recv: "send",
 }
-"""What cluster files call the verbs for the network. The size of one is the bytes of its buffer:
+"""Names of the verbs for the network in cluster files. A verb's size is the bytes of its buffer:
 for an all-gather the rank's own, for an all-to-all and a reduce-scatter the whole input."""
 
 
 class Travel(NamedTuple):
-    """What a verb takes, in latencies and in times that its whole size passes over a link."""
+    """The cost of a verb, in latencies and in times that its whole size passes over a link."""
 
     rounds: int
-    """Messages one behind the other, each of which costs a latency."""
+    """The number of messages one behind the other, each of which costs a latency."""
     copies: float
-    """Times the size that pass one behind the other over links, each on a link of its own."""
+    """How many times the whole size passes over links, one time after another."""
 
 
 @lru_cache(maxsize=4096)

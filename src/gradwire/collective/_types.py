@@ -1,4 +1,4 @@
-"""What a collective is and what it needs of a compressor."""
+"""The contract of collectives, and their needs of a compressor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._verbs import Steps
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a collective asks of a compressor's traits; ``None`` and ``False`` ask nothing."""
+    """The traits that a collective asks of a compressor; ``None`` and ``False`` ask nothing."""
 
     additive: bool = False
     exact_size: bool = False
@@ -40,15 +40,15 @@ class Needs:
 
 
 class Dimensions(NamedTuple):
-    """What tells schemes for sparse gradients apart: ZEN (OSDI 2025), section 2.2 and table 3."""
+    """The features that tell sparse schemes apart: ZEN (OSDI 2025), section 2.2 and table 3."""
 
     communication: Literal["ring", "hierarchy", "point-to-point"]
     aggregation: Literal["one-shot", "incremental"]
-    """After all has arrived, or at every stage on the way."""
+    """Payloads are summed after all have arrived, or at every stage on the way."""
     partition: Literal["centralization", "parallelism"]
     """Gradients travel whole, or each in parts that are aggregated in different places."""
     balance: Literal["balanced", "imbalanced"] | None
-    """Of the parts; None where there are none."""
+    """Parts carry equally much, or may not; None where there are no parts."""
 
 
 class Collective(ABC):
@@ -56,7 +56,7 @@ class Collective(ABC):
 
     needs: ClassVar[Needs]
     dimensions: ClassVar[Dimensions | None] = None
-    """Of schemes for sparse payloads."""
+    """The features of a scheme for sparse payloads; None for any other collective."""
     exact_size: ClassVar[bool] = True
     """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
     carries_rows: ClassVar[bool] = False
@@ -92,7 +92,7 @@ class Collective(ABC):
         """
 
     def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        """As ``wire_bytes``, of payloads of typical size: for predictions."""
+        """Bytes that each rank sends with payloads of typical size: predictions use them."""
         return self.wire_bytes(Hollow(codec), spec, world)
 
     def bytes_of(

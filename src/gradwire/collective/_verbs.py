@@ -48,9 +48,9 @@ class Among(Enum):
     """Who takes part in a gather."""
 
     RANKS = "ranks"
-    """Those that average the message: all whose gradients are of the same elements."""
+    """The ranks that average the message: all whose gradients are of the same elements."""
     SHARDS = "shards"
-    """Those that hold the other parts of the same layers: a tensor-parallel group, in its order.
+    """The ranks that hold parts of the same layers: a tensor-parallel group, in its order.
 
     They issue the same messages in the same order, of gradients that may be of other lengths.
     """

@@ -58,7 +58,7 @@ class allreduce(Collective):
 
 
 def payload_buffer(codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor) -> Tensor:
-    """Where an additive payload lies: in ``out_N`` itself if it is of the gradient's own layout.
+    """The buffer of an additive payload: ``out_N`` itself if that has the payload's own layout.
 
     Then neither encode nor decode moves anything.
     """

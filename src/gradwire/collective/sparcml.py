@@ -41,7 +41,7 @@ from ._verbs import Compute, Recv, Send, Steps, Verb
 
 
 class Whole(NamedTuple):
-    """What all ranks know of a gradient before any value."""
+    """The form of a whole gradient, which all ranks know before any value."""
 
     num_units: int
     width: int
@@ -53,7 +53,7 @@ class Whole(NamedTuple):
         return min(sizes, key=lambda form: sizes[form])
 
     def payload(self, buffer: Tensor, count: int) -> Payload:
-        """Of so many units at the front of ``buffer``."""
+        """A payload of so many units at the front of ``buffer``."""
         layout = self.form(count).layout(count, *self)
         return Payload(layout, buffer[: layout.size_bytes])
 
@@ -111,7 +111,7 @@ class sparcml(Collective):
         return state
 
     def whole(self, codec: Compressor, spec: TensorSpec) -> Whole:
-        """What a gradient is under this codec."""
+        """The ``Whole`` of a gradient under this codec."""
         return Whole(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
 
     def sent_bytes(self, whole: Whole, counts: Sequence[Sequence[int]]) -> list[int]:
@@ -156,7 +156,7 @@ class sparcml(Collective):
 
 @lru_cache(maxsize=256)
 def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Whose entries each rank's sum holds: at first its own, then stage by stage.
+    """The ranks whose entries each rank's sum holds: at first its own, then stage by stage.
 
     Entry 0 has a group a rank, the others one for each rank below P. The last has all ranks.
 
@@ -174,12 +174,12 @@ def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
 
 
 class _Held:
-    """What a rank holds of the sum: ``count`` units, as the payload that it sends next."""
+    """A rank's sum so far: ``count`` units, as the payload that it sends next."""
 
     def __init__(self, me: Member, whole: Whole, num_taken: int, like: Tensor) -> None:
         self.me, self.whole, self.like = me, whole, like
         self.num_taken = num_taken
-        """By each rank, in a simulation."""
+        """The number of units that each rank takes, in a simulation."""
         self.count = 0
         self.num_ranks = 1
 

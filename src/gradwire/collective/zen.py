@@ -36,14 +36,14 @@ from ._types import Dimensions
 
 
 class _Sent(NamedTuple):
-    """What push and pull choose from. A push lists its units: those that are zero count as well."""
+    """The formats to choose from. A push lists its units: those that are zero count as well."""
 
     push: Formats
     pull: Formats
 
     @property
     def listing(self) -> Formats:
-        """Those of pulls that tell which units there are."""
+        """The formats of pulls that tell which units there are."""
         return tuple(form for form in self.pull if form in LISTS)
 
 
@@ -91,7 +91,7 @@ class zen(PushPull):
 def _smallest(
     among: Formats, count: int, length: int, width: int, dtype: torch.dtype
 ) -> SparseFormat:
-    """What ``choose`` says; a step asks more than once of the same message."""
+    """The choice of ``choose``, kept because a step asks more than once about the same message."""
     return choose(count, length, width, dtype, among=among).format
 
 

@@ -34,7 +34,7 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
 
 
 class Allocation:
-    """What follows from the layers and their owners; the same on every rank."""
+    """Each rank's layers and elements, as the layers' owners say; the same on every rank."""
 
     def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:
         self.partition = partition
@@ -61,7 +61,7 @@ class Allocation:
         return layers
 
     def firsts_of(self, rank: int) -> Tensor:
-        """Where in a rank's part each of its layers begins (int64)."""
+        """The place in a rank's part at which each of its layers begins (int64)."""
         sizes_P = self.partition.sizes_L[self._layers[rank]]
         return sizes_P.cumsum(0) - sizes_P
 

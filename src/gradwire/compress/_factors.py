@@ -1,4 +1,4 @@
-"""Where the matrices of a message and their factors lie: powersgd's plumbing, and no algorithm.
+"""The places of a message's matrices and of their factors: powersgd's plumbing, and no algorithm.
 
 Letters as in powersgd.py: T tensors, B adjacent ones of one shape, N rows, M columns, R rank.
 """
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where in a message's gradient and in the buffers of its two all-reduces.
+    """The places of everything in a message's gradient and in the buffers of its two all-reduces.
 
     The first holds, in the order of the tensors, what stays dense and every batch's P, the second
     every batch's Q. ``dense`` are ranges of the gradient and their places in the first.
@@ -95,10 +95,10 @@ def layout_of(spec: TensorSpec, rank: int) -> Layout:
 
 
 class Held:
-    """What one rank holds during a step, in buffers that it keeps between steps.
+    """One rank's tensors during a step, in buffers that it keeps between steps.
 
-    ``whole_N`` is what is sent, ``mean_N`` where its mean is to lie: of the working dtype, and
-    wherever possible the caller's own tensors.
+    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
+    dtype, and wherever possible they are the caller's own tensors.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-200
-"""Of the largest norm: what is below counts as 0, as its level would not be finite."""
+"""The least share of the largest norm; less counts as 0, as its level would not be finite."""
 
 
 def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:

@@ -18,7 +18,7 @@ _NOT_FINITE = 0x7F80
 
 
 class Moments(NamedTuple):
-    """Of what lies above a threshold, measured from it."""
+    """Mean and variance of the magnitudes above a threshold, each less the threshold."""
 
     mean: float
     variance: float
@@ -48,7 +48,7 @@ class Magnitudes:
 
     @classmethod
     def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
-        """Those of gradient plus residual, which the residual holds afterwards."""
+        """The magnitudes of gradient plus residual; the residual holds this sum afterwards."""
         return cls(*magnitudes.histogram(grad_N, residual_N))
 
     def edge_of(self, threshold: float) -> float:
@@ -108,7 +108,7 @@ class Magnitudes:
         return sum(logs) / self.num_elements
 
     def above(self, threshold: float) -> Moments:
-        """Of the magnitudes that reach ``threshold``, less that."""
+        """The moments of the magnitudes that reach ``threshold``, each less ``threshold``."""
         place = self._place(threshold)
         num = self._reaching[place]
         mean, square = self._sums[place] / num, self._squares[place] / num

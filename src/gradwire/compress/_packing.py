@@ -1,4 +1,4 @@
-"""Which rank selects in which layer: DEFT's bin packing, algorithm 4, and what it costs whom.
+"""The rank that selects in each layer, and each rank's cost: DEFT's bin packing, algorithm 4.
 
 Source: Yoon and Oh, ICPP 2023, section 4.3, equations 3 to 5.
 Differences from the paper:
@@ -24,20 +24,21 @@ from collections.abc import Sequence
 from torch import Tensor
 
 PER_LAYER = 2_000
-"""Of ``work``, as the next two: what a layer costs whatever its size (0.8 us; an element 0.41 ns).
+"""A layer's cost in ``work`` whatever its size: 0.8 us, where reading an element takes 0.41 ns.
 
 Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512, layers of 1 to
-4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum of the three is within a
-factor of two of what any of them took, and within a tenth from 100,000 elements on."""
+4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum of ``work``'s
+three terms is within a factor of two of what any of them took, and within a tenth from 100,000
+elements on."""
 _READ_TWICE = 16_384
-"""So much of a layer is read twice: to find the k-th element and to list what reaches it. A longer
-layer is read once, but a sample of it costs as much as that."""
+"""Elements of a layer that are read twice: to find the k-th one and to list those that reach it. A
+longer layer is read once, but a sample of it costs as much as these."""
 _PER_CHOSEN = 8
-"""To rank an element that may be chosen, and to list it."""
+"""The cost of ranking and listing an element that may be chosen, in elements read."""
 
 
 def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
-    """What selecting k of each layer costs, in elements read; 0 of those that are sent whole."""
+    """The cost of selecting k of each layer, in elements read; 0 for layers that are sent whole."""
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
     found: list[int] = (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
     return found
@@ -74,5 +75,5 @@ def heaviest(costs: Sequence[float], num_bins: int) -> float:
 
 
 def bound(costs: Sequence[float], num_bins: int) -> float:
-    """What ``heaviest`` does not exceed."""
+    """The load that ``heaviest`` does not exceed."""
     return sum(costs) / num_bins + (1 - 1 / num_bins) * max(costs, default=0.0)

@@ -30,9 +30,9 @@ from torch import Tensor
 from ._packing import PER_LAYER, loads, pack, work
 
 _ENOUGH = 1.01
-"""A cut that gives the busiest rank so much of its share is fine enough."""
+"""A cut is fine enough if the busiest rank has at most so many times an equal share."""
 _PATIENCE = 8
-"""So many cuts in turn may make nothing better."""
+"""The search ends when so many cuts in turn have made nothing better."""
 _MOST_TRIED = 8
 """Tensors of the busiest rank that are tried, the largest: smaller ones change little."""
 
@@ -120,13 +120,13 @@ def _one_more(counts: list[int], tensor: int) -> list[int]:
 
 
 def _costs(layer_sizes: Sequence[int]) -> list[int]:
-    """With one element chosen of each layer: the cut may not depend on the gradient."""
+    """Each layer's cost with one element chosen: the cut may not depend on the gradient."""
     sizes_L = torch.tensor(layer_sizes, dtype=torch.int64, device="cpu")
     return work(sizes_L, torch.ones_like(sizes_L))
 
 
 def _cut(tensor_sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
-    """So many layers of each tensor, the first ones longer by one where it cannot be divided."""
+    """Sizes of ``counts`` even layers of each tensor; the first are longer by one if need be."""
     layers: list[int] = []
     for size, count in zip(tensor_sizes, counts, strict=True):
         quotient, remainder = divmod(size, max(count, 1))
@@ -136,7 +136,7 @@ def _cut(tensor_sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Where the layers of a gradient lie: flat ranges, one behind the other."""
+    """The layers of a gradient: flat ranges, one behind the other."""
 
     sizes: tuple[int, ...]
 

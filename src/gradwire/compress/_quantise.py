@@ -1,4 +1,4 @@
-"""What quantisers share: the inverse of a scale, and the refusal of settings."""
+"""Helpers that quantisers share: the inverse of a scale, and the refusal of settings."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from ._settle import as_working
 
 
 class Pending(NamedTuple):
-    """What a rank has to give: gradient and residual added up, and the norms of its layers."""
+    """A rank's gradient and residual, added up and not sent yet, and the norms of its layers."""
 
     whole_N: Tensor
     norms_L: Tensor
@@ -50,7 +50,7 @@ class Pending(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What ``select`` comes to."""
+    """The result of ``select``."""
 
     support_K: Tensor
     """int32, ascending, without duplicates; the same on every rank."""
@@ -124,12 +124,12 @@ class SharedSupport(Exchange):
 
 
 def values_bytes(spec: TensorSpec, world: int, count: int) -> int:
-    """What a rank sends of ``count`` values and the one that tells whether all is finite."""
+    """Bytes that a rank sends for ``count`` values and the mark that says whether all is finite."""
     return bytes_sent("all_reduce", working_dtype(spec.dtype).itemsize * (count + 1), world)
 
 
 def nothing() -> None:
-    """What a simulation does instead of computing."""
+    """Does nothing: a simulation calls it in place of a computation."""
 
 
 def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -> Pending:

@@ -77,7 +77,7 @@ class Reaching(Coo):
 
 
 def estimating(*, least: float) -> Traits:
-    """Those of an ``Estimated`` that sends no less than ``least`` times the density."""
+    """The traits of an ``Estimated`` that sends no less than ``least`` times the density."""
     return Traits(
         layout=Layout.SPARSE,
         exact_size=False,
@@ -144,8 +144,8 @@ class Estimated(Reaching):
 
 
 def nearest(seen: Magnitudes, thresholds: Iterable[float], num_asked: int) -> float:
-    """Of several thresholds the one that lets pass what is nearest, as a factor, to what is asked.
+    """The threshold that most nearly ``num_asked`` elements reach, by the ratio of the counts.
 
-    Among equals it is the first.
+    Among equally near ones it is the first.
     """
     return min(thresholds, key=lambda t: abs(log(seen.num_reaching(t) / num_asked)))

@@ -70,7 +70,7 @@ class cltk(SharedSupport):
         return Chosen(support_K, count if me.rank == leader else 0, state + 1)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Of a rank on average, as it leads once in W steps."""
+        """Bytes that each rank sends on average: it leads, and sends indices, once in W steps."""
         count = self.kept(spec.numel)
         led = bytes_on_average("broadcast", count * width_of(spec.numel), world)
         return [values_bytes(spec, world, count) + led] * world

@@ -61,7 +61,7 @@ _COUNT_BYTES = torch.int32.itemsize
 
 
 class DeftState(NamedTuple):
-    """Where the layers lie, and how many steps were made (int64)."""
+    """The layers, and the number of steps that were made (int64)."""
 
     partition: Partition
     step: Tensor
@@ -142,7 +142,8 @@ class deft(SharedSupport):
         return Chosen(support_K, num_own, DeftState(partition, state.step + 1))
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Where all layers are of one density; of the broadcast, the average rank's."""
+        """Bytes that each rank sends if all layers are of one density. The broadcast counts as for
+        the average rank."""
         partition = self.partition(spec, world)
         k_L = self._even(partition, spec.numel)
         allocation = Allocation(partition, owners(partition, k_L, world, 0), world)

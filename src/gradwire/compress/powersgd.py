@@ -42,7 +42,7 @@ from . import _factors
 
 
 class PowerState(NamedTuple):
-    """Where things lie, which follows from the spec, and every tensor's Q."""
+    """The layout of a message, which follows from the spec, and every tensor's Q."""
 
     layout: _factors.Layout
     basis_T: tuple[Tensor, ...]

@@ -47,7 +47,8 @@ from ._support import nothing
 from ._threshold import Reaching, estimating
 
 _LEAST_SHARE = 0.25
-"""Of an equal share of what is asked for: a sample may miss the few large elements of a part."""
+"""The least that a part's share is, as a fraction of an equal one: its sample may miss the few
+large elements."""
 
 _MASK = 0xFFFFFFFF
 
@@ -141,7 +142,8 @@ class sharded_dgc(Exchange):
         return min(numel, max(least, math.ceil(self.sample_share * numel)))
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Among ranks. What shards gather is not in it: how a layer is cut is no spec's."""
+        """Bytes that each rank sends to other ranks. The samples that shards gather do not count: a
+        spec does not tell how a layer is cut."""
         if world == 1:
             return [0]
         return self.collective.expected_bytes(self._usual(spec.numel), spec, world)
@@ -181,7 +183,7 @@ class sharded_dgc(Exchange):
         torch.nan_to_num_(into_M.abs_(), nan=math.inf, posinf=math.inf)
 
     def _codec(self, shards: Shards, samples: list[Tensor]) -> _Above:
-        """What reaches the threshold that as many elements of all parts reach as are asked for."""
+        """A codec of one threshold for all parts, which as many elements reach as are asked for."""
         total, own = sum(shards.numels), shards.numels[shards.place]
         asked = share_of(self.density, total)
         weights = [n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)]

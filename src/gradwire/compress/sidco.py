@@ -62,7 +62,7 @@ class sidco(Estimated):
         return nearest(seen, self._ends(seen, num_asked), num_asked)
 
     def _ends(self, seen: Magnitudes, num_asked: int) -> Iterator[float]:
-        """Where one stage would end, two stages, and so on while more than k pass."""
+        """Thresholds at which one stage would end, two stages, and so on while more than k pass."""
         reached, passing = 0.0, seen.num_elements
         while True:
             share = num_asked / passing
@@ -75,7 +75,7 @@ class sidco(Estimated):
                 return
 
     def _excess(self, seen: Magnitudes, reached: float, share: float) -> float:
-        """By how much ``share`` of what lies above ``reached`` exceeds that."""
+        """The fitted distance above ``reached`` that ``share`` of the magnitudes there exceed."""
         if self.distribution == "exponential":
             return seen.above(reached).mean * log(1 / share)
         if self.distribution == "gamma" and reached == 0.0:

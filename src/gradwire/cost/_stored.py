@@ -20,10 +20,10 @@ SCHEMA = 1
 """Version of the file forms; a file of another one is refused, never guessed at."""
 
 MOST_S = 1e9
-"""Seconds of anything, some thirty years: sums and products of such figures stay finite."""
+"""The most seconds of anything, some thirty years: sums and products of these stay finite."""
 
 MOST_ELEMENTS = 2**40
-"""Of one tensor: 4 TiB of float32."""
+"""The most elements of one tensor: 4 TiB of float32."""
 
 MOST_RANKS = 2**16
 

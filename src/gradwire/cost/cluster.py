@@ -185,7 +185,7 @@ class Cluster(Stored):
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def line(self, verb: str) -> LineFit:
-        """What a verb costs by its size in bytes: as it was measured, else by formula."""
+        """The cost of a verb by its size in bytes: as it was measured, else by formula."""
         if self.num_ranks == 1 and verb in COLLECTIVES:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         measured = self.collectives.get(verb)  # type: ignore[call-overload]

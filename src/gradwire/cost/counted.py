@@ -32,7 +32,7 @@ def _links(world: int) -> Cluster:
 def counted(
     counts: Sequence[int], numel: int, width: int, dtype: torch.dtype, growth: float
 ) -> Setting:
-    """What ranks with so many non-zero units each have before them; the largest count decides.
+    """The setting of ranks with so many non-zero units each; the largest count decides.
 
     ``growth`` is how many times that many units the mean of an earlier step had; 0 where none is
     known, and then ranks are taken to share nothing.

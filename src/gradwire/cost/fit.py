@@ -28,11 +28,11 @@ Samples = tuple[tuple[int, float], ...]
 
 
 class LineFit(Frozen):
-    """What something costs by its size: seconds = alpha_s + per_unit_s * size.
+    """The cost of something by its size: seconds = alpha_s + per_unit_s * size.
 
-    ``alpha_s`` is what it costs however small it is, ``per_unit_s`` what each byte (or element)
-    adds; neither is negative. ``residual`` is the root mean square of the relative errors. The true
-    ``alpha_s`` lies within ``alpha_error_s`` of the fitted one, and the slope within
+    ``alpha_s`` is the cost however small the size is, and ``per_unit_s`` what each byte (or
+    element) adds; neither is negative. ``residual`` is the root mean square of the relative errors.
+    The true ``alpha_s`` lies within ``alpha_error_s`` of the fitted one, and the slope within
     ``per_unit_error_s``, in 95 % of measurements, if relative errors are independent and normal.
     """
 

@@ -99,9 +99,9 @@ class Profile(Stored):
     batch_size: Annotated[Whole, Field(ge=1)]
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     measurement: Measurement | None = None
-    """None where the times are a throughput model's."""
+    """The measurement of the times; None where they are a throughput model's."""
     sparsity: SparsityProfile | None = None
-    """None where it was not measured."""
+    """The sparsity of the gradients; None where it was not measured."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -1,4 +1,4 @@
-"""What every scheme of sparse synchronisation takes, by formula, and which is the fastest.
+"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the fastest one.
 
 Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism) and equation 2 (SparCML),
     appendix B.1 for the parameter server; OmniReduce and AGsparse by their rows of table 3.
@@ -34,7 +34,7 @@ from .cluster import Cluster
 from .sparsity import Handling, TensorSparsity, UnitSparsity
 
 TOLD_BYTES = SIZE_BYTES * len(Told._fields)
-"""What a server tells all others of its part, beside the part."""
+"""Bytes that a server sends each other rank about its part, beside the part."""
 
 TIE = 0.005
 """Predictions that lie closer together than this share of them are one prediction."""
@@ -77,7 +77,7 @@ class Setting:
         return self.spec.size_bytes
 
     def coo_bytes(self, count: float, units: UnitSparsity) -> int:
-        """So many units in coordinates."""
+        """Bytes of so many units in coordinates."""
         return coo().size_bytes(round(count), units.num_units, units.width, self.dtype)
 
     def own(self, units: UnitSparsity) -> float:
@@ -147,7 +147,7 @@ def zen(at: Setting, formats: str = "smallest") -> Prediction:
 def _push_pull(
     collective: PushPull, at: Setting, units: UnitSparsity, imbalance: tuple[float, float]
 ) -> Prediction:
-    """By the rank that serves the fullest part: push and pull have ``imbalance`` times the mean."""
+    """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
     scheme = type(collective).__name__
     if at.world == 1:
         return Prediction(scheme, 0.0, 0.0, 0.0)
@@ -193,7 +193,8 @@ def expected_imbalance(count: float, world: int) -> float:
 
 Scheme = Callable[[Setting], Prediction]
 SCHEMES: tuple[Scheme, ...] = (dense, allgather_sparse, zen, sparcml, omnireduce, sparse_ps)
-"""Of schemes that tie the earlier one is taken: it has fewer rounds, or less that may vary."""
+"""The schemes to choose from. Where two tie, the earlier one is taken: it has fewer rounds, or
+less that may vary."""
 
 
 class Chosen(NamedTuple):
@@ -204,7 +205,7 @@ class Chosen(NamedTuple):
 
 
 OF_ROWS: tuple[Scheme, ...] = (allgather_sparse, zen, sparse_ps)
-"""Those whose collectives carry gradients that come as rows."""
+"""The schemes whose collectives carry gradients that come as rows."""
 
 
 def choose(at: Setting, schemes: Sequence[Scheme] = SCHEMES) -> Chosen:
@@ -236,7 +237,7 @@ def setting_of(
 
 
 def explain(name: str, choice: Chosen, at: Setting) -> Iterator[str]:
-    """Which scheme a tensor takes, what it is predicted to take, the runner-up, and why."""
+    """Lines that say which scheme a tensor takes, its predicted time, the runner-up, and why."""
     best, runner_up, *_ = choice.predictions
     units = at.units
     what = "elements" if units.width == 1 else f"rows of {units.width}"
@@ -251,7 +252,7 @@ def explain(name: str, choice: Chosen, at: Setting) -> Iterator[str]:
 
 
 def _why(best: Prediction, other: Prediction) -> str:
-    """What the runner-up loses most by, or that both are one prediction."""
+    """The runner-up's largest loss of time, or that both are one prediction."""
     lost_s = other.seconds - best.seconds
     if lost_s <= TIE * best.seconds:
         return "which is the same within what is known; of equals the simpler one is taken"

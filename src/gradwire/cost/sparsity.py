@@ -159,21 +159,21 @@ class UnitSparsity(Frozen):
     width: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
     num_units: Annotated[int, Field(ge=1, le=MOST_ELEMENTS)]
     density: Fraction
-    """The mean over the gradients measured, as that of all ratios is."""
+    """The mean density of the gradients measured."""
     overlaps: tuple[Fraction, ...] = ()
     """Overlap ratios of pairs of gradients: figure 2a is their distribution."""
     densification: tuple[Densification, ...] = ()
-    """Ascending in ranks: figure 2b."""
+    """Densification ratios, ascending in ranks: figure 2b."""
     skewness: tuple[Skewness, ...] = ()
-    """Ascending in parts: figure 3b."""
+    """Skewness ratios, ascending in parts: figure 3b."""
     imbalances: tuple[RangeImbalance, ...] = ()
-    """Ascending in ranks, up to the gradients measured."""
+    """Imbalances, ascending in ranks, up to the number of gradients measured."""
     shares: tuple[Fraction, ...] = ()
-    """Of the non-zero units in each of ``HEATMAP_PARTS`` partitions: figure 3a."""
+    """Each of ``HEATMAP_PARTS`` partitions' share of the non-zero units: figure 3a."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        """What lies between two that are kept is worked out from both: they must differ."""
+        """Refuses entries that do not ascend: what lies between two is worked out from both."""
         for what, kept in (
             ("densification ratios by ranks", [one.ranks for one in self.densification]),
             ("skewness ratios by parts", [one.parts for one in self.skewness]),
@@ -266,7 +266,7 @@ class UnitSparsity(Frozen):
 
 
 def _between(known: Sequence[tuple[int, float]], at: int) -> float:
-    """On the straight line between two neighbours, both axes logarithmic."""
+    """The value on the straight line between two neighbours, both axes logarithmic."""
     after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
     (low, low_y), (high, high_y) = known[max(after, 1) - 1], known[max(after, 1)]
     return float(low_y * (high_y / low_y) ** (log2(at / low) / log2(high / low)))
@@ -283,10 +283,10 @@ class TensorSparsity(Frozen):
 
 
 class Handling(Frozen):
-    """What a sparse gradient costs the host, beside the network.
+    """The cost of a sparse gradient on the host, beside the network.
 
-    ``scan_s`` is that of looking at one element for whether it is zero, ``entry_s`` that of moving
-    one non-zero element once: into a payload, into its partition, or into a sum.
+    ``scan_s`` is the time to see whether one element is zero. ``entry_s`` is the time to move one
+    non-zero element once: into a payload, into its partition, or into a sum.
     """
 
     scan_s: Figure = 0.0
@@ -294,8 +294,7 @@ class Handling(Frozen):
 
 
 class SparsityProfile(Stored):
-    """What was measured of the sparsity of a model's gradients; tensors that are dense are left
-    out.
+    """The measured sparsity of a model's gradients; tensors that are dense are left out.
 
     Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is named.
     """
@@ -325,7 +324,7 @@ class SparsityProfile(Stored):
         return self
 
     def of(self, name: str) -> TensorSparsity | None:
-        """What was measured of a tensor; None if it is dense."""
+        """The measured sparsity of a tensor; None if it is dense."""
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
 
@@ -363,7 +362,7 @@ def unit_sparsity(
 
 
 def _imbalance(sets: Sequence[Indices], num_units: int) -> RangeImbalance:
-    """Among the ranks of these sets."""
+    """The imbalances among the ranks of these sets."""
     all_of_them = np.concatenate(sets)
     push, pull = (
         _uneven(_parts(indices, num_units, len(sets))[0])

@@ -58,7 +58,7 @@ class Call(NamedTuple):
         return next(iter(self.operands.values())).is_cpu
 
     def words(self, kernel: Kernel) -> list[int]:
-        """What csrc/blocks.h calls a Tensor: made of addresses, without views of the fields."""
+        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the fields."""
         words = [self.numel, self.draws.key, self.draws.step, 0]
         if self.payload is None:
             words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
@@ -84,7 +84,7 @@ class Built:
 
     @cached_property
     def source(self) -> Source:
-        """What the compiler is given."""
+        """The C++ source that the compiler is given."""
         return Source("compll", self.text, _HEADERS, flags=_FLAGS, wishes=_WIDE)
 
     @cached_property

@@ -144,7 +144,7 @@ class Coding:
     """Packed bytes of a whole block."""
 
     def format(self, plain: Format, num_coded: int | None = None) -> Format:
-        """What travels of a payload that is ``plain`` to the kernels; by default, at most."""
+        """The format that travels in place of the kernels' ``plain``; the largest by default."""
         packed = self._packed(plain)
         others = tuple(part for part in plain if part is not packed)
         num_blocks = -(-packed.numel // self.block_bytes)
@@ -153,13 +153,13 @@ class Coding:
         return Format((*others, lengths, Field(packed.name, torch.uint8, count)))
 
     def received(self, plain: Format, size_bytes: int) -> Format | None:
-        """What travels in so many bytes; None if no payload is that long."""
+        """The format of a payload of so many bytes that travelled; None if none is that long."""
         count = size_bytes - self.format(plain, 0).size_bytes
         fits = 0 <= count <= self._packed(plain).numel
         return self.format(plain, count) if fits else None
 
     def encode(self, plain: Payload, largest: Payload) -> Payload:
-        """What travels of a payload that the kernels filled, in the front of the largest one."""
+        """The payload that travels in place of ``plain``, made in the front of ``largest``."""
         lengths, coded = largest.format.fields[-2:]
         for part in largest.format.fields[:-2]:
             largest[part.name].copy_(plain[part.name])
@@ -170,7 +170,7 @@ class Coding:
         return Payload(format, largest.buffer[: format.size_bytes])
 
     def decode(self, payload: Payload, plain: Format) -> Payload:
-        """What the kernels read of a payload that came; raises RanksDiffer if it is no such one."""
+        """The kernels' payload, decoded from one that came; raises RanksDiffer if it cannot be."""
         assert payload.buffer is not None
         memory = torch.empty(plain.size_bytes, dtype=torch.uint8, device=payload.buffer.device)
         found, (lengths, coded) = Payload(plain, memory), payload.format.fields[-2:]

@@ -1,4 +1,4 @@
-"""What every generated compressor does: the methods of ``contract.Compressor``, by four kernels.
+"""Every generated compressor: the methods of ``contract.Compressor``, by four kernels.
 
 Kernels take float32 vectors that lie in one piece. Gradients of another dtype are converted to it
 first, sums and residuals of another dtype are computed by torch from what was sent.
@@ -168,7 +168,7 @@ class Generated(Compressor):
         return list(zip(payloads, later, strict=True))
 
     def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
-        """What encoding a gradient runs on."""
+        """The call that encodes a gradient: its operands, its length and its random numbers."""
         numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
         operands = {"gradient": fits}

@@ -25,7 +25,7 @@ LANES = 64
 
 @dataclass(frozen=True)
 class Draws:
-    """Which random numbers a call sees: those of ``key`` at ``step``."""
+    """The random numbers that a call sees: those of ``key`` at ``step``."""
 
     key: int = 0
     step: int = 0
@@ -97,7 +97,7 @@ def fold_constant(found: Node) -> bool | int | float:
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """In which the interpreter computes with values of a type."""
+    """The dtype in which the interpreter computes with values of a type."""
     if dtype is FLOAT32:
         return torch.float32
     return torch.bool if dtype is DType.BOOL else torch.int32
@@ -212,7 +212,7 @@ def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
 
 
 def canonical(value: Tensor) -> Tensor:
-    """With one zero and one NaN, whatever order of operations they came from."""
+    """``value`` with one zero and one NaN, whatever order of operations they came from."""
     if not value.dtype.is_floating_point:
         return value
     return torch.where(value != value, torch.nan, value + 0.0)

@@ -26,7 +26,7 @@ from ..errors import InvalidSetting
 
 
 class DType(Enum):
-    """What a value is; the number is its bits on the wire. Unsigned ones compute as int32."""
+    """The type of a value; the number is its bits on the wire. Unsigned ones compute as int32."""
 
     BOOL = ("bool", 1)
     UINT1 = ("uint1", 1)
@@ -107,7 +107,7 @@ class Fold:
 
 
 def neutral(body: Node) -> float | None:
-    """What changes nothing in a sum, a smallest or a greatest; None for any other fold."""
+    """The value that changes nothing in a sum, a smallest or a greatest; None for other folds."""
     if {(source.op, source.arg) for source in body.sources} != {(Op.ARG, 0), (Op.ARG, 1)}:
         return None
     low, high = (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
@@ -155,7 +155,7 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What operands an operation takes and what it gives; None: the (common) type of the last."""
+    """The types that an operation takes and gives; without ``result``, the last operand's."""
 
     operands: tuple[frozenset[DType], ...] = ()
     result: DType | None = None
@@ -257,7 +257,7 @@ def const(value: bool | int | float, dtype: DType) -> Node:
 
 
 def load(buffer: Buffer) -> Node:
-    """What a buffer holds for this element (block, call)."""
+    """The value that a buffer holds for this element, or for its block or call."""
     return node(Op.LOAD, dtype=buffer.dtype, arg=buffer)
 
 
@@ -280,7 +280,7 @@ def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
 
 
 def rule(op: Op, arg: Any = None) -> Rule:
-    """What an operation may be applied to; a registered operator brings its own rule."""
+    """The types that an operation takes and gives; a registered operator brings its own rule."""
     if op is Op.OPERATOR:
         own: Rule = arg.rule
         return own
@@ -312,7 +312,7 @@ def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is computed for each block of ``block`` elements; ``stores`` are its only effects."""
+    """A computation for each block of ``block`` elements; ``stores`` are its only effects."""
 
     name: str
     block: int
@@ -323,7 +323,7 @@ class Kernel:
         verify(self)
 
     def __hash__(self) -> int:
-        """Of the name alone: tables of kernels are consulted in every call."""
+        """The hash of the name alone: tables of kernels are consulted in every call."""
         return hash(self.name)
 
     @property

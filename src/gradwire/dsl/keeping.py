@@ -42,7 +42,7 @@ def encode_kept(
 
 
 def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
-    """For each call where its kept elements go."""
+    """The memory of each call's kept elements, by buffer name."""
     if not calls:
         return []
     device = calls[0].operands["gradient"].device
@@ -122,7 +122,7 @@ def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
 
 
 def _values(made: Kernels, payload: Payload) -> Tensor:
-    """What the kept elements decode to."""
+    """The values that the kept elements decode to."""
     decoded = made.decode.stores[0].sources[0]
     if decoded.op is Op.LOAD and decoded.dtype is FLOAT32 and decoded.arg.extent is Extent.ELEMENT:
         return payload[decoded.arg.name]
@@ -132,7 +132,7 @@ def _values(made: Kernels, payload: Payload) -> Tensor:
 def _of_entries(
     made: Kernels, kernel: Kernel, payload: Payload, operands: Mapping[str, Tensor]
 ) -> Tensor:
-    """What a kernel gives whose elements are those of the payload."""
+    """The output of a kernel whose elements are those of the payload."""
     assert payload.buffer is not None
     count = payload[made.traced.indices.name].numel()
     (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)

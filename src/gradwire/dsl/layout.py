@@ -1,4 +1,4 @@
-"""Where a program's fields lie: the format of a payload, and what its size tells.
+"""The layout of a program's fields: the format of a payload, and what its size tells.
 
 Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind all others, in
 order of the program; how many entries they have follows from the payload's size alone.
@@ -16,7 +16,7 @@ from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent
 from .rewrite import Traced
 
 MEMORY: dict[DType, torch.dtype] = {FLOAT32: torch.float32, INT32: torch.int32}
-"""In which values lie that are not packed; unsigned ones lie in bytes."""
+"""The dtypes of values that are not packed; unsigned ones lie in bytes."""
 
 
 def most_kept(program: Traced, numel: int) -> int:

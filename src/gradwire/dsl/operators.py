@@ -96,7 +96,7 @@ class Operator:
 
     @property
     def rule(self) -> Rule:
-        """What the table of legal nodes has for built-in operations."""
+        """The operator's types, in the form that ``RULES`` has for built-in operations."""
         return Rule(tuple(frozenset({dtype}) for dtype in self.dtypes), _dtype(self.result))
 
     @property
@@ -171,7 +171,7 @@ def registered() -> Mapping[str, Registrable]:
 
 
 def support(kernels: Iterable[Kernel], form: Form) -> tuple[str, ...]:
-    """What has to stand before these kernels: the support of each operator they use, once."""
+    """The texts to put before these kernels: the support of each operator they use, once."""
     texts = (getattr(found, f"{form}_support") for k in kernels for found in _used(k.stores))
     return tuple(dict.fromkeys(text for text in texts if text))
 

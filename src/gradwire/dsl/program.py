@@ -60,12 +60,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     for kind, kinds in ((bool, bool), (int, int), (float, (int, float)))
     for name in (kind.__name__, str(kind))
 }
-"""What may be given for a setting, by its annotation: a string, or a type's text."""
+"""The kinds of value that a setting may have, by its annotation's name or text."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the author wrote: functions of (settings, gradient) and of (settings, compressed).
+    """The author's functions: one of (settings, gradient) and one of (settings, compressed).
 
     An encode of (settings, gradient, latest) is given the gradient plus the residual, and then the
     gradient alone.

@@ -167,7 +167,7 @@ class _Body:
         return ["int64_t place = kept.count;", *loop, "kept.count = place;"] if kept else loop
 
     def _prepared(self, found: Node, one: Pass) -> list[str]:
-        """What a group needs before its loop: codes unpacked, numbers drawn, lines fetched."""
+        """Statements before a group's loop: they unpack codes, draw numbers, fetch cache lines."""
         if found.op in (Op.RANDOM, Op.BELOW):
             name = f"draw{found.arg}"
             call = f"gw::philox(draws, {found.arg}, (start + at) / gw::kLanes, {name});"

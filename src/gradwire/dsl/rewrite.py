@@ -43,11 +43,12 @@ SCALE = Buffer("scale", FLOAT32, Extent.CALL)
 RANKED = Buffer("ranked", FLOAT32, Extent.KEPT)
 """The kept elements of the gradient themselves, by which ``top`` ranks them."""
 POPULATION = Buffer("population", INT32, Extent.CALL)
+"""The number of elements that a sample is drawn from."""
 NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
-"""How many elements there are to draw a sample from."""
+"""The number of elements that are drawn."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
-"""Those of the kernels whose buffers are fields too."""
+"""Buffers of the kernels that read or write fields as well: no field may have such a name."""
 
 FOLD_BLOCK = 16384
 """How many blocks' values are combined at a time."""
@@ -100,13 +101,13 @@ class Traced:
 
     @cached_property
     def ranked(self) -> Buffer:
-        """Where the kept elements of the gradient itself lie: a field, if one sends them."""
+        """The buffer of the gradient's own kept elements: a field, if one sends them."""
         plain = (b for b, value in self.fields if b in self.kept and value is load(GRADIENT))
         return next(plain, RANKED)
 
     @cached_property
     def extra(self) -> tuple[Buffer, ...]:
-        """What is kept beside the fields, because ``top`` needs it."""
+        """The buffers that are kept beside the fields, because ``top`` needs them."""
         return () if self.top is None or self.ranked in self.kept else (RANKED,)
 
     def stores(self) -> tuple[Node, ...]:
@@ -174,9 +175,9 @@ def merge(program: Traced) -> Kernel:
 
 
 def taken(program: Traced) -> Kernel | None:
-    """What the residual loses by each element that is sent, where ``top`` cut: else None.
+    """The kernel of what the residual loses by each element sent; None where ``top`` cuts nothing.
 
-    That is its decoded value, or 0 where the residual would not stay finite.
+    An element's loss is its decoded value, or 0 where the residual would not stay finite.
     """
     if program.top is None:
         return None
@@ -201,7 +202,7 @@ def pack(program: Traced) -> Kernel | None:
 
 
 def unpacked(field: Buffer) -> Buffer:
-    """What ``pack`` reads to fill a field."""
+    """The buffer that ``pack`` reads to fill a field."""
     return Buffer(f"{field.name}_codes", DType.UINT8, Extent.ELEMENT)
 
 

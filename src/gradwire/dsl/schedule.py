@@ -24,7 +24,7 @@ class Pass:
 
     @property
     def elements(self) -> tuple[Node, ...]:
-        """What the loop computes for each element, operands first."""
+        """The nodes that the loop computes for each element, operands first."""
         roots = (*self.reductions, *self.stores)
         return tuple(walk([s for root in roots for s in root.sources], Extent.ELEMENT))
 

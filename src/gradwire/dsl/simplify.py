@@ -34,7 +34,7 @@ def _stated(found: Node) -> DType | None:
 
 
 _NO_FUNCTIONS = (Op.REDUCE, Op.STORE, Op.BELOW, Op.LOAD_AT)
-"""What has operands and yet another value for each element."""
+"""Operations that are no function of their operands alone: none is folded into a constant."""
 
 
 def _simpler(found: Node) -> Node:

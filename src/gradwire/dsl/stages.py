@@ -22,7 +22,7 @@ from .ir import FLOAT32, Buffer, Extent, Fold, Node, Op
 from .symbols import Number, Scalar, Symbol, Vector, fold_by, refuse, working
 
 RESULT_NAME = r"stage\d+\w*"
-"""What the buffers of stages are called: by number."""
+"""The pattern of the names of stages' buffers, which are numbered."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stage:
 
 
 class Recording:
-    """What a trace leaves beside its expressions: stages, and how many random streams it took."""
+    """The notes of a trace beside its expressions: stages, and the number of random streams."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []

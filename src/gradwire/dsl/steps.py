@@ -1,4 +1,4 @@
-"""What happens between kernels: stages' scalars are made, and payloads filled.
+"""Steps between kernels: stages' scalars are made, and payloads filled.
 
 Legend: N elements of the gradient, S of a sample, B blocks.
 """
@@ -192,7 +192,7 @@ def encode_dense(
 
 
 def _coded(code: Coding, plain: Payload, buffer: Tensor | None) -> Payload:
-    """What travels of a payload, in the front of ``buffer`` if that is given."""
+    """The payload that travels in place of ``plain``, in the front of ``buffer`` if it is given."""
     assert plain.buffer is not None
     return code.encode(plain, placed(code.format(plain.format), buffer, plain.buffer.device))
 

@@ -27,7 +27,7 @@ _HERE = str(Path(__file__).parent)
 
 
 class Refusal(InvalidSetting):
-    """What a program may not do, and where; ``reason`` says so without the place."""
+    """An error in a program, and its place there; ``reason`` is the text without the place."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -43,11 +43,12 @@ def refuse(what: str, remedy: str) -> NoReturn:
 
 
 MOST_OPERATIONS = 20_000
-"""Of one trace. A function that calls another one twice, and that a third one, doubles its work at
+"""The most operations of one trace. Functions that each call the next one twice double the work at
 each level: eighteen levels are a quarter of a million operations of a few dozen lines."""
 
 _MOST_FOLDED = 500
-"""Of a function to reduce by, each as often as it is used: back ends write it as one expression."""
+"""The most operations of a function to reduce by. Each counts as often as it is used, as back ends
+write the function as one expression."""
 
 _counted: ContextVar[list[int] | None] = ContextVar("counted", default=None)
 
@@ -111,7 +112,7 @@ _CONCRETE = "a value is known only when the compressor runs; use the language's 
 
 
 class Symbol:
-    """What scalars and vectors refuse alike."""
+    """The base of scalars and vectors: what both of them refuse."""
 
     def __bool__(self) -> NoReturn:
         refuse("a branch on a value (if, while, and, or, not, min, max)", _DECIDE)

@@ -25,7 +25,7 @@ def load_library(name: str) -> ctypes.CDLL | None:
 
 
 def backend() -> Literal["cpp", "reference"]:
-    """Which implementation serves float32 on the CPU; compiles all kernels when none is cached.
+    """The implementation that serves float32 on the CPU; compiles all kernels if none is cached.
 
     Calling it early (when a model is attached) keeps the compiler out of the first step.
     """

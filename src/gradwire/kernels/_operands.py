@@ -41,5 +41,5 @@ def serves_cpp(*tensors: torch.Tensor | None) -> bool:
 
 
 def address(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    """Where a tensor's first element lies; NULL for None."""
+    """The address of a tensor's first element; NULL for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

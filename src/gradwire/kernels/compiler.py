@@ -58,7 +58,7 @@ class Source:
 
     @property
     def flag_sets(self) -> tuple[tuple[str, ...], ...]:
-        """What is tried in turn."""
+        """The sets of flags to try, in turn, until one compiles."""
         sets = tuple((*flags, *self.flags) for flags in FLAG_SETS)
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
@@ -179,7 +179,7 @@ def _compiler_version(compiler: str) -> str:
 
 
 def _said(command: Sequence[str], text: str, timeout_s: float, folder: Path | None = None) -> str:
-    """What a compiler prints, in English whatever the user's language, so that it can be read."""
+    """The output of a compiler, in English whatever the user's language, so that it can be read."""
     return subprocess.run(
         command,
         input=text,
@@ -195,7 +195,7 @@ def _said(command: Sequence[str], text: str, timeout_s: float, folder: Path | No
 
 @functools.cache
 def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """What -march=native depends on; a home folder may be shared by unlike machines."""
+    """The processor that -march=native depends on; unlike machines may share a home folder."""
     try:
         lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

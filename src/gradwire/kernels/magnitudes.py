@@ -1,4 +1,4 @@
-"""What is to be known of a gradient's magnitudes before elements are selected, in one pass.
+"""Statistics of a gradient's magnitudes, in one pass, before elements are selected.
 
 Legend: N elements, B bins, L ranges. With c = grad + residual.
 

@@ -20,7 +20,7 @@ from ._build import load_library
 from ._operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
 
 _REFUSED = 2
-"""What the C++ returns for ranges that are none."""
+"""The status that the C++ returns for ranges that are not valid."""
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -291,7 +291,7 @@ def _whole(grad_N: torch.Tensor | None, residual_N: torch.Tensor | None) -> torc
 
 
 def _key(c_N: torch.Tensor) -> torch.Tensor:
-    """What elements are ranked by: their bits without the sign."""
+    """The keys by which elements are ranked: their bits without the sign."""
     pattern = _BIT_PATTERNS[c_N.element_size()]
     return c_N.view(pattern) & torch.iinfo(pattern).max
 

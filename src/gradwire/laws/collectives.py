@@ -57,7 +57,7 @@ def law_never_deadlocks(exchange: Exchange, case: Case) -> None:
 
 
 def law_equals_the_dense_mean(exchange: Pair, case: Case) -> bool:
-    """With a lossless codec the mean is that of DDP, to one rounding a rank.
+    """The mean through a lossless codec is that of DDP, to one rounding a rank.
 
     To do: merge every rank's payload once, and divide by the number of ranks once.
     """
@@ -208,7 +208,7 @@ def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
 
 
 def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any]]:
-    """What each rank yields, one list a rank; sizes only where they may not vary."""
+    """The verbs that each rank yields, one list a rank; sizes only where they may not vary."""
     exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
     own = texts(exchange, grads, case.states(exchange))

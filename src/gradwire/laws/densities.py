@@ -20,10 +20,10 @@ from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
 UNKIND = ("cauchy", "lognormal", "shifted", "few classes")
-"""Gradients that no distribution that is fitted resembles; the laws hold of them as well."""
+"""Kinds of gradients that no fitted distribution resembles; the laws hold for them as well."""
 WORLD, NUM_CLASSES = 2, 1000
 LEAST_ASKED = 64
-"""Of fewer elements the least of the range says nothing."""
+"""The fewest elements asked for at which the least of a density range is held to."""
 
 
 def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
@@ -48,7 +48,7 @@ def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
 
 
 def few_classes(numel: int, draw: torch.Generator) -> Tensor:
-    """That of a linear layer of 1000 classes behind ReLU, from a batch that has three of them.
+    """The gradient of a linear layer of 1000 classes behind ReLU, from a batch with three of them.
 
     The rows of these three hold nearly all of it, and every other row much the same little.
     """
@@ -124,7 +124,7 @@ def law_no_less_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> b
 
 
 def _range(algorithm: Any) -> tuple[float, float] | None:
-    """What is stated; an exchange may declare no traits at all."""
+    """The density range that is stated, if any; an exchange may declare no traits at all."""
     traits: Traits | None = algorithm.traits
     return None if traits is None else traits.density_range
 

@@ -173,7 +173,7 @@ def profile_of(*rows: Row, model: str = "drawn", dtypes: Sequence[DType] = ("flo
 
 @dataclass(frozen=True)
 class Facts:
-    """What a planner is given: the rows of a profile, the dtypes of its tensors, and a cluster."""
+    """The inputs of a planner: the rows of a profile, the dtypes of its tensors, and a cluster."""
 
     rows: tuple[Row, ...]
     dtypes: tuple[DType, ...]

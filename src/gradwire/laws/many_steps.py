@@ -26,9 +26,9 @@ NUM_DRAWS = 100
 
 @lru_cache(maxsize=1)
 def _drawn(exchange: Pair, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """What becomes of equal gradients on all ranks in S steps, in float64.
+    """The results of S steps with equal gradients on all ranks, in float64.
 
-    The gradient_N, means_SN, and what ranks contributed, given_SWN.
+    They are the gradient_N, the means_SN, and what ranks contributed, given_SWN.
     """
     states, means, given = None, [], []
     for _ in range(NUM_DRAWS):

@@ -22,7 +22,7 @@ def spec_of(grad_N: Tensor) -> TensorSpec:
 
 
 def encoded(codec: Compressor, grad_N: Tensor, residual_N: Tensor | None = None) -> Payload:
-    """What a compressor makes of a gradient in its first step."""
+    """The payload that a compressor makes of a gradient in its first step."""
     payload, _ = codec.encode(codec.init(spec_of(grad_N)), grad_N, residual_N=residual_N)
     return payload
 
@@ -35,7 +35,7 @@ def content(payload: Payload) -> Tensor:
 
 
 def decoded_of(codec: Compressor, grad_N: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """What becomes of a gradient that is encoded and decoded."""
+    """The gradient, encoded and then decoded into ``dtype``, times ``scale``."""
     out_N = torch.empty(grad_N.numel(), dtype=dtype)
     return codec.decode(encoded(codec, grad_N), out_N, scale=scale)
 

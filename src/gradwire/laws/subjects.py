@@ -1,4 +1,4 @@
-"""Which laws an algorithm is held to, by its kind, and with which inputs; and how each law goes."""
+"""The laws for each kind of algorithm, the inputs that they are tried on, and how each law went."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Held:
     laws: Sequence[Law]
     inputs: Sequence[Input]
     tried: str
-    """What the inputs are, in words; empty where that goes without saying."""
+    """The inputs in words; empty where they go without saying."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """In one word."""
+        """The verdict in one word."""
         if self.found:
             return "broken"
         return "holds" if self.num_inputs else "not asked"
@@ -113,7 +113,7 @@ def _verdict(law: Law, held: Held) -> Verdict:
 
 
 def _ended(error: Exception) -> str:
-    """What was raised, and where last outside of gradwire."""
+    """The error that was raised, and the last line outside gradwire that it came through."""
     own = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if own not in Path(frame.filename).parents]

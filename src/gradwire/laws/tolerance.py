@@ -20,7 +20,7 @@ def must(holds: bool, otherwise: str) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal shape, dtype and bits; a NaN equals itself, and -0.0 is not 0.0."""
+    """Whether shape, dtype and bits are equal; a NaN equals itself, and -0.0 is not 0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     bits = _BITS[a.element_size()]

@@ -1,4 +1,4 @@
-"""What ranks that measure tell each other: a verb now and then, and rank 0's figures at the end."""
+"""Agreement among ranks that measure: a verb now and then, and rank 0's figures at the end."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def versions(model: nn.Module) -> dict[str, int]:
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """What follows the block draws the numbers that it would have drawn without it."""
+    """After the block, code draws the random numbers that it would have drawn without the block."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:

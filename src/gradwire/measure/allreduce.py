@@ -1,6 +1,7 @@
-"""What torch's own all-reduce costs in a group: a quick look at a link, for ``gradwire doctor``.
+"""The cost of torch's own all-reduce in a group: a quick look at a link, for ``gradwire doctor``.
 
-What a message costs in gradwire's runtime, by any verb, is measured by ``links.measure_cluster``.
+The cost of a message in gradwire's runtime, by any verb, is measured by
+``links.measure_cluster``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..cost.fit import LineFit, fit_line
 from ..errors import GradwireError, InvalidSetting
 
 SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-"""From where alpha decides to where beta does, on anything between 100 Mbit/s and 100 Gbit/s."""
+"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100 Gbit/s."""
 
 TIMEOUT_S = 120.0
 
@@ -39,7 +40,7 @@ class LinkReport(Frozen):
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """What each rank sends a second in long messages, as a ring sends 2(W-1)/W of a buffer."""
+        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a buffer."""
         if self.fit.per_unit_s <= 0:
             return float("inf")
         return travel("all_reduce", self.world).copies / self.fit.per_unit_s

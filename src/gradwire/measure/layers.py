@@ -97,7 +97,7 @@ def _number_of_steps(wanted: int | None, devices: set[torch.device]) -> int:
 
 
 def _synchroniser(devices: set[torch.device]) -> Callable[[], None]:
-    """What waits until all that was asked of the devices is done; a CPU has done it already."""
+    """A function that waits until all GPUs have done what was asked; a CPU has done it already."""
     on_gpu = [device for device in devices if device.type == "cuda"]
 
     def synchronise() -> None:
@@ -108,7 +108,7 @@ def _synchroniser(devices: set[torch.device]) -> Callable[[], None]:
 
 
 def no_progress(amount: float = 1, note: str = "") -> None:
-    """What is told of progress where nobody asks."""
+    """Does nothing with progress, for callers that give no ``advance``."""
 
 
 def looked_into(model: nn.Module) -> nn.Module:
@@ -122,7 +122,7 @@ def looked_into(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one step showed of a model: its layers, in the order of first calls."""
+    """A model as one step showed it: its layers, in the order of first calls."""
 
     layers: list[tuple[str, nn.Module]]
     """Names and modules; a layer begins where its module is entered."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
     from ..runtime.engine import Engine
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
-"""From where alpha decides to where beta does, and most where plans have their messages."""
+"""Sizes from where alpha decides to where beta does; most are where plans have their messages."""
 
 BUDGET_S = 0.5
 """Seconds that one verb of one size may take, about; slow links take longer."""

@@ -53,7 +53,8 @@ NUM_GRADIENTS = 16
 """Batches measured where the caller names no number."""
 
 LARGEST_DENSITY = 0.5
-"""Of units; a gradient of more is larger in coordinates than it is, and counts as dense."""
+"""The largest density of units that counts as sparse: single elements of more would take more bytes
+with their indices than all elements without."""
 
 _TIMED_NUMEL = 2**20
 
@@ -144,7 +145,7 @@ def _observe(
     ranks: _Ranks,
     advance: Callable[..., None] | None,
 ) -> tuple[list[_Source], list[list[Indices]]]:
-    """What is sparse, and this rank's index sets: one list a tensor, one set a step."""
+    """The sparse tensors, and this rank's index sets: one list a tensor, one set a step."""
     select = _nonzero_units if codec is None else _selected_by(codec)
     sources: list[_Source] = []
     found: list[list[Indices]] = []
@@ -216,7 +217,7 @@ def _nonzero_units(source: _Source, grad: Tensor, number: int) -> Tensor:
 
 
 def _selected_by(codec: Compressor) -> Select:
-    """What a sparsifier takes of a gradient, without a residual."""
+    """A function that finds the indices a sparsifier takes of a gradient, without a residual."""
 
     def select(source: _Source, grad: Tensor, number: int) -> Tensor:
         own = codec.for_world(DOUBLINGS[-1], number)

@@ -30,7 +30,7 @@ _MOST_WARPS = 16
 
 
 class _Plan:
-    """What is the same in all launches of a kernel."""
+    """The part of a kernel's launch that is the same each time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.name, self.draws, self.length = kernel.name, kernel.draws, row(kernel)
@@ -58,7 +58,7 @@ class Launcher:
         return _module(self.text)
 
     def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
-        """What ``interp.run`` does, on operands that all lie on one device."""
+        """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
         if numel == 0:
             return 0
         plan = self._plans.get(kernel.name)

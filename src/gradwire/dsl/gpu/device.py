@@ -1,4 +1,4 @@
-"""What generated Triton kernels are made of: casts, reductions, packing, Philox.
+"""Parts of generated Triton kernels: casts, reductions, packing, Philox.
 
 The counterpart of csrc/compll.h; the definitions are interp.py and philox.py. Importing this file
 needs triton; ``build`` does so when the first kernel is built.
@@ -59,7 +59,7 @@ def finite(x):
 
 @triton.jit
 def canonical(x):
-    """With one zero and one NaN."""
+    """``x`` with one zero and one NaN."""
     return tl.where(x == x, x + 0.0, float("nan"))
 
 
@@ -133,8 +133,8 @@ def halves(lanes):
 
 @triton.jit
 def places(kept, before):
-    """Where each kept element of a tile goes, ``before`` (B, 1) ones being there already, and how
-    many are there after it."""
+    """The place of each kept element of a tile, behind ``before`` (B, 1) earlier ones, and how many
+    are kept up to the tile's end."""
     rank = tl.cumsum(kept.to(tl.int32), 1)
     return before + rank - 1, before + tl.max(rank, 1, keep_dims=True)
 

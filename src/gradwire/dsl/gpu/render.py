@@ -147,7 +147,7 @@ class _Body:
         self.uses = Counter(source for found in order for source in found.sources)
 
     def head(self) -> list[str]:
-        """What a tile is, where there is only one; how far loops go else."""
+        """The lines before all passes: the tile if there is only one, else how far loops go."""
         return self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
 
     def one_pass(self, one: Pass) -> list[str]:
@@ -183,7 +183,7 @@ class _Body:
         return [f"j = {place}tl.arange(0, {width})[None, :]", "inside = j < n"]
 
     def _elements(self, one: Pass, width: str) -> list[str]:
-        """What reductions and stores of a pass need for each element of a tile."""
+        """The lines that compute, for each element of a tile, what a pass reduces and stores."""
         order = tuple(found for found in one.elements if found not in self.names)
         roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
         lines = self._drawn(order, width) + self._statements(order, roots, "x", width)
@@ -255,8 +255,7 @@ class _Body:
         return f"{self.names[found]}_lane"
 
     def _taken(self, found: Node) -> str:
-        """What a reduction takes of each element, the value that changes nothing where it does not
-        count."""
+        """The term that a reduction takes of each element: neutral where that does not count."""
         fold: Fold = found.arg
         text, start = self.names[found.sources[0]], literal(fold.start, found.dtype)
         wide = ".to(tl.float64)" if sums_floats(fold) else ""
@@ -289,7 +288,7 @@ class _Body:
         ]
 
     def _kept(self, stores: tuple[Node, ...]) -> list[str]:
-        """Where the tile's kept elements go."""
+        """The lines that find the places of the tile's kept elements."""
         keep = next((found.sources[1] for found in stores if found.extent is Extent.KEPT), None)
         if keep is None:
             return []

@@ -1,4 +1,4 @@
-"""What Triton calls the operations, types, numbers and memory of the IR.
+"""Triton's words for the operations, types, numbers and memory of the IR.
 
 Each operation is one line of ``_TEXT``; what needs more than a line is a function of device.py.
 """
@@ -40,7 +40,7 @@ _CALLS = {found for found, text in _TEXT.items() if text.startswith(("tl.", "gw.
 
 
 _FOLDS = {Op.ADD: ("sum", "total"), Op.SMALLER: ("least", "least"), Op.GREATER: ("most", "most")}
-"""What a reduction in any order is called, and what of device.py combines its lanes."""
+"""The name of each reduction in any order, and of the function of device.py for its lanes."""
 
 
 def pointer(buffer: Buffer) -> str:
@@ -95,7 +95,7 @@ def applied(found: Node, operands: list[str]) -> str:
 
 
 def grouped(text: str) -> str:
-    """In parentheses, unless it is one name, number or call."""
+    """``text`` in parentheses, unless it is one name, number or call."""
     depth = 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

@@ -52,11 +52,11 @@ class Run:
                 self._declare(row)
 
     def encode(self, *vectors: Vector) -> Value:
-        """What the text's encode assigns to its ``uint8*``, for the gradient (and the latest)."""
+        """The value that encode assigns to its ``uint8*``, for the gradient (and the latest)."""
         return self._entered("encode", vectors, "uint8*")
 
     def decode(self, compressed: Compressed) -> Value:
-        """What the text's decode assigns to its ``float*``."""
+        """The value that decode assigns to its ``float*``."""
         return self._entered("decode", (compressed,), "float*")
 
     def default(self, setting: Setting) -> bool | int | float | None:
@@ -91,7 +91,7 @@ class Run:
     # ---- statements ----------------------------------------------------------------------------
 
     def _body(self, function: Function) -> Value:
-        """What the first return gives; None without one."""
+        """The value of the first return; None without one."""
         for statement in function.body:
             with self._at(statement):
                 if statement.data == "returned":
@@ -213,7 +213,7 @@ class Run:
         return UNARY[sign](self._value(inner))
 
     def _binary(self, a: Parsed, sign: Token, b: Parsed) -> Value:
-        """From the left, as long sums are nested, in a loop: a call a term would be too deep."""
+        """The value of a row of operations, taken in a loop: a call a term would be too deep."""
         row = [(sign, b)]
         while a.data == "binary":
             a, sign, b = a.children  # type: ignore[assignment]
@@ -296,7 +296,7 @@ class Run:
 
     @contextmanager
     def _at(self, place: Parsed | Token) -> Iterator[None]:
-        """What is refused in here is refused at this place of the text; the innermost counts."""
+        """Within the block, errors name this place of the text; the innermost place counts."""
         try:
             yield
         except TextError:

@@ -1,4 +1,4 @@
-"""What a parsed text declares: param structures, globals and functions, each with its place."""
+"""Declarations of a parsed text: param structures, globals and functions, each with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What C says of values and Python does not: declared types, conversions, whole division.
+"""Rules of C for values, where Python has others: declared types, conversions, whole division.
 
 Numbers that are known (settings and literals) stay plain Python numbers; everything else is a
 Scalar or a Vector of the language, whose own operators these are.
@@ -25,7 +25,7 @@ Value: TypeAlias = Any
 TYPES: dict[str, Type] = {
     Kind.of(repr(found)).name: found for found in vars(language).values() if isinstance(found, Type)
 }
-"""What a declared type converts to; "bool" is a condition, and not among them."""
+"""The type that each declared type converts to; "bool" is a condition, and not among them."""
 
 
 def _divided(a: Value, b: Value) -> Value:
