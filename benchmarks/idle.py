@@ -1,8 +1,8 @@
-"""What the scheduler costs in a step that has nothing to hide: tiny gradients, 100 ms of compute.
+"""The scheduler's cost in a step that has nothing to hide: tiny gradients, 100 ms of compute.
 
-The same waiting model (``gradwire.bench.replay``) with gradwire and without, in turn. A device that
-computes leaves the processor free, so what the runtime does there shows only where the device had
-to wait for it; ``processor_s`` is what it does, hidden or not.
+The same waiting model (``gradwire.bench.replay``) takes steps with gradwire and without, in turn. A
+device that computes leaves the processor free, so the runtime's work there shows in a step's time
+only where the device has to wait for it; ``processor_s`` counts all of that work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class IdleBench:
-    """What to measure: ``turns`` of ``iterations`` steps of each planner and of none."""
+    """The settings of a measurement: ``turns`` of ``iterations`` steps of each planner and none."""
 
     planners: tuple[str, ...]
     hosts: int = 1
@@ -61,10 +61,10 @@ def idle_profile() -> Profile:
 
 
 def run(bench: IdleBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
-    """One row without gradwire, then one a planner; a step's time is that of its slowest rank.
+    """A row without gradwire, then one for each planner; a step's time is its slowest rank's.
 
-    ``fraction_overhead`` compares medians of turns that followed each other: its median, and its
-    spread over the turns.
+    ``fraction_overhead`` compares medians of turns that followed each other; rows have its median
+    and its spread over the turns.
     """
     profile = idle_profile()
     # Plans are made for the paper's cluster, whatever carries them out here.
@@ -85,7 +85,7 @@ def run(bench: IdleBench, report: Report, *, timeout_s: float = 900.0) -> list[R
 
 
 def _turns_s(ranks: Sequence[dict[str, Any]]) -> list[list[float]]:
-    """Seconds of each turn's steps on the slowest rank."""
+    """The seconds of each turn's steps on the slowest rank."""
     turns = zip(*(rank["seconds"] for rank in ranks), strict=True)
     return [[max(step) for step in zip(*turn, strict=True)] for turn in turns]
 
@@ -108,7 +108,7 @@ def _row(
 
 
 def _spread(before: str, after: str, figures: Sequence[float]) -> dict[str, object]:
-    """The 20th and the 80th percentile."""
+    """The 20th and the 80th percentile of ``figures``, by key."""
     several = figures if len(figures) > 1 else [*figures, *figures]
     low, *_, high = quantiles(several, n=5, method="inclusive")
     return {f"{before}p20{after}": low, f"{before}p80{after}": high}

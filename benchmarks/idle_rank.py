@@ -1,4 +1,4 @@
-"""What every rank of ``bench schedule --idle`` does: steps with gradwire and without, in turn."""
+"""A rank of ``bench schedule --idle``: it takes steps with gradwire and without, in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwire.runtime.attach import attach
 PLAIN = "plain"
 """The name of the row without gradwire."""
 WARM_UP = 3
-"""Steps of each turn that are not measured."""
+"""The steps at the start of each turn that are not measured."""
 
 
 class _Side:
@@ -32,7 +32,7 @@ class _Side:
             self.handle = attach(self.model, plan, optimizer=self.optimizer)
 
     def turn(self, num_steps: int) -> tuple[list[float], float]:
-        """Seconds of each step, and seconds of processor time of one."""
+        """The seconds of each step, and the processor time of one in seconds."""
         ends_s, began_s = [], 0.0
         loss = self.model()
         for step in range(WARM_UP + num_steps + 1):
@@ -50,7 +50,7 @@ class _Side:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's seconds, a list a turn, and processor seconds of each side."""
+    """This rank's step seconds, a list for each turn, and the processor seconds of each side."""
     torch.set_num_threads(1)
     profile = Profile.parse(settings["profile"])
     plans = {name: Plan.parse(text) for name, text in settings["plans"].items()}

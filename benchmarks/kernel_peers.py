@@ -1,10 +1,10 @@
-"""The same algorithms in eager torch, as one would write them there: what kernels are timed beside.
+"""The algorithms of kernels in eager torch, as one would write them there, to be timed beside.
 
-Each does what our kernel does: error feedback, the scale of each block, codes packed into bytes,
-the residual that is left; and back, added to a sum. Shapes are static and nothing is written in
-place but the residual and the sum, so that ``torch.compile`` can take them as they are.
+Each does the same work as our kernel: error feedback, the scale of each block, codes packed into
+bytes and the residual that is left; and back, added to a sum. Shapes are static, and only the
+residual and the sum are written in place, so that ``torch.compile`` can take them unchanged.
 
-Of a gradient whose length is no whole number of blocks the last part is left out, under 1 %.
+Where a gradient's length is no whole number of blocks, the last part is left out, under 1 %.
 
 Letters: B blocks of L elements, so N = B * L.
 """
@@ -176,13 +176,13 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "qsgd": _qsgd,
     "int8": _int8,
 }
-"""By the name of the compressor; made when asked for."""
+"""Functions that make the peers, by the name of the compressor."""
 SELECTING = frozenset({"topk", "dgc", "graddrop"})
-"""Compressors that torch does by ``topk``."""
+"""The compressors whose peer is torch's ``topk``."""
 
 
 def check_compiles(device: str) -> None:
-    """Raises ``InvalidSetting`` where ``torch.compile`` lacks what it makes code with."""
+    """Raises ``InvalidSetting`` where ``torch.compile`` lacks its compiler."""
     if device == "cpu" and find_compiler() is None:
         accepted = "asked for where there is a C++ compiler"
         raise invalid("--compiled", True, accepted, "apt install g++, or leave it out")
@@ -191,7 +191,7 @@ def check_compiles(device: str) -> None:
 
 
 def peers(kinds: Sequence[str], device: str) -> Peers:
-    """What ``gradwire.bench.kernel`` times beside compressors: torch in each of these kinds.
+    """The peers that ``gradwire.bench.kernel`` times beside compressors: torch in each kind.
 
     Raises ``InvalidSetting`` for a kind that torch cannot compile here.
     """
@@ -203,7 +203,7 @@ def peers(kinds: Sequence[str], device: str) -> Peers:
 def peers_of(
     codec: Compressor, grad_N: Tensor, out_N: Tensor, kinds: Sequence[str]
 ) -> dict[str, dict[str, Call]]:
-    """Calls by case ("encode", "encode-plain", "decode") and kind ("eager", "compiled").
+    """A peer's calls by case ("encode", "encode-plain", "decode") and kind ("eager", "compiled").
 
     Sparsifiers have one peer, torch's own selection: ``abs`` and ``topk``. ``out_N`` is written.
     """

@@ -1,4 +1,4 @@
-"""What ``gradwire reproduce`` does: prints a paper's figures, and writes tables and pictures."""
+"""The command ``gradwire reproduce``: it prints a paper's figures, writes tables and pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .store import Done, chosen, document, run
 def reproduce(
     paper: str, figures: Sequence[str], out: Path, *, quick: bool, fresh: bool, as_json: bool
 ) -> None:
-    """Measures the figures that are named, all where none is, and prints each as it is there."""
+    """Measures the named figures, or all if none is named, and prints each once it is measured."""
     found = page(paper)
     names = [one.name for one in chosen(paper, found, figures)]
     stored = out / f"{paper}.json"
@@ -42,9 +42,10 @@ def reproduce(
 
 
 def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
-    """Prints the paper's tables and figures: what shows them here, or why nothing does.
+    """Prints the paper's tables and figures, each with the figures here that show it, or why none
+    does.
 
-    ``figures`` leaves only what these show.
+    With ``figures`` only the tables and figures that these show are printed.
     """
     found = page(paper)
     wanted = {one.name for one in chosen(paper, found, figures)}
@@ -99,7 +100,8 @@ def _show(one: Done, picture: Path | None) -> None:
 def _write(one: Done, folder: Path) -> Path | None:
     """Writes the figure's table (Markdown) and picture; returns the picture's path.
 
-    None if it has no picture, or if matplotlib is missing, which is not worth losing figures for.
+    The path is None if the figure has no picture, or if matplotlib is missing; then the table is
+    written all the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = list(one.findings.rows)
@@ -120,7 +122,7 @@ def _write(one: Done, folder: Path) -> Path | None:
 
 
 def _curves(rows: list[Row]) -> set[str]:
-    """Keys of lists of points: those are for the picture and the JSON file."""
+    """Keys whose values are lists of points, which only the picture and the JSON file show."""
     return {
         key
         for row in rows

@@ -1,4 +1,4 @@
-"""What a reproduction consists of: figures, each with rows of ours and the paper's own statements.
+"""The parts of a reproduction: figures, each with rows of ours and the paper's own statements.
 
 A paper's values are facts with their place in it. Only numbers that stand in the text or a table
 are given; nothing is read off a picture.
@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper beside what came out here."""
+    """A statement of the paper beside the result here."""
 
     says: str
     """The statement, in the paper's numbers."""
     place: str
-    """Where it stands: "table 4", "section 6.7"."""
+    """The place of the statement in the paper: "table 4", "section 6.7"."""
     ours: str
     agrees: bool | None
-    """None where nothing was measured that it could be held against, or nothing that is alike."""
+    """Whether the result agrees; None where nothing comparable was measured."""
     why: str = ""
-    """Why ours differs, if it does, or why neither is said."""
+    """The reason why ours differs, if it does, or why ``agrees`` is None."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What measuring a figure gave."""
+    """The results of measuring a figure."""
 
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
@@ -46,16 +46,19 @@ class Findings:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a figure is measured under. ``earlier`` holds findings of figures measured before it."""
+    """The conditions that a figure is measured under.
+
+    ``earlier`` holds findings of figures measured before it.
+    """
 
     quick: bool
     report: Report
     earlier: Mapping[str, Findings]
     folder: Path | None = None
-    """Where figures may keep what others of the paper use as well; None: nowhere."""
+    """The folder in which figures may keep data that the paper's other figures use too, or None."""
 
     def each(self, items: Sequence[T]) -> Sequence[tuple[float, T]]:
-        """(fraction done before it, item), for reports."""
+        """Each item with the fraction that is done before it, for reports."""
         return [(place / len(items), item) for place, item in enumerate(items)]
 
 
@@ -64,7 +67,7 @@ class Figure:
     """One figure or table of a paper."""
 
     name: str
-    """What it is asked for by: "figure18"."""
+    """The name by which it is asked for, such as "figure18"."""
     title: str
     measure: Callable[[Ask], Findings]
     draw: Callable[[Sequence[Row], Path], Path] | None = None
@@ -81,17 +84,17 @@ class Item:
     """Its name in the paper: "figure 7", "table 4"."""
     shows: str
     figures: tuple[str, ...] = ()
-    """Names of ``Figure``s; empty where it is not reproduced."""
+    """The names of the ``Figure``s that show it; empty where it is not reproduced."""
     why: str = ""
-    """Why it is not reproduced, or which part of it is not."""
+    """The reason why it, or a part of it, is not reproduced."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper: what all its figures assume, and the figures in the order they are measured."""
+    """A paper's reproduction: the assumptions of all its figures, and these in measuring order."""
 
     paper: str
     assumptions: tuple[str, ...]
     contents: tuple[Item, ...]
-    """Every table and figure of the paper, and what is measured here beyond them."""
+    """Every table and figure of the paper, and the measurements here beyond them."""
     figures: tuple[Figure, ...]

@@ -23,9 +23,9 @@ from .whole import write_whole
 
 SCHEMA = 1
 KEPT = "kept"
-"""The folder, beside tables and pictures, of what figures keep for each other."""
+"""The folder, beside tables and pictures, for data that figures keep for each other."""
 ENTRY = frozenset({"rows", "claims", "notes", "complete", "quick", "version"})
-"""What the file says of each figure."""
+"""The keys of each figure's entry in the file."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Done:
 def chosen(name: str, paper: Reproduction, wanted: Sequence[str]) -> list[Figure]:
     """The figures of these names in the paper's order, all of them if none is named.
 
-    Raises ``UnknownName``, which lists what there is.
+    Raises ``UnknownName``, which lists the names there are.
     """
     known = tuple(figure.name for figure in paper.figures)
     for one in wanted:
@@ -85,7 +85,10 @@ def run(
 
 
 def document(name: str, paper: Reproduction, done: Sequence[Done]) -> dict[str, object]:
-    """What ``--json`` prints of it, and what the file holds: plain values, null for no number."""
+    """The JSON of a reproduction, which ``--json`` prints and the file holds.
+
+    It has plain values only, with null for a figure that is not finite.
+    """
     figures = {one.figure.name: _entry(one.findings, None) for one in done}
     return _document(name, paper, figures)
 
@@ -130,7 +133,7 @@ def _write(path: Path, name: str, paper: Reproduction, stored: dict[str, Any]) -
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    """Figures that the file holds, none if there is no file."""
+    """The figures that the file holds; empty if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -149,7 +152,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples and null for figures that are not finite, all the way down."""
+    """A nested value with lists for tuples, and None for figures that are not finite."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

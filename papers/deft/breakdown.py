@@ -20,8 +20,11 @@ _NUM_ALONE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """What to measure. ``task`` is a function of ``workloads.applications``, ``sizes`` its
-    arguments; ``methods`` are files of ``compress/`` with settings, by what rows call them."""
+    """The settings of a breakdown.
+
+    ``task`` is a function of ``workloads.applications``, and ``sizes`` holds its arguments.
+    ``methods`` holds files of ``compress/`` with their settings, by the names of rows.
+    """
 
     task: str
     sizes: Mapping[str, Any]
@@ -37,9 +40,9 @@ class Breakdown:
 
 
 def run(bench: Breakdown, report: Report) -> list[Row]:
-    """One row a method: means over steps of the parts' seconds on each step's slowest rank.
+    """A row for each method: means over steps of the parts' seconds on each step's slowest rank.
 
-    The slowest is the one whose own work, up to the selection, takes longest.
+    The slowest rank is the one whose own work, up to the selection, takes longest.
     """
     settings = {
         "task": bench.task,

@@ -1,4 +1,4 @@
-"""What every rank of the breakdown does: trains by each method in turn, and times a step's parts.
+"""A rank of the breakdown: it trains by each method in turn, and times a step's parts.
 
 The gradient is one message, exchanged when backward is over: nothing overlaps, as in DEFT's figure
 7, so that the parts add up to the step.
@@ -29,13 +29,14 @@ from ..workloads import applications
 from ..workloads.clocked import Spent, clocked
 
 PARTS = ("forward", "backward", "selection", "partition", "merge", "communication")
-"""Seconds of a step go into these. ``partition`` is work that is done once a layer, not once an
-element; ``merge`` adds up what arrived; ``communication`` holds waiting for other ranks too."""
+"""The parts of a step. ``partition`` is work that is done once for each layer, not for each
+element; ``merge`` adds up the payloads that arrived; ``communication`` includes waiting for other
+ranks."""
 _WARM_UP_STEPS = 2
 
 
 class _Side:
-    """One method's model on its way."""
+    """The model that one method trains."""
 
     def __init__(self, name: str, settings: dict[str, Any], task: Task, engine: Engine) -> None:
         torch.manual_seed(task.seed)
@@ -52,7 +53,7 @@ class _Side:
         self.state = self.exchange.init(spec, engine.world)
 
     def step(self, index: int) -> list[float]:
-        """Takes one step; seconds by ``PARTS``."""
+        """Takes one step; returns the seconds of each of ``PARTS``."""
         rank, world = self.engine.rank, self.engine.world
         batch = self.task.batch(index, rank, world)
         self.grad_N.zero_()
@@ -84,7 +85,7 @@ def _by_part(spent: Spent, share: int) -> list[float]:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """By method, seconds of each step's parts, and the number of elements."""
+    """The seconds of each step's parts by method, and the number of elements."""
     torch.set_num_threads(1)
     backend()
     who = join(None)

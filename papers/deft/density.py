@@ -16,13 +16,13 @@ BUILD_UP = {"resnet18": 13.59, "lstm": 14.18, "ncf": 5.31}
 DEFT_DENSITY = 0.1003
 """Section 5.2: DEFT's mean density in the recommendation system, 0.1 being asked for."""
 TOPK_SHARE = 0.5357
-"""Section 5.2: what Top-k selects of all gradients there."""
+"""Section 5.2: the share of all gradients that Top-k selects in the recommendation system."""
 NEAR = 0.05
-"""How far, of itself, a density may lie from the asked one to count as kept."""
+"""The relative difference from the density asked for up to which a density counts as kept."""
 PAPER_RANKS = 16
-"""Of figure 4; the fewer ranks, the less their selections can add up to."""
+"""The ranks of figure 4. The fewer ranks there are, the less their selections can add up to."""
 LIKE = 0.25
-"""How far, of itself, a build-up may lie from the printed one to count as the same."""
+"""The relative difference from the printed build-up up to which a build-up counts as the same."""
 TOTAL_BATCH = {False: 128, True: 32}
 """Images of all ranks together in figure 1, by ``quick``; 256 in the paper."""
 FIGURE_1_STEPS = {False: 200, True: 20}
@@ -100,7 +100,7 @@ def figure4(
 
 
 def _densities(asked: Sequence[float], local: Sequence[float], actual: Sequence[float]) -> Row:
-    """Means over steps, and how many times what was asked for arrived."""
+    """The means of the densities over steps, and the actual one over the one asked for."""
     return {
         "asked_density": mean(asked),
         "local_density": mean(local),

@@ -1,4 +1,4 @@
-"""What DEFT's figures have alike: curves in rows, and rows of applications that are left out."""
+"""Parts that DEFT's figures share: curves in rows, and rows of applications that are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def findings(
     apps: Sequence[Application],
     notes: Sequence[str] = (),
 ) -> Findings:
-    """With a row for each application whose data this machine lacks, which says how to get it."""
+    """Findings with a row for each application whose data this machine lacks.
+
+    Such a row says how to get the data.
+    """
     lacking: list[Row] = [
         {"name": "not measured", "application": one.name, "why": why}
         for one in apps

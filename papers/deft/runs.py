@@ -17,15 +17,15 @@ from ..whole import write_whole
 from .setting import DENSE, Application, method_of
 
 WARM_UP = 0.05
-"""Of the steps: the learning rate goes up before it comes down, in all trainings alike."""
+"""The share of the steps in which the learning rate goes up before it comes down."""
 SCORES = 10
 FOLDER = "trainings"
-"""Below the reproduction's own folder."""
+"""The folder of kept trainings, below the reproduction's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: all that its history follows from."""
+    """One training: all the settings that its history follows from."""
 
     application: Application
     method: str
@@ -35,12 +35,12 @@ class Run:
     quick: bool
     seed: int = 0
     batch: int | None = None
-    """Examples a rank; None for the application's."""
+    """The number of examples in a rank's batch; None for the application's own."""
     num_scores: int = SCORES
 
     @property
     def key(self) -> str:
-        """The name of its file, without the ending."""
+        """The name of the training's file, without the ending."""
         values = {**vars(self), "application": self.application.name}.values()
         parts = [str(value) for value in values if value is not None]
         return "-".join([*parts, __version__]).replace(", ", "_").replace(" ", "_")
@@ -60,9 +60,10 @@ def run_of(ask: Ask, app: Application, method: str, density: float | None = None
 
 
 def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> History:
-    """What came of a training: what an earlier one left in ``ask.folder``, else trained now.
+    """The history of a training, read from ``ask.folder`` if it was kept there, else trained now.
 
-    ``done`` is which fraction of the figure was done before it, ``share`` what it is of it.
+    ``done`` is the fraction of the figure that was done before this training, and ``share`` the
+    fraction that this training is.
     """
     path = None if ask.folder is None else ask.folder / FOLDER / f"{run.key}.json"
     if path is not None and path.exists():
@@ -78,12 +79,15 @@ def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> Histor
 
 
 def histories(ask: Ask, runs: Sequence[Run]) -> list[History]:
-    """``history`` of each."""
+    """The ``history`` of each run."""
     return [history(ask, run, done, 1 / len(runs)) for done, run in ask.each(runs)]
 
 
 def _train(run: Run, report: Report) -> History:
-    """In one thread: tensors are small, and a run gives the same bits on any number of cores."""
+    """Trains in one thread, as tensors are small.
+
+    So a run gives the same bits on any number of cores.
+    """
     task = run.application.task(run.quick, run.seed, run.batch)
     task, exchange = method_of(run.method, run.density, run.num_steps, task)
     with one_thread():
@@ -100,7 +104,7 @@ def _train(run: Run, report: Report) -> History:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread inside."""
+    """A context in which torch computes in one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""DEFT's setting: its three applications in a size for two cores, its methods, what it prints.
+"""DEFT's setting: its three applications in a size for two cores, and the methods it compares.
 
 Source: Yoon and Oh, DEFT, section 5.1 and table 2; densities of section 5.2.
 """
@@ -23,39 +23,40 @@ from ..workloads.applications import fashion_convnet, fashion_resnet, movielens_
 
 DENSE = "dense"
 FULL_DGC = "dgc in full"
-"""With momentum correction, factor masking and density warm-up; ``dgc`` is its selection alone."""
+"""The name of DGC with momentum correction, factor masking and density warm-up; ``dgc`` alone is
+its selection only."""
 UNMASKED_DGC = "dgc in full, unmasked"
-"""The same without factor masking."""
+"""The name of full DGC without factor masking."""
 DENSITY_WARM_UP = 0.1
-"""Share of the steps in which full DGC's density comes down."""
+"""The share of the steps in which full DGC's density comes down."""
 METHODS = (DENSE, "topk", "cltk", "deft")
-"""What section 5 compares."""
+"""The methods that section 5 compares."""
 
 
 @dataclass(frozen=True)
 class Application:
-    """A row of table 2, as it is trained here."""
+    """An application of table 2, as it is trained here."""
 
     name: str
     title: str
     density: float
-    """What section 5 sets."""
+    """The density that section 5 sets."""
     metric: str
     make: Callable[..., Task]
-    """With ``batch``, ``seed`` and a form's sizes."""
+    """A function that makes the task from ``seed`` and the sizes in ``full`` or ``quick``."""
     full: dict[str, Any] = field(hash=False)
     quick: dict[str, Any] = field(hash=False)
     num_steps: int
     num_quick_steps: int
     num_ranks: int = 16
-    """The paper's."""
+    """The number of ranks in the full size, by default the paper's."""
     num_quick_ranks: int = 8
     missing: Callable[[], str | None] = lambda: None
-    """Why its data are not here and how to get them."""
+    """A function that says why its data are not here and how to get them; None if they are."""
     less_is_better: bool = False
 
     def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> Task:
-        """The task in its quick or full size; ``batch`` replaces that of a rank."""
+        """The task in its quick or full size; ``batch``, if given, replaces a rank's batch size."""
         sizes = self.quick if quick else self.full
         return self.make(**(sizes if batch is None else sizes | {"batch": batch}), seed=seed)
 
@@ -131,18 +132,18 @@ TRAINED = (
         num_quick_ranks=4,
     ),
 )
-"""What is trained to the end by more methods than the paper has, on fewer ranks."""
+"""The applications that are trained to the end on fewer ranks, by more methods than the paper's."""
 
 
 def present(apps: Sequence[Application]) -> tuple[Application, ...]:
-    """Those applications whose data this machine has."""
+    """The applications whose data this machine has."""
     return tuple(one for one in apps if one.missing() is None)
 
 
 def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[Task, Exchange]:
     """The exchange of a method at a density, and the task with the optimizer that goes with it.
 
-    Sparsifiers have error feedback: algorithm 1 of the paper.
+    Sparsifiers have error feedback, as in algorithm 1 of the paper.
     """
     if method == DENSE:
         return task, exchange_for(load("compress", "none")())

@@ -39,8 +39,8 @@ SIZES = {
     False: {"vocabulary": 20_000, "embedding": 128, "hidden": 256, "batch": 4},
     True: {"vocabulary": 5_000, "embedding": 128, "hidden": 256, "batch": 2},
 }
-"""Of the language model of both figures: larger than in the trainings, as a model of a million
-parameters is selected from faster than Python calls it."""
+"""Sizes of figure 7's language model, by ``quick``. It is larger than in the trainings: selecting
+from a million parameters takes less time than Python's calls."""
 SELECTED = {
     False: {"vocabulary": 30_000, "embedding": 256, "hidden": 512, "batch": 4},
     True: {"vocabulary": 10_000, "embedding": 256, "hidden": 512, "batch": 2},
@@ -48,11 +48,11 @@ SELECTED = {
 COUNTS = (2, 4, 8, 16)
 REPEATS = {False: 9, True: 5}
 CLOCK = time.thread_time
-"""Of figure 9: all is in one thread, and what else the machine does is not counted."""
+"""The clock of figure 9, which counts only the one thread that does all the work."""
 NEGLIGIBLE = 0.02
-"""Share of a step."""
+"""The share of a step below which a time is negligible."""
 SIGNIFICANT = 0.5
-"""Share of another's time up to which a time is significantly less."""
+"""The share of another time up to which a time is significantly less."""
 
 
 Bench = Callable[[Breakdown, Report], list[Row]]
@@ -122,14 +122,14 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
 
 
 def draw7(rows: Sequence[Row], path: Path) -> Path:
-    """A bar a method for each part."""
+    """Draws a bar for each method and part."""
     keys = ["forward_s", "backward_s", "selection_s", "partition_s", "merge_s", "communication_s"]
     return bars.draw(rows, path, keys=keys, title="A step of the language model, by parts")
 
 
 @dataclass(frozen=True)
 class Selected:
-    """What figure 9 selects from: the gradient, its layers' sizes and the density asked for."""
+    """The input of figure 9: the gradient, its layers' sizes and the density asked for."""
 
     grad_N: Tensor
     layers: Sequence[int]
@@ -144,10 +144,10 @@ def figure9(
 ) -> Findings:
     """Seconds of DEFT's layer-wise selection on the rank with most to do, against Top-k of all.
 
-    The norms of all layers, which every rank takes before it selects in its own, are part of it,
-    and have a column of their own; the paper's equations leave them out. One rank after another in
-    one process and one thread, each on the same gradient, so that ranks do not get in each other's
-    way.
+    The norms of all layers, which every rank takes before it selects in its own, are part of these
+    seconds and have a column of their own; the paper's equations leave them out. Ranks run one
+    after another in one process and one thread, each on the same gradient, so that they do not get
+    in each other's way.
     """
     task, repeats = app.make(**SELECTED[ask.quick]), repeats or REPEATS[ask.quick]
     given = Selected(_accumulated(task), layer_sizes(task), app.density)
@@ -163,7 +163,7 @@ def figure9(
 
 
 def _accumulated(task: Task, num_steps: int = 4) -> Tensor:
-    """What a rank has to give after a few steps: gradients added up, as little has been sent."""
+    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
     torch.manual_seed(task.seed)
     model = task.make_model()
     parameters = list(model.parameters())
@@ -176,7 +176,7 @@ def _accumulated(task: Task, num_steps: int = 4) -> Tensor:
 
 
 def _topk_s(given: Selected, repeats: int) -> float:
-    """The least of several times: whatever else the machine does only adds."""
+    """The least seconds of ``repeats`` selections, as other work of the machine only adds."""
     codec = topk(density=given.density)
     return min(_timed(lambda: codec.encode(None, given.grad_N)) for _ in range(repeats + 1))
 
@@ -188,11 +188,11 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _selection_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
-    """The pass over all elements (norms, and the values that are taken), and the selection of the
-    heaviest bin of layers; of both the least of several times as well.
+    """Seconds of the pass over all elements, and of the selection in the heaviest bin of layers.
 
-    Ranks have the same gradient, which none writes, and the same buffer for the mean. So in every
-    step the bins are the same, each the next rank's.
+    The pass computes norms and takes the selected values. Both are the least of ``repeats`` times.
+    Ranks have the same gradient, which none writes, and the same buffer for the mean. So the bins
+    are the same in every step, and each goes to the next rank.
     """
     grad_N, mean_N = given.grad_N, torch.empty_like(given.grad_N)
     exchange = deft(density=given.density, layers=given.layers)
@@ -232,10 +232,11 @@ def _selection_row(
 
 
 def _expected(given: Selected, world: int) -> dict[str, float | None]:
-    """The speedups of equations 6 and 8, for algorithm 2's layers, and that by what ours reads, all
-    elements once for the norms.
+    """The speedups of equations 6 and 8 for algorithm 2's layers, and the one that counts the
+    elements our implementation reads: all of them once for the norms.
 
-    None where ranks have so few elements to choose that the paper's logarithms are 0 or less.
+    A speedup is None where ranks have so few elements to choose that the paper's logarithms are 0
+    or less.
     """
     grad_N, numel = given.grad_N, given.grad_N.numel()
     k = max(1, round(given.density * numel))
@@ -253,7 +254,7 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
 
 
 def _norms(numel: int, world: int) -> int:
-    """Elements read for norms: alone a rank needs none."""
+    """The number of elements read for norms; a rank that is alone needs none."""
     return numel if world > 1 else 0
 
 

@@ -1,11 +1,12 @@
 """Table 5 of HiPress: how long each algorithm is, counted in the text that runs.
 
 Counted are lines of code: neither blank lines, nor comments, nor docstrings. *Logic* is ``encode``
-and ``decode`` with their heads; of an algorithm that is an exchange, the functions it hands to the
-compute lane. *User functions* are the functions inside these, and all they call that a file of
-``compress/`` defines; not methods of other classes, so powersgd's plumbing (``_factors.Held``:
-where matrices lie, the residual) is in neither. *Operators* are those of table 4; others of the
-language stand beside them, and where there are any the counts are not alike.
+and ``decode`` with their heads; for an algorithm that is an exchange, it is the functions that it
+hands to the compute lane. *User functions* are the functions inside these, and all they call that a
+file of ``compress/`` defines. Methods of other classes are not counted, so powersgd's plumbing
+(``_factors.Held``: where matrices lie, the residual) is in neither. *Operators* are those of table
+4. Other operators of the language stand beside them, and where there are any the counts cannot be
+compared.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ TABLE_5 = {
     "graddrop": (29, 21, 6),
     "powersgd": (15, 10, 2),
 }
-"""CompLL's lines of logic, lines of user functions, number of operators; integration: 0."""
+"""CompLL's lines of logic, lines of user functions and number of operators. Its lines of
+integration are 0."""
 THREELC_ENCODE = 69
 """Lines of 3LC's encode (section 4.4)."""
 COMMON = frozenset(
     {"sort", "filter", "map", "reduce", "random", "concat", "extract", "decomp", "matmul"}
 )
-"""Operators of table 4."""
+"""The operators of table 4."""
 OURS = frozenset(
     {"sample", "pick", "top", "indices", "scatter", "size", "whole", "zero_run", "orthogonal"}
 )
-"""Others of the language; ``orthogonal`` is the half of ``decomp`` that is not ``matmul``."""
+"""The language's other operators; ``orthogonal`` is the half of ``decomp`` that is not
+``matmul``."""
 ALIKE = frozenset({"size"})
-"""Those that the paper's programs have too: it writes ``gradient.size``."""
+"""The operators of ``OURS`` that the paper's programs have too, as ``gradient.size``."""
 KEYS = ("lines_logic", "lines_user_functions", "num_operators")
 _FOLDER = Path(str(compress.__file__)).parent
 _PACKAGE = _FOLDER.parent
@@ -59,14 +62,14 @@ class Text:
     udf: list[ast.FunctionDef] = field(default_factory=list)
 
     def operators(self, among: frozenset[str]) -> set[str]:
-        """Which of these are called."""
+        """The operators in ``among`` that are called."""
         nodes = [node for function in (*self.logic, *self.udf) for node in ast.walk(function)]
         called = [node.func for node in nodes if isinstance(node, ast.Call)]
         return {func.id for func in called if isinstance(func, ast.Name)} & among
 
 
 def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
-    """Ours beside the paper's, and 3LC's encode beside its 69 lines."""
+    """Our counts beside the paper's, and those of 3LC's encode beside its 69 lines."""
     rows = [_row(name) for name in algorithms]
     rows.append(_threelc_row())
     claims = tuple(_claim(row) for row in rows)
@@ -106,7 +109,7 @@ def _threelc_row() -> Row:
 
 
 def _claim(row: Row) -> Claim:
-    """Agrees where no count of ours is above the paper's, of counts that are alike."""
+    """A claim that agrees where no comparable count of ours is above the paper's."""
     compared = [key for key in row if f"{key}_paper" in row]
     figures = ", ".join(f"{key.partition('_')[2]} {row[key]}" for key in compared)
     papers = ", ".join(f"{key.partition('_')[2]} {row[f'{key}_paper']}" for key in compared)
@@ -143,7 +146,7 @@ def _methods(kind: Any) -> dict[str, ast.FunctionDef]:
 
 
 def _reach(kind: Any, text: Text) -> None:
-    """Adds the functions of ``compress/`` that the logic comes to, each once."""
+    """Adds the functions of ``compress/`` that the logic calls, each once."""
     methods = _methods(kind)
     waiting: list[tuple[ast.FunctionDef, dict[str, Any]]] = [
         (function, vars(inspect.getmodule(kind))) for function in text.logic
@@ -208,7 +211,7 @@ def _lines(tree: ast.AST) -> Iterator[int]:
 def lines_elsewhere(name: str) -> int:
     """Lines of the package that import an algorithm by its name, to make it usable.
 
-    What measures it (``bench/``) and what tells a type checker of it do not count.
+    Lines that measure it (``bench/``) and lines for type checkers do not count.
     """
     return sum(
         _imports(ast.parse(path.read_text(encoding="utf-8")), name)

@@ -17,15 +17,16 @@ from ..frame import Ask, Claim, Findings, Row
 from .setting import BENCHMARKS, MBIT, MODELS, RANKS, cluster_2, profile_of
 
 SIZES_MBIT = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""The paper states the ends; the sizes between them are chosen here."""
+"""Values of S_p. The paper states the first and the last; those between them are chosen here."""
 CREDIT = 2
-"""ByteScheduler's. The paper states it for its simulations only; it is assumed here as well."""
+"""ByteScheduler's credit. The paper states it for its simulations only; here it is assumed for
+other figures too."""
 STABLE = 3.0
 """The most that planning at the worst S_p may take over the best to count as "stable"."""
 DROP = 0.1
-"""What counts as a significant drop."""
+"""The share of the best speed from which a loss counts as a significant drop."""
 CLOCK = time.thread_time
-"""Of planning, which is one thread's work: what else the machine does is not counted."""
+"""The clock of planning, which counts only the one thread that plans."""
 WHY_SLOW = "planning is one thread of Python, whose seconds are this processor's"
 
 
@@ -35,7 +36,7 @@ def figure15(
     sizes_mbit: Sequence[float] = SIZES_MBIT,
     repeats: int | None = None,
 ) -> Findings:
-    """Seconds that planning takes on this machine, of several runs the shortest."""
+    """The seconds that planning takes on this machine: the shortest of several runs."""
     repeats = repeats or (1 if ask.quick else 3)
     rows: list[Row] = []
     for done, (model, size) in ask.each(list(itertools.product(models, sizes_mbit))):
@@ -99,7 +100,7 @@ def _vgg16(rows: Sequence[Row]) -> Claim:
 
 
 def _stable(rows: Sequence[Row]) -> Claim:
-    """Algorithm 2 alone, as the paper's figure shows it."""
+    """The claim that planning time is stable, for algorithm 2 alone as in the paper's figure."""
     by_size: dict[object, float] = {}
     for row in rows:
         size = row["partition_mbit"]
@@ -118,7 +119,7 @@ def _stable(rows: Sequence[Row]) -> Claim:
 def figure16(
     ask: Ask, models: Sequence[str] = BENCHMARKS, sizes_mbit: Sequence[float] | None = None
 ) -> Findings:
-    """Speed over S_p on 8 nodes of cluster 2, under the model."""
+    """The predicted speed over S_p on 8 nodes of cluster 2."""
     sizes = sizes_mbit or (SIZES_MBIT[::3] if ask.quick else SIZES_MBIT)
     rows: list[Row] = []
     for done, (model, size) in ask.each(list(itertools.product(models, sizes))):
@@ -180,7 +181,7 @@ def _speed_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _drops(rows: Sequence[Row], planner: str) -> list[float]:
-    """For each model, how much of the best speed is lost at the smallest S_p."""
+    """The share of the best speed that each model loses at the smallest S_p."""
     by_model: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         point = (float(str(row["partition_mbit"])), float(str(row[f"samples_per_s_{planner}"])))
@@ -189,7 +190,7 @@ def _drops(rows: Sequence[Row], planner: str) -> list[float]:
 
 
 def draw15(rows: Sequence[Row], path: Path) -> Path:
-    """Planning seconds over S_p, a line a model."""
+    """Draws planning seconds over S_p, with a line for each model."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         point = (float(str(row["partition_mbit"])), float(str(row["planning_s"])))
@@ -199,7 +200,7 @@ def draw15(rows: Sequence[Row], path: Path) -> Path:
 
 
 def draw16(rows: Sequence[Row], path: Path) -> Path:
-    """Samples a second over S_p, a line a model and planner."""
+    """Draws samples a second over S_p, with a line for each model and planner."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for planner in ("usbyte", "bytescheduler", "wfbp"):

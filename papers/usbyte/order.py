@@ -30,18 +30,19 @@ Ints = npt.NDArray[np.integer[Any]]
 ORDERS = 10_000
 PIECE = 1000
 ROUNDING = 1e-9
-"""Relative difference below which two iterations take equally long."""
+"""The relative difference below which two iterations take equally long."""
 
 
 @dataclass(frozen=True)
 class SecondPhase:
-    """What is left to send when the backward pass has ended, K blocks, for L layers."""
+    """The K blocks that are left to send when the backward pass has ended, for L layers."""
 
     start_s: float
     block_s_K: Floats
     layer_K: Ints
     ready_s_L: Floats
-    """When each layer's parameters are there as far as the first phase goes."""
+    """The second at which the backward pass and all of each layer's blocks of the first phase have
+    ended."""
     rest_s_L: Floats
     """Forward seconds from each layer to the end."""
 
@@ -76,7 +77,8 @@ class SecondPhase:
     def iterations_s(self, orders_PK: Ints) -> Floats:
         """Seconds of an iteration for each of P orders of the blocks (equations 9 to 12).
 
-        Layers run one behind the other, so the end is the latest of (layer ready + the rest).
+        Layers run one behind the other, so the end is the latest of (layer ready + the forward
+        seconds from it on).
         """
         ends_PK = self.start_s + np.cumsum(self.block_s_K[orders_PK], axis=1)
         ready_PL = np.repeat(self.ready_s_L[None], len(orders_PK), axis=0)
@@ -112,7 +114,10 @@ def figure13(
 
 
 def _verdict(num_faster: Sequence[int], orders: int) -> bool | None:
-    """One faster order refutes the paper; that fewer orders than its have none says nothing."""
+    """Whether the theorem holds: False if one order is faster.
+
+    It is None where no order is faster, but fewer were tried than in the paper.
+    """
     if any(num_faster):
         return False
     return True if orders >= ORDERS else None
@@ -147,7 +152,7 @@ def _row(model: str, orders: int) -> Row:
 
 
 def draw13(rows: Sequence[Row], path: Path) -> Path:
-    """Bars of the sequential order's speed and of the random ones'."""
+    """Draws bars of the speeds of the sequential order and of random orders."""
     keys = ("sequential", "random_best", "random_median", "random_worst")
     drawn = [
         {"name": f"{row['model']} {key.replace('_', ' ')}", "speed": row[f"samples_per_s_{key}"]}

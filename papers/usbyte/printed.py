@@ -1,8 +1,9 @@
-"""Algorithm 1 of US-Byte exactly as printed, to see what its figures would be with its fault in it.
+"""Algorithm 1 of US-Byte exactly as printed, to see the figures that its fault would give.
 
 Source: Gao et al., US-Byte, algorithm 1, lines 7 to 27. Where two operations in a row serve one
-layer (lines 13 and 14) the count of the first is overwritten (line 21) after it was taken off what
-remains (line 22): those blocks are in no operation, and iterations look shorter than they are.
+layer (lines 13 and 14), the count of the first is overwritten (line 21) after it was taken off the
+remaining blocks (line 22). Those blocks are in no operation, and iterations look shorter than they
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class AsPrinted(Instance):
     """An instance whose blocks are the printed algorithm's: some are lost."""
 
     def blocks(self, place: Sequence[int]) -> list[Block]:
-        """Operations in issue order; ``first_basic`` means nothing, as counts are all there is."""
+        """Operations in issue order; only their counts are known, so ``first_basic`` is 0."""
         left = [0] * len(self.layer)
         found = self._lossy_phase(place, left)
         free_s = max(self.layer_ends_s[0], found[-1].end_s if found else 0.0)
@@ -55,7 +56,7 @@ class AsPrinted(Instance):
         return found
 
     def _count(self, bucket: int, left: int, gap_s: float) -> int:
-        """Equations 4 to 7."""
+        """The number of basic blocks to send, by equations 4 to 7."""
         basic_s = self.beta_s_per_byte * self.basic_bytes[bucket]
         if gap_s < self.alpha_s:
             return 1
@@ -64,7 +65,7 @@ class AsPrinted(Instance):
         return left
 
     def _operation(self, bucket: int, count: int, start_s: float, left: Sequence[int]) -> Block:
-        """Equations 1 and 8."""
+        """An operation with its seconds, by equations 1 and 8."""
         size_bytes = count * self.basic_bytes[bucket]
         if left[bucket] == 0:
             size_bytes -= (
@@ -76,11 +77,11 @@ class AsPrinted(Instance):
 
 @dataclass(frozen=True)
 class Lossy:
-    """What the printed algorithms give."""
+    """The result of the printed algorithms."""
 
     iteration_s: float
     fraction_sent: float
-    """Basic blocks in the plan over those there are; 1 in a plan that trains the model."""
+    """The plan's basic blocks over all of the model's; 1 in a plan that trains the model."""
 
 
 def plan_as_printed(profile: Profile, cluster: Cluster, basic_bytes: int) -> Lossy:

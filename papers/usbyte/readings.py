@@ -1,7 +1,7 @@
 """The ways in which US-Byte's text can be read, and the three planners compared under one of them.
 
-The paper's own figures do not follow from its equations (see ``most_over_wfbp``), so what is read
-how is data here, and figures 10 and 18 say what each reading gives.
+The paper's own figures do not follow from its equations (see ``most_over_wfbp``). So readings of
+the paper are data here, and figures 10 and 18 show the result of each.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from .setting import (
 )
 
 Variant = Literal["sound", "printed", "merged", "free"]
-"""Of US-Byte. sound: each element in one block; printed: algorithm 1 as printed, which loses
-blocks; merged: small layers are merged, which the paper leaves to later work (section 7.2); free:
-merged, and with a credit as ByteScheduler has one."""
+"""The variant of US-Byte. sound: each element is in one block; printed: algorithm 1 as printed,
+which loses blocks; merged: small layers are merged, which the paper leaves to later work (section
+7.2); free: merged, and with a credit like ByteScheduler's."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the paper: what is sent, at what cost, and by which US-Byte."""
+    """One way to read the paper: the sizes and costs of messages, and the variant of US-Byte."""
 
     name: str
     a_s: Callable[[int], float]
-    """Seconds that an all-reduce of that many ranks costs whatever its size."""
+    """The seconds that an all-reduce among so many ranks costs, whatever its size."""
     b_s_per_byte: Callable[[int], float]
     partition_bytes: int = 4 * MBIT
     credit: int = 2
-    """ByteScheduler's; latencies of messages under way at once overlap. At 1 none does, and it is
-    not searched for where the other settings are."""
+    """ByteScheduler's credit. Latencies of messages under way at once overlap, so at 1 none does.
+    It is not searched for, where the other settings are."""
     by_tensor: bool = False
     usbyte: Variant = "sound"
 
@@ -64,34 +64,34 @@ class Reading:
 
 
 def by_hops(num_ranks: int) -> float:
-    """a by equation 14: 2(N-1) times what a hop costs, 910.5 us at 8 nodes."""
+    """The constant a by equation 14: 2(N-1) times the cost of a hop, 910.5 us at 8 nodes."""
     return A_1_S * (num_ranks - 1) / (RANKS - 1)
 
 
 def by_doublings(num_ranks: int) -> float:
-    """a as the published code's list goes on, brought to 910.5 us at 8 nodes."""
+    """The constant a as the published code's list continues it, scaled to 910.5 us at 8 nodes."""
     two, _, eight = A_BY_DOUBLING_S
     growth = (eight - two) / 2
     return A_1_S / eight * (two + growth * (math.log2(num_ranks) - 1))
 
 
 def from_rate(num_ranks: int) -> float:
-    """b of a ring on links of 10 Gbit/s."""
+    """The constant b of a ring on links of 10 Gbit/s."""
     return 2 * (num_ranks - 1) / num_ranks / RATE_1
 
 
 def as_printed(num_ranks: int) -> float:
-    """b of figure 9a, brought from 8 nodes to others by equation 14."""
+    """The constant b of figure 9a, brought from 8 nodes to other numbers by equation 14."""
     return B_1_S_PER_BYTE * (num_ranks - 1) / num_ranks * RANKS / (RANKS - 1)
 
 
 def half_the_rate(num_ranks: int) -> float:
-    """b of a ring where half of the link's rate arrives."""
+    """The constant b of a ring where half of the link's rate arrives."""
     return 2 * from_rate(num_ranks)
 
 
 OURS = Reading("our model", by_hops, from_rate)
-"""Equation 14 for a, the link for b, S_p = 4 Mbit, credit 2: the reading we stand by."""
+"""The reading we stand by: equation 14 for a, the link for b, S_p = 4 Mbit, credit 2."""
 
 PRINTED_B = replace(OURS, name="b as printed", b_s_per_byte=as_printed)
 HALF_RATE = replace(OURS, name="half the rate arrives", b_s_per_byte=half_the_rate)
@@ -102,11 +102,11 @@ BY_TENSOR = replace(OURS, name="a layer is a tensor", by_tensor=True)
 LOSSY = replace(OURS, name="algorithm 1 as printed", usbyte="printed")
 MERGED = replace(OURS, name="layers merged", usbyte="merged")
 FREE = replace(OURS, name="with gradwire's extensions", usbyte="free")
-"""Layers merged, and US-Byte with a credit: ``usbyte_extended``."""
+"""Our reading with layers merged, and US-Byte with a credit: ``usbyte_extended``."""
 
 
 def combinations() -> list[Reading]:
-    """Our model with two or more things read otherwise, in all ways that go together."""
+    """All readings that differ from ours in two or more points that can be combined."""
     choices = (
         (PRINTED_B, HALF_RATE, None),
         (DOUBLINGS, None),
@@ -120,7 +120,7 @@ def combinations() -> list[Reading]:
 
 
 def combined(*ways: Reading) -> Reading:
-    """One reading that differs from ours in all that these differ in."""
+    """One reading that differs from ours in all points in which the given ones differ."""
     changed = {
         name: value
         for way in ways
@@ -132,18 +132,18 @@ def combined(*ways: Reading) -> Reading:
 
 @dataclass(frozen=True)
 class Compared:
-    """Seconds of one iteration under the three planners, and what they sent."""
+    """The seconds of one iteration under the three planners, and the messages that they sent."""
 
     seconds: dict[str, float]
-    """By planner: usbyte, bytescheduler, wfbp."""
+    """The seconds by planner: usbyte, bytescheduler, wfbp."""
     fraction_sent: float
-    """Basic blocks that US-Byte's plan holds over those there are."""
+    """The basic blocks in US-Byte's plan over all of the model's."""
     settings: str
     most_over_wfbp: float | None
-    """See ``most_over_wfbp``; None where blocks are merged or lost, as it does not hold there."""
+    """The bound by ``most_over_wfbp``; None where blocks are merged or lost, as it fails there."""
 
     def over(self, planner: str) -> float:
-        """How much more US-Byte does in the same time: 0.11 is 11 %."""
+        """US-Byte's improvement in speed over a planner: 0.11 is 11 %."""
         return self.seconds[planner] / self.seconds["usbyte"] - 1
 
 
@@ -198,9 +198,10 @@ def _plans(reading: Reading, profile: Profile, cluster: Cluster, trials: int) ->
 def most_over_wfbp(profile: Profile, cluster: Cluster) -> float:
     """The most that equations 1 to 12 let US-Byte gain over WFBP, whatever the schedule: below 1.
 
-    With C the seconds of one all-reduce a layer, WFBP takes no longer than backward + C + forward.
-    US-Byte sends one block at a time and no fewer blocks than layers, so C at least, and backward +
-    forward at least. The ratio is therefore never above 2: an improvement of 100 %.
+    Let C be the seconds of one all-reduce for each layer. WFBP takes no longer than backward + C +
+    forward. US-Byte sends one block at a time and no fewer blocks than layers, so it takes at least
+    C, and at least backward + forward. The ratio is therefore never above 2: an improvement of
+    100 %.
     """
     compute_s = profile.forward_s + profile.backward_s
     sent_s = sum(cluster.all_reduce_s(layer.size_bytes) for layer in profile.layers)
@@ -210,9 +211,10 @@ def most_over_wfbp(profile: Profile, cluster: Cluster) -> float:
 def needed_messages(
     reading: Reading, model: str, num_ranks: int, usbyte_s: float, improvement: float
 ) -> tuple[int, int]:
-    """Messages that WFBP sends, and how many it would take for US-Byte to gain ``improvement``.
+    """The messages that WFBP sends, and how many it must send for US-Byte to gain ``improvement``.
 
-    The latter if none of WFBP's communication hid behind the backward pass: the fewest there are.
+    The second number assumes that none of WFBP's communication hides behind the backward pass, so
+    it is the least.
     """
     profile, cluster = profile_of(model, reading.by_tensor), reading.cluster(num_ranks)
     compute_s = profile.forward_s + profile.backward_s

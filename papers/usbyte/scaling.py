@@ -37,7 +37,7 @@ FIGURE_10: dict[str, Range] = {"bytescheduler": (0.11, 0.26), "wfbp": (0.21, 0.5
 FIGURE_18: dict[str, Range] = {"bytescheduler": (0.28, 0.69), "wfbp": (2.34, 3.32)}
 SHOWN = {"usbyte": "US-Byte", "bytescheduler": "ByteScheduler", "wfbp": "WFBP"}
 TRIALS, QUICK_TRIALS = 20, 4
-"""Settings tried where they are searched for."""
+"""The numbers of settings tried where settings are searched for."""
 NEARLY_LINEAR = 0.9
 SEARCHED = (
     HALF_RATE,
@@ -46,7 +46,8 @@ SEARCHED = (
     combined(IN_TURN, LOSSY),
     combined(HALF_RATE, IN_TURN, LOSSY),
 )
-"""Other readings of figure 10; a that grows by doublings is the same at 8 nodes."""
+"""Other readings of figure 10. One in which a grows by doublings is left out: at 8 nodes it is the
+same."""
 STATED = (
     replace(OURS, name="S_p and credit of section 6.7"),
     replace(MEGABYTES, name="S_p (in megabytes) and credit of section 6.7"),
@@ -135,7 +136,7 @@ def figure18(
 ) -> Findings:
     """8 to 128 nodes, S_p = 4 Mb, credit 2: our model, and on the most nodes other readings.
 
-    Of all readings together only the one that comes closest to the paper has rows.
+    Among combined readings only the closest to the paper have rows.
     """
     most = max(ranks)
     singly = (PRINTED_B, HALF_RATE, DOUBLINGS, IN_TURN, MEGABYTES, BY_TENSOR, LOSSY, MERGED, FREE)
@@ -183,7 +184,7 @@ def _row(reading: Reading, model: str, num_ranks: int, found: Compared) -> Row:
 
 
 def _add_needed(row: Row) -> None:
-    """How many messages WFBP sends, and how many the paper's least improvement would need."""
+    """Adds the messages that WFBP sends, and how many the paper's least improvement would need."""
     model, num_ranks = str(row["model"]), int(str(row["num_ranks"]))
     usbyte_s = num_ranks * profile_of(model).batch_size / _value(row, "samples_per_s_usbyte")
     least = FIGURE_18["wfbp"][0]
@@ -192,8 +193,10 @@ def _add_needed(row: Row) -> None:
 
 
 def _closest(ask: Ask, models: Sequence[str], num_ranks: int) -> tuple[list[Row], tuple[str, ...]]:
-    """Of all combinations of readings the one closest to both of the paper's ranges, and the one
-    closest to that over ByteScheduler: their rows, and notes that say what was combined."""
+    """The rows of two combined readings, and notes that say which readings were combined.
+
+    The first is closest to both of the paper's ranges, the second to that over ByteScheduler.
+    """
     found: list[tuple[str, list[Row]]] = []
     for done, reading in ask.each(combinations()[:: 24 if ask.quick else 1]):
         ask.report(0.4 + 0.6 * done, f"combined: {reading.name}")
@@ -261,7 +264,7 @@ def _linear(ours: Sequence[Row]) -> Claim:
 
 
 def _nearest(rows: Sequence[Row], paper: Mapping[str, Range]) -> str:
-    """Which reading comes closest to the paper's ranges, in words."""
+    """A sentence that names the reading closest to the paper's ranges."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(str(row["name"]), []).append(row)
@@ -273,12 +276,12 @@ def _nearest(rows: Sequence[Row], paper: Mapping[str, Range]) -> str:
 
 
 def draw10(rows: Sequence[Row], path: Path) -> Path:
-    """Samples a second over nodes, a line a model and planner."""
+    """Draws samples a second over nodes, with a line for each model and planner."""
     return _draw(rows, path, "samples_per_s_", "samples a second", "10 Gbit/s, settings searched")
 
 
 def draw18(rows: Sequence[Row], path: Path) -> Path:
-    """Speedup over one GPU over nodes, a line a model and planner."""
+    """Draws the speedup against one GPU over nodes, with a line for each model and planner."""
     return _draw(rows, path, "speedup_", "speedup over one GPU", "10 Gbit/s, our model")
 
 

@@ -1,4 +1,4 @@
-"""MovieLens-100K: 100,000 ratings by 943 users of 1,682 films, where the user has put it.
+"""MovieLens-100K: 100,000 ratings by 943 users of 1,682 films, from a folder of the user's.
 
 Source: Harper and Konstan, ACM TiiS 2015; https://grouplens.org/datasets/movielens/100k. Its terms
     forbid redistribution, so gradwire ships none of it and fetches nothing. DEFT uses the larger
@@ -20,14 +20,14 @@ from gradwire.workloads._places import folder_of, looked_in
 NAME = "ml-100k"
 SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 _AGES = (18, 25, 35, 45, 50, 56)
-"""First years of the age groups from the second on: those that the makers' later sets use."""
+"""The least ages of the groups from the second on, as in the makers' later data sets."""
 _FILES = ("u.data", "u.user", "u.item")
 
 
 class Ratings(NamedTuple):
-    """What users said of items: users_N, items_N int64 from 0, ratings_N 1 to 5, times_N seconds.
+    """Ratings of items by users: users_N, items_N int64 from 0, ratings_N 1 to 5, times_N seconds.
 
-    By user, each user's from the earliest to the latest.
+    They are sorted by user, and each user's from the earliest to the latest.
     """
 
     users_N: Tensor
@@ -35,17 +35,17 @@ class Ratings(NamedTuple):
     ratings_N: Tensor
     times_N: Tensor
     user_fields_UF: Tensor
-    """Age group, gender, occupation, first digit of the postal code (10: none)."""
+    """Each user's age group, gender, occupation, and first digit of the postal code (10: none)."""
     item_fields_IF: Tensor
-    """First genre of those it is listed under, decade of its release (0: unknown)."""
+    """Each item's first listed genre, and the decade of its release (0: unknown)."""
 
 
 USER_FIELDS, ITEM_FIELDS = (len(_AGES) + 1, 2, 21, 11), (19, 10)
-"""How many categories each field has."""
+"""The number of categories of each field."""
 
 
 def missing(folder: Path | None = None) -> str | None:
-    """What to do to have the ratings in ``folder``, or anywhere; None if they are there."""
+    """A text on how to get the ratings if they are not in ``folder``, or anywhere; else None."""
     if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
@@ -98,7 +98,11 @@ def _users(folder: Path) -> Tensor:
 
 
 def _items(folder: Path) -> Tensor:
-    """Of a line: number, title, day of release as 01-Jan-1995, two more, 19 flags of genres."""
+    """The fields of all items, read from the file's lines.
+
+    A line holds a number, a title, the day of release as 01-Jan-1995, two more fields and 19 flags
+    of genres.
+    """
     fields = []
     for line in _lines(folder, "u.item"):
         flags = line[-19:]

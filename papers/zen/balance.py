@@ -1,11 +1,12 @@
 """Theorem 2 of ZEN: the imbalance of hashed parts, measured, beside its bound.
 
-Also what hashing is there for: parts that are ranges, and parts whose boundaries were computed from
-the gradients of an earlier step (section 3.1).
+Also the alternatives to hashing: parts that are ranges, and parts whose boundaries were computed
+from the gradients of an earlier step (section 3.1).
 
-The theorem leaves its constant open. With c = 3 it follows from Chernoff's bound: of n^2 parts,
-each of m / n entries on average, any one is more than (1 + delta) times that with probability at
-most n^2 exp(-delta^2 m / 3n): 1 / n for delta^2 = 9 n ln n / m, as long as delta is at most 1.
+The theorem leaves its constant open. With c = 3 it follows from Chernoff's bound. There are n^2
+parts, each of m / n entries on average. The probability that any one is more than (1 + delta) times
+that is at most n^2 exp(-delta^2 m / 3n). That is 1 / n for delta^2 = 9 n ln n / m, as long as delta
+is at most 1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NUMEL = 2**21
 ADVERSARIAL_DENSITY = 0.01
 PRACTICAL = 1.1
 PAPER_ENTRIES = 406e6 * 0.0113
-"""Of the LSTM's embedding on a GPU: table 1."""
+"""The non-zero elements of the LSTM's embedding's gradient on a GPU: table 1."""
 BOUNDARIES = (1.4, 5.1)
 BOUNDARY_RANKS = 16
 SEED = 1
@@ -63,7 +64,10 @@ def theorem2(
 
 
 def _model_rows(found: Capture, ranks: Sequence[int]) -> list[Row]:
-    """Of elements, as the paper hashes them, and of whole rows where the gradient has rows."""
+    """A model's rows for each number of ranks.
+
+    They are for elements, as the paper hashes them, and for whole rows where the gradient has rows.
+    """
     sets, rows = found.elements(max(ranks)), []
     units = [torch.from_numpy(one) for one in found.units]
     for n in ranks:
@@ -78,7 +82,7 @@ def _model_rows(found: Capture, ranks: Sequence[int]) -> list[Row]:
 
 
 def adversarial(numel: int) -> dict[str, Tensor]:
-    """Index sets that no even cut of the index space balances."""
+    """Index sets by name that no even cut of the index space balances."""
     count = round(ADVERSARIAL_DENSITY * numel)
     front = torch.arange(count, dtype=torch.int32)
     return {
@@ -94,7 +98,7 @@ def _distinct(indices_K: Tensor) -> Tensor:
 
 
 def bound(count: float, world: int) -> float:
-    """Theorem 2 with ``CONSTANT``, for so many entries; nothing exceeds n.
+    """The bound of theorem 2 with ``CONSTANT``, for ``count`` entries; it is at most ``world``.
 
     >>> round(bound(5e6, 128), 3)
     1.033
@@ -131,14 +135,14 @@ def _row(name: str, of: str, sets: Sequence[Tensor], numel: int) -> Row:
 
 
 def _constant(hashed: Traffic, pushed: int, merged: int) -> float:
-    """What would have to stand before the square root for this push and this pull."""
+    """The constant before the square root that this push and this pull would need."""
     world = len(hashed.pulled_W)
     pairs = ((hashed.push_imbalance, pushed), (hashed.pull_imbalance, merged))
     return max((value - 1) / _root(count, world) for value, count in pairs)
 
 
 def by_boundaries(old: Sequence[Indices], new: Sequence[Indices], num_parts: int) -> list[float]:
-    """Definition 8's push imbalance of each new set, cut where the old sets' union has quantiles.
+    """Definition 8's push imbalance of each new set, cut at the quantiles of the old sets' union.
 
     >>> by_boundaries([np.array([0, 1, 2, 3])], [np.array([0, 1]), np.array([0, 3])], 2)
     [2.0, 1.0]
@@ -153,7 +157,7 @@ def by_boundaries(old: Sequence[Indices], new: Sequence[Indices], num_parts: int
 
 
 def claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """Theorem 2, and what sections 3.1 and 3.2 say of practice."""
+    """The claims of theorem 2, and those of sections 3.1 and 3.2 about practice."""
     return (_theorem(rows), _example(), _practical(rows), _old_boundaries(rows))
 
 
@@ -245,7 +249,7 @@ def _old_boundaries(rows: Sequence[Row]) -> Claim:
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Bars of push imbalance: measured, its bound, and that of parts that are ranges."""
+    """Draws bars of push imbalance: measured, its bound, and that of parts that are ranges."""
     return bars.draw(
         rows,
         path,

@@ -1,4 +1,4 @@
-"""How long every scheme of sparse synchronisation takes on shaped links for given index sets."""
+"""The seconds of every scheme of sparse synchronisation on shaped links, for given index sets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedBench:
-    """What to measure: the gradients of ``paths``, by each of ``schemes``; dense always is one."""
+    """The settings of a measurement: the gradients of ``paths``, by each of ``schemes``.
+
+    The dense scheme is always measured too.
+    """
 
     paths: tuple[Path, ...]
-    """Files as ``captured_rank.Units`` reads them, with an index set for each host."""
+    """Files that ``captured_rank.Units`` reads, with an index set for each host."""
     hosts: int = 16
     rate_bytes_per_s: float = 12_500_000.0
     repeats: int = 3
@@ -40,10 +43,11 @@ class CapturedBench:
 
 
 def run(bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0) -> list[Row]:
-    """One row a file and scheme; a step's time is that of its slowest rank.
+    """A row for each file and scheme; a step's time is that of its slowest rank.
 
-    ``busiest_bytes`` are those on the busier side of the busiest link, and the floor is these over
-    the rate; None where links are not shaped, as every rank then counts the bytes of all.
+    ``busiest_bytes`` counts the bytes in the busier direction of the busiest link, and the floor is
+    this over the rate. Both are None where links are not shaped, as every rank then counts the
+    bytes of all.
     """
     settings = {
         "paths": [str(path.resolve()) for path in bench.paths],
@@ -67,7 +71,7 @@ def run(bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0) -> l
 def _rows(
     bench: CapturedBench, tensor: str, results: list[dict[str, Any]], shaped: bool
 ) -> list[Row]:
-    """Of one gradient; ``results`` by rank."""
+    """The rows of one gradient; ``results`` holds those of each rank."""
     slowest = {
         scheme: [max(turn) for turn in _turns(results, scheme, "seconds")]
         for scheme in results[0]["schemes"]
@@ -99,7 +103,7 @@ def _rows(
 
 
 def _turns(results: list[dict[str, Any]], scheme: str, key: str) -> list[tuple[float, ...]]:
-    """By repeat: every rank's figure."""
+    """Every rank's figure in each repeat."""
     return list(zip(*(result["schemes"][scheme][key] for result in results), strict=True))
 
 

@@ -1,7 +1,7 @@
-"""What every rank of ``captured`` does: one gradient by every scheme of sparse synchronisation.
+"""A rank of ``captured``: it exchanges one gradient by every scheme of sparse synchronisation.
 
-Which elements are non-zero is read from a file, their values are drawn. Schemes take turns, dense
-all-reduce among them; the runtime's engine carries them, encode and decode included.
+The indices of the non-zero elements are read from a file, and their values are drawn. Schemes take
+turns, dense all-reduce among them; the runtime's engine carries them, encode and decode included.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMES = (*sparse_rank.SCHEMES, IN_COO, ROWS)
 
 
 class Units(NamedTuple):
-    """One rank's non-zero units, as they lie in the file."""
+    """One rank's non-zero units, as a file holds them."""
 
     name: str
     num_units: int
@@ -43,13 +43,13 @@ class Units(NamedTuple):
 
     @classmethod
     def read(cls, path: str, rank: int) -> Units:
-        """From an ``.npz`` that holds ``name``, ``num_units``, ``width`` and ``units_<rank>``."""
+        """The units in an ``.npz`` with ``name``, ``num_units``, ``width`` and ``units_<rank>``."""
         with np.load(path) as held:
             units_K = torch.from_numpy(held[f"units_{rank}"])
             return cls(str(held["name"]), int(held["num_units"]), int(held["width"]), units_K)
 
     def gradient(self, seed: int) -> Tensor:
-        """Values in [0.5, 1) at the elements of the units, and zeros."""
+        """A gradient with values in [0.5, 1) at the elements of the units, and zeros elsewhere."""
         random = torch.Generator().manual_seed(seed)
         grad_Uw = torch.zeros(self.num_units, self.width)
         shape = (self.units_K.numel(), self.width)
@@ -58,7 +58,7 @@ class Units(NamedTuple):
 
 
 def exchange_of(scheme: str, width: int) -> Exchange:
-    """The exchange that a scheme of ``SCHEMES``, or the dense one, is."""
+    """The exchange of a scheme of ``SCHEMES``, or of the dense one."""
     if scheme == ROWS:
         return pair(nonzero(width=width), _zen(formats="paper"))
     if scheme == IN_COO:
@@ -67,7 +67,7 @@ def exchange_of(scheme: str, width: int) -> Exchange:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """By tensor and scheme: seconds of every repeat, and bytes on either side of the link."""
+    """The seconds of every repeat by tensor and scheme, and the bytes in each direction."""
     torch.set_num_threads(settings["threads"])
     backend()
     share_cores(dist.get_rank(), dist.get_world_size())

@@ -1,8 +1,8 @@
-"""Captures: which elements of real gradients are not zero, of many ranks at one moment of training.
+"""Captures: the non-zero elements of many ranks' real gradients at one moment of training.
 
-One process has the parameters of all ranks after a few steps, and takes the batches of up to 128
-ranks one after another: what they would hold at that step. A capture is kept beside the figures, so
-that all of them speak of the same gradients.
+One process has the parameters of all ranks after a few steps. It takes the batches of up to 128
+ranks one after another, and so computes the gradients that they would hold at that step. A capture
+is kept beside the figures, so that all of them are about the same gradients.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..workloads import movielens
 from ..workloads.applications import movielens_deepfm, text_lstm, text_transformer
 
 WARM_UP = 5
-"""Steps of one rank before the capture."""
+"""The steps of one rank before the capture."""
 DENSITY = 0.05
-"""Of DGC: section 5.1."""
+"""The density of DGC: section 5.1."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Capture:
 
     name: str
     about: str
-    """Model, data and tensor in words."""
+    """The model, the data and the tensor in words."""
     num_units: int
     width: int
     units: tuple[Indices, ...]
-    """By rank: numbers of the units that are not zero, ascending, int32."""
+    """The numbers of each rank's non-zero units, ascending, int32."""
 
     @property
     def numel(self) -> int:
@@ -54,11 +54,11 @@ class Capture:
 
     @property
     def density(self) -> float:
-        """Mean over ranks."""
+        """The density of a rank's gradient, a mean over ranks."""
         return sum(map(len, self.units)) / (len(self.units) * self.num_units)
 
     def elements(self, num_ranks: int | None = None) -> list[Tensor]:
-        """The indices of the elements of those units, of the first ranks."""
+        """The indices of the elements in each rank's units, for the first ``num_ranks`` ranks."""
         within_w = torch.arange(self.width, dtype=torch.int32)
         units = map(torch.from_numpy, self.units[:num_ranks])
         return [(one[:, None] * self.width + within_w).flatten() for one in units]
@@ -80,7 +80,7 @@ class Capture:
 
     @classmethod
     def read(cls, path: Path) -> Capture:
-        """What ``save`` wrote."""
+        """The capture in a file that ``save`` wrote."""
         with np.load(path) as held:
             ranks = sum(key.startswith("units_") for key in held.files)
             return cls(
@@ -99,9 +99,9 @@ class Source:
     name: str
     make: Callable[[], Task]
     parameter: str | None = None
-    """The embedding that is looked at; None: the whole gradient, of which DGC selects."""
+    """The embedding whose gradient is captured; None for DGC's selection from all gradients."""
     lacking: Callable[[], str | None] = lambda: None
-    """Why its data are not here, and how to get them; None if they are."""
+    """A function that says why its data are not here and how to get them; None if they are."""
 
 
 SOURCES = {
@@ -126,32 +126,33 @@ SOURCES = {
         ),
     )
 }
-"""ZEN's workloads as small as they must be: an LSTM and a DeepFM, whose embeddings' gradients are
-sparse by themselves, a transformer with DGC of 5 %, and the case of section 2.4 in which SparCML is
-the best: hardly any overlap."""
+"""ZEN's workloads in sizes for a small machine: an LSTM and a DeepFM, whose embeddings' gradients
+are sparse by themselves, a transformer with DGC of 5 %, and the case of section 2.4 in which
+SparCML is the best, as gradients hardly overlap."""
 
 MODELS = ("lstm", "deepfm", "transformer")
 
 
 def lacking(name: str) -> str | None:
-    """Why a model cannot be captured here, and what to do; None if it can."""
+    """The reason why a model cannot be captured here, with a remedy; None if it can."""
     return SOURCES[name].lacking()
 
 
 def present(models: Sequence[str]) -> tuple[str, ...]:
-    """Those models whose data this machine has."""
+    """The models whose data this machine has."""
     return tuple(name for name in models if lacking(name) is None)
 
 
 def stem(name: str) -> str:
-    """Of the files that are about a model."""
+    """A model's name in the names of files."""
     return name.replace(", ", "-").replace(" ", "-")
 
 
 def captured(ask: Ask, name: str, num_ranks: int) -> Capture:
-    """The capture of a model, of ``num_ranks`` ranks at least: kept, or made and kept.
+    """The capture of a model with at least ``num_ranks`` ranks.
 
-    Without ``ask.folder`` it is made anew.
+    It is read from ``ask.folder`` if it was kept there, else it is made, and kept if there is such
+    a folder.
     """
     path = None if ask.folder is None else ask.folder / f"capture-{stem(name)}.npz"
     if path is not None and path.exists():
@@ -190,7 +191,8 @@ def _backward(task: Task, model: nn.Module, step: int, rank: int, world: int) ->
 
 
 def _units(model: nn.Module, parameter: str | None) -> tuple[Tensor, int, int]:
-    """(ascending numbers of the non-zero units, elements of a unit, how many units there are)."""
+    """The ascending numbers of the non-zero units, the elements of a unit, and the number of all
+    units."""
     if parameter is None:
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         grad_N = torch.cat(parts)

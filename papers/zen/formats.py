@@ -1,6 +1,7 @@
 """Figure 17a of ZEN: how large each sparse format is over density, encoded and counted.
 
-All servers' parts together, as one worker receives them in a pull: 16 servers, hashed parts.
+Sizes are those of all servers' parts together, as one worker receives them in a pull from 16
+servers with hashed parts.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ FORMATS: dict[str, SparseFormat] = {
     "blocks": blocks(block=BLOCK),
 }
 ANYWHERE = "anywhere"
-"""Rows of elements drawn uniformly; the others have a model's own."""
+"""The name of rows whose elements are drawn uniformly; the others have a model's own."""
 UNPRINTED = frozenset({"of"})
 PAPER_BLOCKS = 0.30
-"""Of the gradient at a block size of 256 and a density of 5 %: section 3.3.1."""
+"""The share of the gradient that blocks of 256 send at a density of 5 %: section 3.3.1."""
 
 
 def figure17a(
@@ -50,7 +51,7 @@ def figure17a(
     models: Sequence[str] = MODELS,
     numel: int | None = None,
 ) -> Findings:
-    """Bytes of each format over those of the dense tensor."""
+    """The bytes of each format over those of the dense tensor."""
     numel = numel or (QUICK_NUMEL if ask.quick else NUMEL)
     rows = []
     for done, density in ask.each(densities):
@@ -81,8 +82,8 @@ def _row(name: str, of: str, indices_K: Tensor, numel: int) -> Row:
 def encoded_bytes(key: str, indices_K: Tensor, numel: int) -> int:
     """Bytes of all servers' payloads in one format.
 
-    Blocks are of the unhashed vector, as OmniReduce cuts it. A plain bitmap has a bit for each
-    index of the whole vector in every server's payload: of a hashed part, any may be there.
+    Blocks are cut from the unhashed vector, as OmniReduce does. A plain bitmap has a bit for each
+    index of the whole vector in every server's payload, as a hashed part may hold any index.
     """
     form = FORMATS[key]
     permutation = Permutation(numel) if key != "blocks" else None
@@ -93,7 +94,8 @@ def encoded_bytes(key: str, indices_K: Tensor, numel: int) -> int:
 
 
 def _as_sent(key: str, indices_K: Tensor, part: Part) -> tuple[Entries, int]:
-    """(the part's entries by what the format counts in, how many units that tells apart)."""
+    """The part's entries with the indices that the format takes, and the number of units it tells
+    apart."""
     permutation = part.permutation
     places_K = indices_K if permutation is None else permutation.places(indices_K)
     own_K = (places_K >= part.first) & (places_K < part.first + part.length)
@@ -107,7 +109,7 @@ def _entries(indices_K: Tensor) -> Entries:
 
 
 def claims17a(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What sections 3.3.1 and 5.3 say of formats, beside the rows."""
+    """The claims of sections 3.3.1 and 5.3 about formats, beside the rows."""
     drawn = [row for row in rows if row["of"] == ANYWHERE]
     return (
         _saves_up_to(drawn),
@@ -189,7 +191,7 @@ def _above_coo(rows: Sequence[Row]) -> Claim:
 
 
 def draw17a(rows: Sequence[Row], path: Path) -> Path:
-    """Sizes over density, of elements drawn anywhere; blocks of models are marked apart."""
+    """Draws sizes over density for elements drawn anywhere; blocks of models have own marks."""
     drawn = [row for row in rows if row["of"] == ANYWHERE]
     series = {
         key.replace("_", " "): [(_share(row, "density"), _share(row, key)) for row in drawn]

@@ -1,9 +1,9 @@
-"""Figure 16 of ZEN: what the memory and the number of hash functions of algorithm 1 cost.
+"""Figure 16 of ZEN: the cost of algorithm 1 over its memory and its number of hash functions.
 
-The kernel's time can only be had on a GPU (``gpu_s``); why it changes can be counted anywhere:
-entries that all hash functions fail to place are written one after another, and the memory is read
-through at the end. ``place`` is algorithm 1 on a CPU, wave by wave, as many entries at once as a
-GPU has threads.
+The kernel's time can only be measured on a GPU (``gpu_s``). The causes of its changes can be
+counted anywhere: entries that all hash functions fail to place are written one after another, and
+the memory is read through at the end. ``place`` is algorithm 1 on a CPU, wave by wave, with as many
+entries at once as a GPU has threads.
 """
 
 from __future__ import annotations
@@ -29,50 +29,51 @@ from .values import number
 
 NUMEL, QUICK_NUMEL = 20_000_000, 2_000_000
 GPU_NUMEL, GPU_REPEATS = 214_000_000, 5
-"""As many as DeepFM's embedding has, where there is a GPU."""
+"""The elements of DeepFM's embedding and the number of repeats, where there is a GPU."""
 PAPER_S, PAPER_GPU = 6e-3, "V100"
 PARTS = 16
 DENSITY = 0.052
-"""Of DeepFM's embedding after a machine's GPUs were added up: section 5.3."""
+"""The density of DeepFM's embedding after a machine's GPUs were added up: section 5.3."""
 MEMORIES = (1.0, 1.5, 2.0, 3.0, 4.0)
-"""r_1 over the number of entries: figure 16a."""
+"""Values of r_1 over the number of entries: figure 16a."""
 HASHES = (1, 2, 3, 4)
-"""k: figure 16b."""
+"""Values of k: figure 16b."""
 BEST_MEMORY, BEST_HASHES = 2.0, 3
 WAVES = 64
-"""In which all entries are placed; 11 million on a V100's 164,000 threads are as many."""
+"""The number of waves in which all entries are placed: that of 11 million entries on a V100's
+164,000 threads, about."""
 EMPTY = -1
-"""No index; the paper's 0 is one."""
+"""The mark of an empty cell, which is no index; the paper's mark 0 is one."""
 COLLISIONS = 0.01
 STRAWMAN = ((1.0, 0.175), (4.0, 0.048))
 """Section 3.2: memory over the tensor's size, share of the entries lost, at 10 % density."""
 STRAWMAN_DENSITY = 0.1
 MEMORY_BYTES = 150e6
 LARGEST = {"LSTM": (406e6, 0.0113), "DeepFM": (214e6, 0.0280), "NMT": (112e6, 0.0247)}
-"""Table 1: elements and density of the embeddings."""
+"""The elements and the density of the embeddings: table 1."""
 SERIAL_SHARE = 0.1
-"""r_2 over r_1."""
+"""The value of r_2 over r_1."""
 UNPRINTED = frozenset({"figure"})
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What algorithm 1 did with the entries of one gradient."""
+    """The result of algorithm 1 on the entries of one gradient."""
 
     num_entries: int
     num_words: int
-    """Of the parallel memory of all parts together."""
+    """The words in the parallel memory of all parts together."""
     placed: tuple[int, ...]
-    """By hash function: how many entries it found room for."""
+    """The number of entries that each hash function found room for."""
 
     @property
     def serial_share(self) -> float:
-        """Of the entries: those written one after another."""
+        """The share of the entries that are written one after another."""
         return 1 - sum(self.placed) / max(1, self.num_entries)
 
     @property
     def tries(self) -> float:
-        """Mean number of hash functions an entry needed; those that fail need all of them."""
+        """The mean number of hash functions that an entry tried; entries that fail try all."""
         tried = sum(turn * count for turn, count in enumerate(self.placed, start=1))
         left = self.num_entries - sum(self.placed)
         return (tried + len(self.placed) * left) / max(1, self.num_entries)
@@ -81,10 +82,10 @@ class Placed:
 def place(
     indices_K: Tensor, num_parts: int, memory: float, hashes: int, *, waves: int = WAVES
 ) -> Placed:
-    """Lines 4 to 17 of algorithm 1 with ``r_1 = memory * K`` in all: where every entry ends up.
+    """Lines 4 to 17 of algorithm 1 with ``r_1 = memory * K`` over all parts.
 
-    Entries of a wave try at once; of those that write to one place one stays, which the others see
-    when they read it back (technique 4), and try on.
+    The entries of a wave try at once. Where several write to one place, one stays. The others see
+    that when they read it back (technique 4), and try the next hash function.
     """
     room = max(1, round(memory * indices_K.numel() / num_parts))
     table = torch.full((num_parts * room,), EMPTY, dtype=torch.int64)
@@ -143,7 +144,7 @@ def _entries(numel: int, device: str) -> Entries:
 
 
 def kernel_s(entries: Entries, numel: int, memory: float, hashes: int) -> float:
-    """Median seconds of algorithm 1 where ``entries`` are: from them to parts, all launches."""
+    """The median seconds of algorithm 1 on the device of ``entries``, all launches included."""
     permutation, seconds = Permutation(numel), []
     parallel = round(memory * entries.indices_K.numel())
     for _ in range(GPU_REPEATS + 1):
@@ -158,7 +159,7 @@ def kernel_s(entries: Entries, numel: int, memory: float, hashes: int) -> float:
 
 
 def _drawn(numel: int, density: float) -> Tensor:
-    """Ascending indices of a uniform draw."""
+    """The ascending indices of elements drawn uniformly."""
     drawn_N = torch.rand(numel, generator=torch.Generator().manual_seed(0))
     return (drawn_N < density).nonzero()[:, 0].int()
 
@@ -176,7 +177,8 @@ def _row(figure: str, memory: float, hashes: int, found: Placed) -> Row:
 
 
 def _strawman(numel: int, memory: float) -> Row:
-    """Algorithm 3: one hash function into ``memory`` tensors, and what collides is lost."""
+    """The row of algorithm 3: one hash function into a memory of ``memory`` times the tensor's
+    size, where entries that collide are lost."""
     indices_K = _drawn(numel // 4, STRAWMAN_DENSITY)
     found = place(indices_K, PARTS, memory / STRAWMAN_DENSITY, 1)
     return {
@@ -191,7 +193,7 @@ def _strawman(numel: int, memory: float) -> Row:
 
 
 def claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What sections 3.2 and 5.3 say of algorithm 1, beside the rows."""
+    """The claims of sections 3.2 and 5.3 about algorithm 1, beside the rows."""
     by_memory = {number(row, "memory"): row for row in rows if row["figure"] == "16a"}
     by_hashes = {number(row, "num_hashes"): row for row in rows if row["figure"] == "16b"}
     lost = [row for row in rows if row["figure"] == "strawman"]
@@ -209,7 +211,7 @@ def _serial(row: Row) -> float:
 
 
 def _memory_claims(by_memory: dict[float, Row]) -> list[Claim]:
-    """Of figure 16a; none unless the memories of the paper were tried."""
+    """The claims of figure 16a; empty unless the memories of the paper were tried."""
     if not {1.0, 2.0, 4.0} <= by_memory.keys():
         return []
     one, two, four = (by_memory[memory] for memory in (1.0, 2.0, 4.0))
@@ -230,7 +232,7 @@ def _memory_claims(by_memory: dict[float, Row]) -> list[Claim]:
 
 
 def _hash_claims(by_hashes: dict[float, Row]) -> list[Claim]:
-    """Of figure 16b; none unless all numbers of the paper were tried."""
+    """The claims of figure 16b; empty unless all numbers of the paper were tried."""
     if not {1, 3, 4} <= by_hashes.keys():
         return []
     one, three, four = (by_hashes[count] for count in (1, 3, 4))
@@ -260,7 +262,8 @@ def _hash_claims(by_hashes: dict[float, Row]) -> list[Claim]:
 
 
 def _strawman_claim(lost: Sequence[Row]) -> Claim:
-    """One hash function loses 1 - (1 - exp(-x)) / x of the entries at a load of x."""
+    """The strawman's claim: one hash function loses 1 - (1 - exp(-x)) / x of the entries at a load
+    of x."""
     pairs = list(zip(lost, STRAWMAN, strict=True))
     agrees = all(abs(_serial(row) - paper) < 0.01 for row, (_, paper) in pairs)
     loads = (0.1, 0.4)
@@ -308,7 +311,7 @@ def _seconds_claim(row: Row | None) -> Claim:
 
 
 def draw16(rows: Sequence[Row], path: Path) -> Path:
-    """Both panels: shares written serially over r_1 and over k."""
+    """Draws both panels: the shares written serially over r_1 and over k."""
     panels = {
         "k = 3": {"": [(number(r, "memory"), _serial(r)) for r in rows if r["figure"] == "16a"]},
         "r_1 = 2 |G| d": {

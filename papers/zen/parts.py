@@ -1,4 +1,4 @@
-"""Figure 17b of ZEN: what hashing gives, and what the hash bitmap adds to it."""
+"""Figure 17b of ZEN: the gain by hashing, and the further gain by the hash bitmap."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from .speed import FULL, MACHINES, QUICK, Gain, Links, gains, is_shaped, measure
 from .values import number
 
 PAPER_COO = {"lstm": (2.74, 0.13, "LSTM"), "transformer": (1.53, 0.34, "Llama3.2-3B")}
-"""Training throughput over AllReduce's with COO, and what the hash bitmap adds: figure 17b."""
+"""The training throughput over AllReduce's with COO, the share that the hash bitmap adds, and the
+paper's model: figure 17b."""
 COMPUTING = 0.114 / (2 * 15 / 16 * 406e6 * 4 / 3.125e9)
-"""The LSTM's computation over the all-reduce of its embedding: 114 ms (section 3.2), 25 Gbit/s."""
+"""The time of the LSTM's computation, 114 ms (section 3.2), over that of the all-reduce of its
+embedding at 25 Gbit/s."""
 
 
 def figure17b(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None) -> Findings:
-    """What hashing gives, and what the hash bitmap adds: from figure 15's run where it is there."""
+    """The gains by hashing and by the hash bitmap, from figure 15's run if there was one."""
     links = links or (QUICK if ask.quick else FULL)
     before = ask.earlier.get("figure15")
     if before is not None and before.rows:
@@ -61,7 +63,9 @@ def _row17b(model: str, own: Mapping[str, Gain]) -> Row:
 
 
 def _training(speedup: float) -> float:
-    """Of a step whose computation takes ``COMPUTING`` of the all-reduce, nothing overlapped.
+    """The speedup of training whose communication has this speedup.
+
+    A step's computation takes ``COMPUTING`` of the all-reduce's time, and nothing overlaps.
 
     >>> 1 < _training(2.0) < 2
     True
@@ -70,7 +74,7 @@ def _training(speedup: float) -> float:
 
 
 def claims17b(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 5.3 says of training throughput, beside that of the model whose is known."""
+    """The claims of section 5.3 about training throughput, for models in ``PAPER_COO``."""
     by_name = {str(row["name"]): row for row in rows}
     found = [
         claim
@@ -134,6 +138,6 @@ WHY_NO_BITMAP = (
 
 
 def draw17b(rows: Sequence[Row], path: Path) -> Path:
-    """Bars: ranges, hashed parts in COO, hash bitmap."""
+    """Draws bars for ranges, hashed parts in COO, and the hash bitmap."""
     keys = ("speedup_ranges_in_coo", "speedup_hashed_in_coo", "speedup_hash_bitmap")
     return bars.draw(rows, path, keys=keys, title="Communication over an all-reduce's")

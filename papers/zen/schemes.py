@@ -1,7 +1,7 @@
-"""Figure 8 of ZEN: what each scheme takes over what an all-reduce takes, for 4 to 128 ranks.
+"""Figure 8 of ZEN: each scheme's time over that of an all-reduce, for 4 to 128 ranks.
 
-Bytes are counted from the captured index sets (``volumes``), as section 2.4 counts them;
-beside them is what the planner's formulas make of the same sparsity on links without latency.
+Bytes are counted from the captured index sets (``volumes``), as section 2.4 counts them. Beside
+them are the predictions of the planner's formulas for the same sparsity, on links without latency.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN = {
     "zen": "ZEN, smallest format",
     "rows": "ZEN, whole rows",
 }
-"""Keys of times, and what they are called; the last two are not in the paper's figure."""
+"""The names of schemes by the keys of their times; the last two are not in the paper's figure."""
 EXISTING = ("agsparse", "sparcml", "omnireduce")
 FORMULAS = {
     "allgather_sparse": "agsparse",
@@ -41,10 +41,11 @@ FORMULAS = {
     "sparse_ps": "sparse_ps",
     "zen": "zen",
 }
-"""The planner's schemes that count what the paper's do; its SparCML turns dense where that pays."""
+"""The planner's schemes that count the same bytes as the paper's. Its SparCML is left out, as it
+turns dense where that pays."""
 NEARLY = 0.01
 MARGINAL = 0.2
-"""A gain below this share of an all-reduce is one."""
+"""The share of an all-reduce's time below which a gain is marginal."""
 SMALL, SMALL_RANKS = "lstm, one sentence", 8
 PAPER_DENSITY, PAPER_LOWER = 0.0247, 0.36
 UNPRINTED = frozenset({"model", *(f"predicted_{key}" for key in FORMULAS.values())})
@@ -53,7 +54,7 @@ UNPRINTED = frozenset({"model", *(f"predicted_{key}" for key in FORMULAS.values(
 def figure8(
     ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] | None = None
 ) -> Findings:
-    """Every scheme's time over the all-reduce's, by model and number of ranks."""
+    """Each scheme's time over the all-reduce's, by model and number of ranks."""
     wanted = ranks or tuple(n for n in RANKS if n <= ranks_of(ask))
     rows: list[Row] = []
     for done, model in ask.each(present(models)):
@@ -65,7 +66,7 @@ def figure8(
 
 
 def model_rows(ask: Ask, model: str, ranks: Sequence[int]) -> list[Row]:
-    """A row for each number of ranks; every size is that of the first ranks captured."""
+    """A row for each number of ranks, which are always the first ranks of the capture."""
     most = max(ranks)
     found = captured(ask, model, most)
     tensor = sparsity(ask, model, most).tensors[0]
@@ -102,7 +103,7 @@ def _row(
 
 
 def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
-    """The planner's formulas for elements, over that of the all-reduce; ZEN in its own formats."""
+    """The planner's times for elements over the all-reduce's; ZEN takes the paper's formats."""
     rate = 1e9
     cluster = Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=0.0)
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
@@ -118,7 +119,7 @@ def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
 
 
 def _formula_note(rows: Sequence[Row]) -> str:
-    """How far the planner's formulas are from the counts."""
+    """A note on how far the planner's formulas are from the counts."""
     off = [
         (number(row, f"predicted_{key}") / number(row, key) - 1, key, str(row["name"]))
         for row in rows
@@ -133,7 +134,7 @@ def _formula_note(rows: Sequence[Row]) -> str:
 
 
 def claims8(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 2.4 says, beside the rows."""
+    """The claims of section 2.4, beside the rows."""
     large = [row for row in rows if row["model"] != SMALL]
     most = max(number(row, "num_ranks") for row in large)
     last = [row for row in large if row["num_ranks"] == most]
@@ -149,7 +150,10 @@ def claims8(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def _crossing(rows: Sequence[Row]) -> Claim:
-    """AGsparse's (n-1) 8 d M bytes exceed 8 (n-1)/n M from n = 1/d on: 40.5 for NMT's 2.47 %."""
+    """The claim about the number of ranks from which AGsparse is slower than an all-reduce.
+
+    Its (n-1) 8 d M bytes exceed 8 (n-1)/n M from n = 1/d on: 40.5 for NMT's 2.47 %.
+    """
     wrong = [
         str(row["name"])
         for row in rows
@@ -174,7 +178,7 @@ def _times(row: Row, keys: Sequence[str]) -> str:
 
 
 def _verdict(last: Sequence[Row], agrees: bool, why: str) -> tuple[bool | None, str]:
-    """A claim's ``agrees`` and ``why``; fewer ranks say nothing of 128."""
+    """A claim's ``agrees`` and ``why``; fewer than 128 ranks neither agree nor disagree."""
     if any(number(row, "num_ranks") < RANKS[-1] for row in last):
         return None, ""
     return agrees, "" if agrees else why
@@ -279,7 +283,7 @@ def _small(row: Row | None) -> Claim:
 
 
 def draw8(rows: Sequence[Row], path: Path) -> Path:
-    """A panel a model, a line a scheme."""
+    """Draws a panel for each model with a line for each scheme."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         if row["model"] == SMALL:

@@ -26,11 +26,12 @@ from .volumes import blocks
 
 RANKS, QUICK_RANKS = 128, 32
 BINS = 20
-"""Of the distribution of overlap ratios, from 0 to 1."""
+"""The number of bins of the distribution of overlap ratios, from 0 to 1."""
 LEAST_OVERLAP = 0.05
-"""Practical overlaps are "much higher": section 2.3."""
+"""The overlap that practical ones are "much higher" than: section 2.3."""
 APART = 0.21
-"""Kolmogorov-Smirnov distance that two samples of 120 of one distribution exceed once in 100."""
+"""The Kolmogorov-Smirnov distance that two samples of 120 from one distribution exceed once in 100
+times."""
 NORMAL = 0.68
 FIRST_OF_EIGHT = 0.6
 LSTM_SKEW = 70.0
@@ -50,7 +51,7 @@ WHY_LESS_SKEW = (
 
 
 def ranks_of(ask: Ask) -> int:
-    """Gradients that are captured of each model."""
+    """The number of ranks whose gradients are captured of each model."""
     return QUICK_RANKS if ask.quick else RANKS
 
 
@@ -61,14 +62,20 @@ def findings(
     notes: Sequence[str] = (),
     complete: bool = True,
 ) -> Findings:
-    """With a note for each model whose data this machine lacks, which says how to get them."""
+    """Findings with a note for each model whose data this machine lacks.
+
+    Such a note says how to get the data.
+    """
     found = [(name, lacking(name)) for name in models]
     absent = [f"not measured: {name}. {why}" for name, why in found if why is not None]
     return Findings(tuple(rows), claims, (*notes, *absent), complete=complete and not absent)
 
 
 def sparsity(ask: Ask, name: str, num_ranks: int) -> SparsityProfile:
-    """Definitions 1 to 5 of a capture; kept beside it, where planners and benchmarks find it."""
+    """The figures of definitions 1 to 5 for a capture.
+
+    They are kept beside it, where planners and benchmarks find them.
+    """
     path = None if ask.folder is None else ask.folder / f"sparsity-{stem(name)}.json"
     if path is not None and path.exists():
         kept = SparsityProfile.load(path)
@@ -81,7 +88,7 @@ def sparsity(ask: Ask, name: str, num_ranks: int) -> SparsityProfile:
 
 
 def profile_of(found: Capture, num_ranks: int) -> SparsityProfile:
-    """Of the capture's first ranks, in its own units and in OmniReduce's blocks."""
+    """The sparsity of a capture's first ranks, in its own units and in OmniReduce's blocks."""
     units = found.units[:num_ranks]
     blocked = [blocks(one).numpy() for one in found.elements(num_ranks)]
     tensor = TensorSparsity(
@@ -103,7 +110,7 @@ Read = Callable[[str, SparsityProfile], Row]
 
 
 def _rows(ask: Ask, models: Sequence[str], num_ranks: int | None, read: Read) -> tuple[Row, ...]:
-    """What ``read`` makes of each model's sparsity."""
+    """A row for each model, which ``read`` makes of the model's sparsity."""
     rows = []
     for done, name in ask.each(present(models)):
         ask.report(done, name)
@@ -116,7 +123,7 @@ def _units(found: SparsityProfile) -> UnitSparsity:
 
 
 def figure2a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
-    """Overlap ratios of pairs of gradients."""
+    """The overlap ratios of pairs of gradients."""
     rows = _rows(ask, models, num_ranks, row2a)
     return findings(rows, claims2a(rows), models)
 
@@ -137,7 +144,7 @@ def row2a(name: str, found: SparsityProfile) -> Row:
 
 
 def claims2a(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What sections 2.1 and 2.3 say of overlaps."""
+    """The claims of sections 2.1 and 2.3 about overlaps."""
     means = [(number(row, "overlap_mean"), number(row, "overlap_deviation")) for row in rows]
     shown = [f"{row['name']}: {m:.2f} +- {d:.2f}" for row, (m, d) in zip(rows, means, strict=True)]
     distances = [
@@ -190,14 +197,14 @@ def farthest(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _within_a_deviation(row: Row) -> float:
-    """The share of a model's overlap ratios that are."""
+    """The share of a model's overlap ratios within one standard deviation of their mean."""
     mean, deviation = number(row, "overlap_mean"), number(row, "overlap_deviation")
     overlaps = listed(row, "overlaps")
     return sum(abs(one - mean) <= deviation for one in overlaps) / len(overlaps)
 
 
 def draw2a(rows: Sequence[Row], path: Path) -> Path:
-    """The distributions of overlap ratios."""
+    """Draws the distributions of overlap ratios."""
     series = {str(row["name"]): _histogram(listed(row, "overlaps")) for row in rows}
     return curves.draw(
         series,
@@ -209,7 +216,8 @@ def draw2a(rows: Sequence[Row], path: Path) -> Path:
 
 
 def _histogram(overlaps: Sequence[float]) -> list[tuple[float, float]]:
-    """(middle of a bin, share of pairs in it), from the first bin with any to the last."""
+    """The middle of each bin and the share of pairs in it, from the first bin with any to the
+    last."""
     counts = [0] * BINS
     for one in overlaps:
         counts[min(BINS - 1, int(one * BINS))] += 1
@@ -239,7 +247,7 @@ def row2b(name: str, found: SparsityProfile) -> Row:
 
 
 def claims2b(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 2.1 says of sums."""
+    """The claim of section 2.1 about the density of sums."""
     partly = all(1 < ratio < n for row in rows for n, ratio in by_number(row, "densification_"))
     shown = [
         f"{row['name']}: {100 * number(row, 'fraction_density'):.3g} % to "
@@ -258,12 +266,12 @@ def claims2b(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def draw2b(rows: Sequence[Row], path: Path) -> Path:
-    """Densification ratios over ranks."""
+    """Draws densification ratios over ranks."""
     return _draw_doubling(rows, path, "densification_", "Sums are denser", "ranks")
 
 
 def figure3a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
-    """Shares of the non-zero elements in eight partitions, means over ranks."""
+    """The shares of the non-zero elements in eight partitions, means over ranks."""
     rows = _rows(ask, models, num_ranks, row3a)
     return findings(rows, claims3a(rows), models)
 
@@ -276,7 +284,7 @@ def row3a(name: str, found: SparsityProfile) -> Row:
 
 
 def claims3a(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 2.1 says of eight partitions."""
+    """The claim of section 2.1 about eight partitions."""
     first = {str(row["name"]): listed(row, "shares")[0] for row in rows}
     below = [name for name, share in first.items() if share <= FIRST_OF_EIGHT]
     claim = Claim(
@@ -290,7 +298,7 @@ def claims3a(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def draw3a(rows: Sequence[Row], path: Path) -> Path:
-    """The heat map of eight partitions."""
+    """Draws the heat map of eight partitions."""
     return heat.draw(
         {str(row["name"]): listed(row, "shares") for row in rows},
         path,
@@ -317,7 +325,7 @@ def row3b(name: str, found: SparsityProfile) -> Row:
 
 
 def claims3b(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 2.1 says of the LSTM in 128 partitions."""
+    """The claim of section 2.1 about the LSTM in 128 partitions."""
     parts = DOUBLINGS[-1]
     says = f"the LSTM's embedding in {parts} partitions has a skewness ratio over {LSTM_SKEW:.0f}"
     place = "section 2.1, figure 3b"
@@ -331,7 +339,7 @@ def claims3b(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def draw3b(rows: Sequence[Row], path: Path) -> Path:
-    """Skewness ratios over partitions."""
+    """Draws skewness ratios over partitions."""
     return _draw_doubling(rows, path, "skewness_", "Partitions are uneven", "partitions")
 
 

@@ -33,7 +33,7 @@ SHOWN = {
     "zen": "ZEN, Elias-Fano",
 }
 MACHINES = 16
-"""Of figures 15 and 17b in the paper; gains on fewer are others."""
+"""The machines of figures 15 and 17b in the paper; on fewer, gains cannot be compared."""
 BASELINES = ("allgather_sparse", "sparcml", "omnireduce", "sparse_ps")
 PAPER_ZEN = {"lstm": (6.77, "LSTM"), "deepfm": (2.10, "DeepFM"), "transformer": (3.51, "Gemma2-2B")}
 PAPER_OMNIREDUCE = 1.58
@@ -44,24 +44,24 @@ UNPRINTED = frozenset({"tensor", "scheme", "num_hosts", "link_bytes_per_s", "num
 
 @dataclass(frozen=True)
 class Links:
-    """On what is measured, and how often."""
+    """The links that are measured on, and the number of repeats."""
 
     hosts: int
     rate_bytes_per_s: float
     repeats: int
     most_gpus: int = 8
-    """Gradients that a host adds up at most before it sends the sum."""
+    """The most gradients that a host adds up before it sends the sum."""
 
 
 FULL = Links(16, 100 * MBIT, 3)
 QUICK = Links(8, 200 * MBIT, 2, 4)
 GPUS = {"lstm": 8, "deepfm": 8, "transformer": 1}
-"""Gradients of a host, as in the paper: its machines have 8 GPUs, which hold one model of the
-large ones (tensor parallelism)."""
+"""The gradients of a host, as in the paper. Its machines have 8 GPUs, which together hold one
+replica of a large model (tensor parallelism)."""
 
 
 def figure15(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None) -> Findings:
-    """Seconds of every scheme on shaped links, and its speedup over the all-reduce."""
+    """The seconds of every scheme on shaped links, and its speedup over the all-reduce."""
     links = links or (QUICK if ask.quick else FULL)
     rows = measure(ask, present(models), links, SCHEMES)
     notes = (
@@ -74,7 +74,7 @@ def figure15(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = Non
 def measure(
     ask: Ask, models: Sequence[str], links: Links, schemes: Sequence[str]
 ) -> tuple[Row, ...]:
-    """Rows of ``bench.captured``, of the captures kept in the folder or of fresh ones."""
+    """The rows of ``captured``, from captures kept in the folder or from fresh ones."""
     with TemporaryDirectory(prefix="gradwire-") as temporary:
         paths = []
         for done, model in ask.each(models):
@@ -94,34 +94,37 @@ def measure(
 
 
 def machines(found: Capture, hosts: int, num_gpus: int) -> Capture:
-    """The sets of hosts that add up ``num_gpus`` ranks' gradients each."""
+    """The capture of hosts each of which adds up the gradients of ``num_gpus`` ranks."""
     groups = [found.units[host * num_gpus : (host + 1) * num_gpus] for host in range(hosts)]
     return replace(found, units=tuple(np.unique(np.concatenate(group)) for group in groups))
 
 
 def is_shaped(rows: Sequence[Row]) -> bool:
-    """Whether links had a rate: without one there is nothing to compare with the paper."""
+    """Whether links had a rate; without one nothing can be compared with the paper."""
     return all(row["link_bytes_per_s"] is not None for row in rows)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Of a scheme over the all-reduce for one model: as measured, and by the bytes alone."""
+    """The speedup of a scheme over the all-reduce for one model: measured, and by bytes alone."""
 
     measured: float
     by_bytes: float
 
     def over(self, other: Gain) -> Gain:
-        """Of one scheme over another."""
+        """The gain of this scheme over another one."""
         return Gain(self.measured / other.measured, self.by_bytes / other.by_bytes)
 
 
 Gains = Mapping[str, Mapping[str, Gain]]
-"""By model and scheme."""
+"""Gains by model and scheme."""
 
 
 def gains(rows: Sequence[Row]) -> Gains:
-    """Of the rows of one run; by bytes as if links were all there is."""
+    """The gains in the rows of one run.
+
+    Where bytes are not known, the gain by bytes is 1.
+    """
     found: dict[str, dict[str, Gain]] = {}
     dense = {row["tensor"]: row["busiest_bytes"] for row in rows if row["scheme"] == "dense"}
     for row in rows:
@@ -134,7 +137,7 @@ def gains(rows: Sequence[Row]) -> Gains:
 
 
 def claims15(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """What section 5.2 and the abstract say of communication, beside the rows."""
+    """The claims of section 5.2 and the abstract about communication, beside the rows."""
     if not is_shaped(rows):
         says = "ZEN communicates 2.10 to 6.77 times as fast as AllReduce with 16 machines"
         return (Claim(says, "section 5.2, figure 15", "not measured: links are not shaped", None),)
@@ -149,7 +152,7 @@ def claims15(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def of_as_many(claims: Sequence[Claim], rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """The claims, which fewer hosts than the paper's say nothing of."""
+    """The claims; on fewer hosts than the paper's they neither agree nor disagree."""
     fewer = {number(row, "num_hosts") for row in rows} - {MACHINES}
     if not fewer:
         return tuple(claims)
@@ -158,7 +161,7 @@ def of_as_many(claims: Sequence[Claim], rows: Sequence[Row]) -> tuple[Claim, ...
 
 
 def _why_less(gain: Gain, paper: float) -> str:
-    """Whether bytes or what else takes time keep a gain below the paper's; "" where it is not."""
+    """The reason why a gain is below the paper's: bytes, or other work; "" where it is not."""
     if gain.measured >= paper:
         return ""
     if gain.by_bytes < paper:
@@ -184,7 +187,8 @@ def _zen_claim(model: str, ours: Gain) -> Claim:
 
 
 def _omnireduce_claim(found: Gains) -> Claim:
-    """A gain that is up to the paper's is one: somewhere above 1, and nowhere above the paper's."""
+    """The claim that OmniReduce gains up to so much: for some model above 1, for none above the
+    paper's."""
     by_model = {model: own["omnireduce"].measured for model, own in found.items()}
     above = [model for model, value in by_model.items() if value > PAPER_OMNIREDUCE * 1.05]
     why = ""
@@ -222,7 +226,7 @@ def _slower_claim(found: Gains) -> Claim:
 
 
 def _best_over(found: Gains, scheme: str) -> Gain:
-    """ZEN over a scheme, for the model where it gains most."""
+    """ZEN's gain over a scheme, for the model where it gains most."""
     return max(
         (own[ZEN].over(own[scheme]) for own in found.values()), key=lambda gain: gain.measured
     )
@@ -257,7 +261,7 @@ def _most_claim(found: Gains) -> Claim:
 
 
 def draw15(rows: Sequence[Row], path: Path) -> Path:
-    """Bars of the speedups, a panel a model."""
+    """Draws bars of the speedups, with a panel for each model."""
     found = gains(rows)
     schemes = list(dict.fromkeys(str(row["scheme"]) for row in rows if row["scheme"] != "dense"))
     drawn: list[Row] = [

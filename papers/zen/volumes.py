@@ -1,8 +1,8 @@
-"""What every scheme makes the busiest link carry, counted from the index sets of all ranks.
+"""The bytes of every scheme on the busiest link, counted from the index sets of all ranks.
 
-As section 2.4 of ZEN counts: bytes over a rate, full duplex, no latency and no computation; a value
-and an index are 4 bytes each. Not from mean densities but from the sets, so skew and overlaps are
-those of the ranks at hand.
+They are counted as in section 2.4 of ZEN: bytes over a rate, full duplex, no latency and no
+computation; a value and an index are 4 bytes each. Index sets are counted, not mean densities, so
+skew and overlaps are those of the ranks at hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX_BYTES = VALUE_BYTES = 4
 ENTRY_BYTES = INDEX_BYTES + VALUE_BYTES
 
 Places = Callable[[Tensor], Tensor]
-"""A bijection of [0, numel): where an index lies, int32 to int32."""
+"""A bijection of [0, numel) that gives the place of each index, int32 to int32."""
 
 
 def union(sets: Sequence[Tensor], numel: int) -> Tensor:
@@ -36,9 +36,9 @@ def union(sets: Sequence[Tensor], numel: int) -> Tensor:
 
 
 def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
-    """Sizes of unions by doubling: entry s has those of every 2^s neighbouring ranks.
+    """The sizes of unions by doubling: entry s has those of every 2^s neighbouring ranks.
 
-    As far as whole groups go: 6 sets give 6, 3 and 1 sizes.
+    Only whole groups are counted: 6 sets give 6, 3 and 1 sizes.
     """
     sizes, level = [], list(sets)
     while level:
@@ -50,16 +50,16 @@ def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How many entries travel in a push and a pull among W ranks that are servers as well."""
+    """The numbers of entries in a push and a pull among W ranks that are servers as well."""
 
     pushed_WW: Tensor
-    """By worker and server."""
+    """The number of entries that each worker pushes to each server."""
     pulled_W: Tensor
-    """What each server has for every worker."""
+    """The number of entries that each server sends to every worker."""
 
     @classmethod
     def of(cls, sets: Sequence[Tensor], numel: int, places: Places | None = None) -> Traffic:
-        """Parts are ranges of ceil(numel / W) indices, or of places if those are given."""
+        """The traffic of these sets; parts are ranges of ceil(numel / W) indices, or of places."""
         world = len(sets)
         part_numel = part_length(numel, world)
 
@@ -70,12 +70,12 @@ class Traffic:
         return cls(torch.stack([by_part(one) for one in sets]), by_part(union(sets, numel)))
 
     def push_bytes(self, entry_bytes: int) -> int:
-        """Bytes on the busiest side of a link; what a rank keeps to itself is not sent."""
+        """The bytes in the busiest direction of a link; a rank's own entries are not sent."""
         sent_WW = self.pushed_WW - torch.diag(self.pushed_WW.diag())
         return entry_bytes * int(max(sent_WW.sum(0).max(), sent_WW.sum(1).max()))
 
     def pull_bytes(self, entry_bytes: int, fixed_bytes: int = 0) -> int:
-        """Bytes on the busiest side; ``fixed_bytes`` are in each message beside its entries."""
+        """The bytes in the busiest direction; each message has ``fixed_bytes`` beside entries."""
         size_W = self.pulled_W * entry_bytes + fixed_bytes
         others = len(size_W) - 1
         return int(max(others * size_W.max(), size_W.sum() - size_W.min()))
@@ -96,7 +96,7 @@ class Traffic:
 def busiest_bytes(
     sets: Sequence[Tensor], numel: int, places: Places, sizes: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Bytes on the busiest side of a link by scheme. ``sizes`` are ``grown`` of these sets."""
+    """The bytes in the busiest direction of a link, by scheme; ``sizes`` is ``grown(sets)``."""
     world = len(sets)
     ranged, hashed = Traffic.of(sets, numel), Traffic.of(sets, numel, places)
     blocked = Traffic.of([blocks(one) for one in sets], num_units(numel, BLOCK))
@@ -118,9 +118,10 @@ def busiest_bytes(
 
 
 def rows_bytes(found: Capture, num_ranks: int) -> float:
-    """Of Balanced Parallelism whose entries are whole units (rows of an embedding), an index each.
+    """The bytes of Balanced Parallelism with whole units (rows of an embedding) as entries.
 
-    Push in COO, pull in the smaller one of COO and a hash bitmap.
+    Each unit has one index. Entries are pushed in COO and pulled in the smaller one of COO and a
+    hash bitmap.
     """
     sets = [torch.from_numpy(one) for one in found.units[:num_ranks]]
     traffic = Traffic.of(sets, found.num_units, Permutation(found.num_units).places)
@@ -135,14 +136,15 @@ def _both(traffic: Traffic, entry_bytes: int) -> int:
 
 
 def dense_bytes(numel: int, world: int) -> float:
-    """Of a ring all-reduce of float32."""
+    """The bytes that a rank sends in a ring all-reduce of float32."""
     return 2 * (world - 1) / world * VALUE_BYTES * numel
 
 
 def sparcml_bytes(sizes: Sequence[Sequence[int]], world: int) -> int:
-    """Recursive doubling in COO among a power of two ranks, which wait for their partners.
+    """The bytes of recursive doubling in COO among a power of two ranks.
 
-    A stage of two groups of ranks lasts as long as the larger union needs.
+    Ranks wait for their partners, so a stage of two groups of ranks lasts as long as the larger
+    union needs.
     """
     done = [0] * world
     stage = 0
@@ -157,6 +159,6 @@ def sparcml_bytes(sizes: Sequence[Sequence[int]], world: int) -> int:
 
 
 def blocks(indices_K: Tensor) -> Tensor:
-    """Ascending numbers of the blocks that ascending indices lie in, int32."""
+    """The ascending numbers of the blocks that ascending indices lie in, int32."""
     found: Tensor = torch.unique_consecutive(indices_K // BLOCK)
     return found

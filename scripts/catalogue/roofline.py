@@ -1,4 +1,4 @@
-"""What each layer of a model computes and moves, counted on the meta device, and how long it takes.
+"""The seconds of a model's layers, by the flops and bytes of each, counted on the meta device.
 
 Every operation of a forward pass (and of the loss) is seen by a dispatch mode and charged to the
 layer entered last: a leaf module with parameters of its own. So ReLU, pooling, softmax, residual
@@ -7,8 +7,8 @@ additions and the loss belong to the layer before them. An operation takes
     max(flops / FLOP_RATE, bytes / BYTE_RATE) / efficiency
 
 where each tensor operand is read once and each result is written once, and views are free. Backward
-is taken as twice forward (two products of the same size for each product). Not in it: kernel
-launches, reuse of caches between operations, the optimizer, input pipelines.
+is taken as twice forward (two products of the same size for each product). Kernel launches, reuse
+of caches between operations, the optimizer and input pipelines are not counted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ aten = torch.ops.aten
 
 DEVICE = "Tesla V100 SXM2, float32"
 FLOP_RATE = 15.7e12
-"""Peak of float32, NVIDIA Tesla V100 datasheet (2018): 15.7 TFLOP/s."""
+"""The V100's peak of float32, NVIDIA Tesla V100 datasheet (2018): 15.7 TFLOP/s."""
 BYTE_RATE = 900e9
-"""Bandwidth of its HBM2, same datasheet: 900 GB/s."""
+"""The V100's bandwidth of HBM2, same datasheet: 900 GB/s."""
 WINOGRAD = 2.25
 """Multiplications saved by F(2x2, 3x3) (Lavin and Gray 2016), which cuDNN uses for convolutions of
 3x3 and stride 1: without it VGG would have to run at 124 % of the peak to reach its measured speed.
 """
 BACKWARD = 2.0
-"""Backward over forward. Measured on a V100 (cnn-benchmarks): VGG16 2.2, ResNet-50 2.3, GoogleNet
-and ResNet-152 2.6; the difference moves time from forward to backward, never the sum.
+"""The time of backward over that of forward. Measured on a V100 (cnn-benchmarks) it is 2.2 for
+VGG16, 2.3 for ResNet-50 and 2.6 for GoogleNet and ResNet-152. The difference moves time from
+forward to backward and leaves the sum.
 """
 _FREE = {aten._unsafe_view, aten.empty, aten.empty_like}
 
@@ -55,7 +56,7 @@ class LayerWork:
 class _Ledger:
     layers: list[LayerWork] = field(default_factory=list)
     early_s: float = 0.0
-    """Operations before the first layer."""
+    """The seconds of operations before the first layer."""
 
     def charge(self, seconds: float) -> None:
         if self.layers:
@@ -73,7 +74,11 @@ def _num_bytes(values: object) -> int:
 
 
 def _is_winograd(args: tuple[Any, ...]) -> bool:
-    """Arguments of aten.convolution: x, weight, bias, stride, padding, dilation, _, _, groups."""
+    """Whether a convolution can go by Winograd's algorithm.
+
+    The arguments are those of aten.convolution: x, weight, bias, stride, padding, dilation, _, _,
+    groups.
+    """
     kernel, stride, dilation, groups = args[1].shape[2:], args[3], args[5], args[8]
     return tuple(kernel) == (3, 3) and {*stride, *dilation, groups} == {1}
 
@@ -143,5 +148,5 @@ def layers_of(model: nn.Module, inputs: Tensor) -> list[LayerWork]:
 
 
 def ideal_iteration_s(layers: list[LayerWork]) -> float:
-    """Forward and backward of all layers at efficiency 1."""
+    """The seconds of forward and backward of all layers at efficiency 1."""
     return (1 + BACKWARD) * sum(layer.ideal_s for layer in layers)

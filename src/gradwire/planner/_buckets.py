@@ -11,19 +11,19 @@ from ..errors import invalid
 from ._types import MOST_CREDIT, Chunk, Message
 
 MOST_MESSAGES = 2**18
-"""Of a plan: half a gigabyte of them, and a minute to price."""
+"""The most messages of a plan. So many take half a gigabyte of memory and a minute to price."""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Tensors of one dtype, in the profile's order: a layer's, or those of neighbouring layers.
 
-    None of them is empty.
+    None of the tensors is empty.
     """
 
     layer: int
-    """The place in forward order of the (first) layer: the last one that is ready, and the first
-    one that is needed."""
+    """The place in forward order of the bucket's first layer. In the backward pass that layer is
+    ready last, and in the next forward pass it is needed first."""
     tensors: tuple[ProfiledTensor, ...]
 
     @property
@@ -89,17 +89,17 @@ def whole(*fused: Bucket) -> Message:
 
 
 def check_bytes(what: str, given: int) -> None:
-    """Refuses what is no size of a message."""
+    """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at least 1."""
     check_whole(what, given, "sizes are in bytes")
 
 
 def check_count(what: str, given: int, num_messages: int) -> None:
-    """Refuses a size of which a plan would have more messages than anybody can carry out."""
+    """Refuses a size with which the plan would have more than ``MOST_MESSAGES`` messages."""
     if num_messages > MOST_MESSAGES:
-        accepted = f"one of which this model has at most {MOST_MESSAGES} messages"
+        accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
         raise invalid(what, given, f"{accepted}, and not {num_messages}", "write a larger one")
 
 
 def check_credit(given: int) -> None:
-    """Refuses what is no number of messages at once."""
+    """Refuses ``given`` unless it is a whole number of channels from 1 to ``MOST_CREDIT``."""
     check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

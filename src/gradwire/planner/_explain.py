@@ -1,7 +1,7 @@
-"""Why a plan gives what it gives, in words and figures, and what other planners would give.
+"""Why a plan takes the time it takes, in words and figures, and what other planners would take.
 
-All figures are the model's: an iteration on a cluster whose ranks are alike and whose links carry
-what the cluster file says.
+All figures are predictions: an iteration on a cluster whose ranks are alike and whose links carry
+the bytes per second that the cluster file says.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ._sparse import sentences
 from ._types import DENSE, Plan
 
 WORTH = 0.02
-"""A gain below this share is called none: predictions are hardly better."""
+"""A gain below this share is called none, as predictions are hardly more exact."""
 
 _SPREAD, _STEPS = 1000.0, 24
-"""Rates looked at: from a thousandth to a thousandfold, in so many steps."""
+"""The rates looked at go from a thousandth of the cluster's to a thousand times it, in ``_STEPS``
+steps."""
 
 Planned = Callable[[Cluster], float]
 """Seconds of an iteration that a planner gives for a cluster."""
@@ -69,8 +70,7 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
 
 
 def why(account: Account, best: Account) -> str:
-    """What keeps a plan from the bound, or, if another one is better, from that one: the dearest
-    cause."""
+    """The dearest cause that keeps a plan from the bound, or from a better plan if there is one."""
     if account.iteration_s <= account.bound_s * (1 + WORTH):
         return "nothing: within 2 % of the bound"
     own, others = _costs(account), _costs(best)

@@ -16,9 +16,9 @@ class Wait:
     """A layer's next forward that could run, were it not for a message."""
 
     layer: int
-    """Its place in forward order."""
+    """The layer's place in forward order."""
     message: int
-    """The one that ends last of those it waits for."""
+    """The message that ends last among the messages that the layer waits for."""
     seconds: float
 
 
@@ -30,11 +30,11 @@ class Account:
     profile: Profile
     timing: Timing
     latency_s: float
-    """Latencies of all dense messages, one behind the other."""
+    """The sum of the latencies of all dense messages."""
     transfer_s: float
-    """What the bytes of all dense messages take on a link that does nothing else."""
+    """Seconds that the bytes of all dense messages take on a link that does nothing else."""
     bound_s: float
-    """No plan that sends these bytes takes less."""
+    """The least seconds that an iteration takes under any plan that sends these bytes."""
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Account:
@@ -61,7 +61,7 @@ class Account:
 
     @property
     def exposed_s(self) -> float:
-        """What communication adds to the computation."""
+        """Seconds that communication adds to those of the computation."""
         return max(0.0, self.iteration_s - self.compute_s)
 
     def waits(self) -> list[Wait]:
@@ -87,7 +87,7 @@ class Account:
         return sorted(found, key=lambda wait: -wait.seconds)
 
     def hidden_behind(self, number: int) -> tuple[str, float]:
-        """What a message's time is hidden behind, in words, and for how many seconds."""
+        """The layers that a message's time is hidden behind, in words, and for how many seconds."""
         start_s, end_s = self.timing.message_start_s[number], self.timing.message_end_s[number]
         names = [layer.name for layer in self.profile.layers]
         timing = self.timing

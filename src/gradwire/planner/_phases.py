@@ -42,15 +42,19 @@ def messages_of(
 
 @dataclass(frozen=True)
 class Instance:
-    """What algorithm 1 knows: buckets in forward order, cut into basic blocks, and all times."""
+    """The input of algorithm 1: buckets in forward order, cut into basic blocks, and all times.
+
+    ``layer_ends_s`` and ``forward_s`` have an element for each layer; ``layer``, ``size_bytes``,
+    ``basic_bytes`` and ``num_basic`` one for each bucket.
+    """
 
     alpha_s: float
     beta_s_per_byte: float
     layer_ends_s: list[float]
-    """When each layer's backward ends, layers in forward order."""
+    """The second at which each layer's backward ends; layers are in forward order."""
     forward_s: list[float]
     layer: list[int]
-    """The layer of each bucket."""
+    """The place in forward order of each bucket's layer."""
     size_bytes: list[int]
     basic_bytes: list[int]
     num_basic: list[int]
@@ -66,8 +70,9 @@ class Instance:
     ) -> Instance:
         """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each.
 
-        Of ``credit`` messages at once each waits for its own latency while the others use the
-        link, so that one costs the link a ``credit``-th of it; times are then estimates.
+        Where ``credit`` messages travel at once, each waits for its own latency while the others
+        use the link. So a message costs the link a ``credit``-th of the latency, and times are
+        estimates.
         """
         blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
         sizes = [b.size_bytes for b in cut]
@@ -85,8 +90,9 @@ class Instance:
     def blocks(self, place: Sequence[int]) -> list[Block]:
         """All blocks in issue order; the bucket of the smallest ``place`` is the most urgent.
 
-        Between two ends of layers the most urgent bucket that is ready sends as many basic blocks
-        as fit, and at least one; if it is the most urgent one still, its block grows.
+        Between the ends of two layers the most urgent bucket that is ready sends as many basic
+        blocks as fit, and at least one. If that bucket is still the most urgent one after the
+        second end, its block grows.
         """
         sent = [0] * len(self.layer)
         blocks = self._first_phase(place, sent)
@@ -102,7 +108,7 @@ class Instance:
         return blocks
 
     def iteration_s(self, blocks: Sequence[Block]) -> float:
-        """When the last forward ends (equations 11 and 12)."""
+        """The second at which the last layer's forward ends (equations 11 and 12)."""
         done_s = [self.layer_ends_s[0]] * len(self.forward_s)
         layer = self.layer
         for block in blocks:
@@ -161,8 +167,8 @@ class Instance:
         return blocks
 
     def _reach(self, bucket: int, first: int, reached: int, gap_s: float) -> int:
-        """Up to which basic block a block from ``first`` on goes that starts ``gap_s`` before the
-        layer's end (equations 4 to 7), beyond what it has ``reached`` before."""
+        """Where a block from basic block ``first`` on stops that starts ``gap_s`` before the
+        layer's end (equations 4 to 7): at least one basic block beyond where it had ``reached``."""
         basic_bytes = self.basic_bytes[bucket]
         room_s = gap_s - self.alpha_s
         if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):

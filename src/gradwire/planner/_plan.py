@@ -85,7 +85,7 @@ def settings_of(planner: Planner) -> list[str] | None:
 
 
 def name_of(planner: Planner) -> str:
-    """What errors and tables call a planner: its function's name."""
+    """A planner's name in errors and tables: that of its function."""
     while isinstance(planner, partial):
         planner = planner.func
     return getattr(planner, "__name__", type(planner).__name__)

@@ -20,10 +20,11 @@ TIE = 0.005
 
 
 def fewest_messages(priced: Iterable[tuple[float, Plan]]) -> Plan:
-    """Of (seconds, plan), the plan of fewest messages among those that tie with the best.
+    """The plan of fewest messages among those that tie with the best of ``priced``.
 
-    What a message costs the host that sends it is the part of the model that is known least, so of
-    plans that promise the same the one that relies on it least is the better one.
+    Each pair is the seconds predicted of a plan, and the plan. How much time a message costs its
+    host is known least of all that goes into a prediction. So among plans that promise the same
+    time, the one with the fewest messages is the safest.
     """
     found = list(priced)
     best_s = min(seconds for seconds, _ in found)

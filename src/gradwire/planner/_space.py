@@ -1,4 +1,4 @@
-"""What values of a setting are worth trying; each planner declares its own in its ``SEARCH``."""
+"""The values of a setting that are worth trying; each planner declares its own in ``SEARCH``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Trial(Protocol):
-    """What is used of optuna's trial."""
+    """The part of optuna's trial that gradwire uses."""
 
     def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
 
@@ -14,7 +14,7 @@ class Trial(Protocol):
 class WholeNumbers(NamedTuple):
     """Whole numbers from ``low`` to ``high``, both included.
 
-    On a ``logarithmic`` scale 1 MiB is as far from 2 MiB as from 512 KiB, as sizes should be.
+    On a ``logarithmic`` scale 1 MiB is as far from 2 MiB as from 512 KiB, which suits sizes.
     """
 
     low: int
@@ -26,10 +26,10 @@ class WholeNumbers(NamedTuple):
 
 
 Space = dict[str, WholeNumbers]
-"""Settings of one planner by name, its ``SEARCH``."""
+"""The values to try of each setting of one planner, by the setting's name."""
 
 SIZES = WholeNumbers(2**16, 2**27, logarithmic=True)
-"""Bytes from 64 KiB to 128 MiB."""
+"""Sizes in bytes, from 64 KiB to 128 MiB."""
 
 LANES = WholeNumbers(1, 8)
-"""Messages at once; each lane is a process group with connections of its own."""
+"""Numbers of messages at once. Each is a channel: a process group with its own connections."""

@@ -22,7 +22,7 @@ MOST_EXPLAINED = 12
 
 
 def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[Setting, Chosen]]:
-    """What each profiled sparse tensor is, on this cluster, and what is chosen for it."""
+    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen for it."""
     sparsity = profile.sparsity
     if sparsity is None:
         return {}
@@ -47,7 +47,7 @@ def sentences(profile: Profile, cluster: Cluster) -> Iterator[str]:
         return
     chosen = schemes_of(profile, cluster)
     if profile.sparsity.compressor is not None:
-        yield f"Sparse is what {profile.sparsity.compressor} takes of each gradient."
+        yield f"The sparse gradient is the part that {profile.sparsity.compressor} takes."
     largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
     for name in largest[:MOST_EXPLAINED]:
         at, found = chosen[name]

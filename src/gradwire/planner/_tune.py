@@ -6,7 +6,8 @@ Differences from the papers: the surrogate is optuna's tree-structured Parzen es
     Gaussian process: most settings are whole numbers, of which a few are good. The first setting
     tried is the default, so the result is never worse than it.
 
-What is searched stands in each planner's file, as ``SEARCH``. Needs the extra ``gradwire[tune]``.
+``SEARCH`` in each planner's file says which values are searched. This module needs the extra
+``gradwire[tune]``.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Objective = Callable[[Plan], float]
 """Seconds that a plan takes, predicted or measured; less is better."""
 
 NUM_RANDOM = 10
-"""Trials at random before the surrogate is asked."""
+"""The number of random trials before the surrogate is asked."""
 
 MOST_TRIALS = 10_000
-"""A trial is a plan made and priced."""
+"""The most trials that may be asked for; in each a plan is made and priced."""
 
 
 def tune(
@@ -50,15 +51,17 @@ def tune(
 ) -> Plan:
     """The best plan found in ``trials`` settings of ``planner``, the default ones among them.
 
-    Of plans that tie (see ``fewest_messages``) it is the one of fewest messages.
+    Among plans that tie (see ``fewest_messages``) it is the one of fewest messages.
 
-    Settings bound by ``functools.partial`` stay; the others of its ``SEARCH`` are searched. Without
-    an ``objective`` it is the seconds of an iteration under the model, which all ranks find alike.
-    One that measures must return the same number on every rank, or they choose different plans.
+    Settings bound by ``functools.partial`` stay; the others in the planner's ``SEARCH`` are
+    searched. Without an ``objective`` the predicted seconds of an iteration are minimised, which
+    are the same on all ranks. An objective that measures must return the same number on every
+    rank, or ranks choose different plans.
 
-    Settings that the planner refuses for this model (as of too many messages) are not chosen. The
-    same seed gives the same plan. Raises ``InvalidSetting`` for an objective whose result is no
-    number, and where optuna is missing (unless nothing is to be searched).
+    Settings that the planner refuses for this model (because they cut it into too many messages,
+    say) are not chosen. The same seed gives the same plan. Raises ``InvalidSetting`` for an
+    objective whose result is no number, and ``NotInstalled`` where optuna is missing, unless
+    nothing is to be searched.
     """
     check_whole("trials", trials, "40 is usual", most=MOST_TRIALS)
     check_whole("seed", seed, "leave it out", least=0, most=2**32 - 1)
@@ -96,7 +99,7 @@ def _made(make: Callable[[], Plan]) -> Plan | None:
 
 
 def search_space(planner: Planner) -> Space:
-    """What is searched: the planner's ``SEARCH`` without the settings that are bound already."""
+    """The settings to search: the planner's ``SEARCH`` without those that are bound already."""
     bound: dict[str, Any] = {}
     while isinstance(planner, partial):
         bound = planner.keywords | bound

@@ -16,7 +16,7 @@ DENSE = "dense"
 """The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
 
 MOST_CREDIT = 2**16
-"""Of channels: each is a process group of its own."""
+"""The most channels of a plan; each is a process group of its own."""
 
 Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 
@@ -70,7 +70,7 @@ class Plan(Stored):
     With ``overlap_forward`` a layer's next forward waits for the layers before it and for its own
     messages; without, the next forward waits for all messages.
 
-    What a plan means for a model is checked by ``gradwire.planner._check.check``.
+    ``gradwire.planner._check.check`` finds out whether a plan is sound for a model.
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire plan"
@@ -79,9 +79,9 @@ class Plan(Stored):
     model: Annotated[str, Field(min_length=1)]
     """``Profile.model`` of the profile that was planned for."""
     settings: dict[str, Setting] = Field(default_factory=dict)
-    """What the planner was called with: a record, which nothing acts upon."""
+    """The settings that the planner was called with; a record, which nothing acts upon."""
     messages: tuple[Message, ...]
     credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
-    """How many channels there are: at most so many messages are on the wire at once."""
+    """The number of channels, and so the most messages that are on the wire at once."""
     overlap_forward: bool = False
     exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What all pictures share: a figure without a window system, colours, and how one is saved."""
+"""The parts that all pictures share: a figure without a window system, colours, and saving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 INK = "#24292f"
 FAINT = "#d8dee4"
 SERIES = ("#3d6fb6", "#d9822b", "#4b9a5f", "#b5485d", "#7d62ad", "#2b93a0", "#8c6d46", "#5f6b7a")
-"""Colours of series in the order they are given; told apart in the common colour blindnesses."""
+"""Colours of series, in the order in which they are given to them. Readers with a common colour
+blindness can tell them apart."""
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
@@ -30,7 +31,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def quiet(axes: Axes) -> None:
-    """Takes the frame away and leaves the data."""
+    """Removes the frame around the data."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)

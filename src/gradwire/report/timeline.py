@@ -1,4 +1,4 @@
-"""Traces as Gantt charts: a panel a trace, a row a lane of a rank, one time axis for all."""
+"""Traces as Gantt charts: a panel for each trace, a row for each lane of a rank, one time axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLOURS = {
     "wait": "#d8dee4",
     "optimizer": "#7d62ad",
 }
-"""Kinds of work that every trace has keep one colour in all pictures."""
+"""The colours of the usual kinds of work, which are the same in all pictures."""
 
 _TRANSFERS = re.compile(
     r"send|recv|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|transfer", re.I
@@ -39,7 +39,7 @@ ROW_FILL = 0.78
 
 
 def kind(span: Span) -> str:
-    """What a span is drawn as: a key of ``COLOURS`` where one fits, otherwise its first word.
+    """The kind of work a span is drawn as: a key of ``COLOURS`` if one fits, else its first word.
 
     >>> kind(Span(0, "communication", "AllGather 3", 0, 1)), kind(Span(0, "compute", "clip", 0, 1))
     ('transfer', 'clip')
@@ -55,9 +55,10 @@ def kind(span: Span) -> str:
 
 
 def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
-    """Draws one panel a name and saves the picture as PNG.
+    """Draws one panel for each named trace and saves the picture as PNG.
 
-    Each trace starts at its own first span; all panels share the time axis, so lengths compare.
+    Each trace starts at its own first span; all panels share the time axis, so that lengths can be
+    compared.
     Spans of one lane that overlap lie above each other within their row. Raises InvalidSetting if
     no trace has a span, or if matplotlib is missing.
     """

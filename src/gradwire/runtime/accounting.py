@@ -1,7 +1,7 @@
-"""Accounting of density: what a step's messages selected, in all; and what ranks still owe.
+"""Accounting of density: how many elements a step's messages selected, and what ranks still owe.
 
-Every message says after each step what it selected (``Member.selection``): the sums over messages
-are a step's densities. Nothing here communicates.
+After each step every message has a ``Member.selection``: how many elements it selected. The sums
+over messages give the step's densities. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .messages import Message
 def density_of_step(
     messages: Iterable[Any], *, rank: int, step: int, end_s: float, sent_bytes: int
 ) -> StepDensity | None:
-    """What the last step's messages selected, added up; None where none selected anything.
+    """The last step's density over all messages; None where no message selects elements.
 
     Messages of row-sparse gradients, which travel without loss, are not counted.
     """
@@ -46,8 +46,8 @@ def density_of_step(
 
 
 def spread(messages: Iterable[Any]) -> dict[str, Any]:
-    """What the last step's sparse messages did: which way each embedding's rows took, and by how
-    much the busiest part exceeded an equal one."""
+    """Figures of the last step's sparse messages: the way that each embedding's rows took, and the
+    largest imbalance of a push and of a pull (None where no message was cut into parts)."""
     members = [(message.names, message.member) for message in messages]
     parts = [member.imbalance for _, member in members if member.imbalance is not None]
     return {
@@ -58,16 +58,18 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
 
 
 OUTGROWN = 100.0
-"""How many norms of its gradient a tensor may owe, times 1 / density where elements are selected.
+"""The most that the norm of a tensor's residual may be, in norms of its gradient.
 
-In trainings that go well it owes a few tens at most.
+Where elements are selected, the limit is this number divided by the density. In trainings that go
+well the residual's norm is a few tens of the gradient's at most.
 """
 
 
 def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
-    """Tensors that owe more than gradients like theirs will ever deliver, the worst first.
+    """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst first.
 
-    Each with the norm of its residual over that of its gradient in the last step that noted norms.
+    Each comes with the norm of its residual over that of its gradient in the last step that noted
+    norms.
     """
     found: list[tuple[str, float]] = []
     for message in messages:
@@ -85,10 +87,10 @@ def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
 
 
 def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
-    """The error of a sparsifier: the mean over ranks of the norms of what each has not sent yet.
+    """The error of a sparsifier: the mean over ranks of the norms of their residuals.
 
-    Source: DEFT (ICPP 2023), equation 2. ``stats`` is what ``handle.stats()`` gave on every rank at
-    one step, in any order; how they come together is up to the caller, for instance
+    Source: DEFT (ICPP 2023), equation 2. ``stats`` holds the result of ``handle.stats()`` of every
+    rank at one step, in any order. The caller gathers them, for instance by
     ``torch.distributed.all_gather_object``, which then all ranks must call.
 
     >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])

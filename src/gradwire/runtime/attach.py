@@ -110,7 +110,10 @@ class Grid(NamedTuple):
 
 
 def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) -> Handle:
-    """Checks; agrees with the other ranks, of which none waits for one that refuses; connects."""
+    """Checks the arguments, agrees with the other ranks and connects.
+
+    A rank that refuses tells the others, so that none of them waits for it.
+    """
     who, shards = grid
     try:
         refuse_wrong_model(model)
@@ -146,7 +149,7 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
 
 
 def _params(model: nn.Module, settings: Settings) -> list[Named]:
-    """Parameters that are exchanged; raises where the plan is not one for them."""
+    """The parameters that are exchanged; raises where a plan cannot be carried out for them."""
     params = trained(model)
     if isinstance(settings.exchange, Plan):
         check_for(settings.exchange, params, sparse_weights(model))
@@ -214,7 +217,7 @@ def _overlaps(settings: Settings) -> bool:
 
 
 def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
-    """A plan that overlaps the next forward pass may be carried out without; that is said once."""
+    """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
     if not _overlaps(settings):
         return
     if isinstance(model, DistributedDataParallel):
@@ -227,7 +230,7 @@ def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
 
 
 def _warn_of_two_momenta(settings: Settings) -> None:
-    """What is exchanged has momentum already; an optimizer's own comes on top."""
+    """Warns where the exchange and the optimizer both have momentum, which then counts twice."""
     own = momentum_of(settings.exchange)
     groups = settings.optimizer.param_groups if settings.optimizer is not None else []
     twice = [group for group in groups if group.get("momentum") or group.get("betas", (0,))[0]]
@@ -241,7 +244,8 @@ def _warn_of_two_momenta(settings: Settings) -> None:
 
 
 def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settings) -> None:
-    """Rows travel as they are, and the optimizer is asked to have no momentum either."""
+    """Warns where row-sparse gradients get no momentum: their rows travel as they are, and beside
+    momentum correction the optimizer should have none."""
     sparse = sparse_weights(model)
     rows = [name for name, param in params if id(param) in sparse]
     if momentum_of(settings.exchange) and rows:
@@ -253,7 +257,7 @@ def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settin
 
 
 def _warn_of_another_way(model: nn.Module, params: list[Named], settings: Settings) -> None:
-    """Rows cannot take every collective; what they take instead is said."""
+    """Warns where rows cannot take the user's collective, and names what they take instead."""
     sparse, named = sparse_weights(model), named_collective(settings.exchange)
     rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
     if named is not None and rows and not named.carries_rows:
@@ -313,7 +317,7 @@ def _same_threads(exchange: Exchange | Plan) -> bool:
 
 
 def _digest(exchange: Exchange | Plan) -> object:
-    """What stands for an exchange when ranks compare; a plan may be long."""
+    """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
     if not isinstance(exchange, Plan):
         return exchange
     text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
@@ -323,7 +327,7 @@ def _digest(exchange: Exchange | Plan) -> object:
 def _messages(
     model: nn.Module, params: list[Named], settings: Settings, who: Membership
 ) -> list[AnyMessage]:
-    """Messages in issue order."""
+    """The messages of a model in issue order."""
     if isinstance(settings.exchange, Plan):
         sparse = sparse_weights(model)
         return messages_of(settings.exchange, params, sparse, who.rank, who.world)
@@ -333,8 +337,11 @@ def _messages(
 def _fused(
     model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, who: Membership
 ) -> list[AnyMessage]:
-    """Without a plan. Vectors and row-sparse gradients do not take the exchange, and embeddings'
-    tables take it in steps in which their rows would take longer."""
+    """The messages of a model without a plan, in issue order.
+
+    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
+    Embeddings' tables take it in steps in which sending their rows would take longer.
+    """
     sparse, width_of = sparse_weights(model), tables(model)
     dense = beside(exchange)
 

@@ -1,7 +1,7 @@
-"""Saving and loading what exchanges keep between steps, by parameter name and rank.
+"""Saving and loading the state of exchanges, by parameter name and rank.
 
-A rank's residual is its own: every rank saves and loads its own state_dict. For another number of
-ranks, ``redistribute`` makes new ones from all the old ones.
+Residuals differ from rank to rank, so every rank saves and loads a state_dict of its own. For
+another number of ranks, ``redistribute`` makes new state_dicts from all the old ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("gradwire")
 
 
 class Origin(NamedTuple):
-    """Whose a state is: the exchange it belongs to, and the rank of how many that keeps it.
+    """The owner of a state: its exchange, the number of ranks, and the rank that keeps it.
 
     ``shard`` says which part of every layer the rank holds, where layers are cut.
     """
@@ -67,7 +67,7 @@ def collect(
 
 
 def _numels(messages: Sequence[Message]) -> dict[str, int]:
-    """Elements of each parameter, of which every one is in exactly one message."""
+    """The number of elements of each parameter; each element is in exactly one message."""
     numels: dict[str, int] = {}
     for message in messages:
         for slot in message.slots:
@@ -78,11 +78,12 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
 def loaded(
     saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool = True
 ) -> list[State]:
-    """What every message is to keep from now on; its present state is not touched.
+    """The new state of every message, in their order; their present states are not touched.
 
     Raises ``InvalidSetting`` unless ``saved`` is a whole and sound state_dict that was made by this
     rank of this many ranks. With ``strict`` it must have each parameter of the model and each field
-    of its state, and no others; without, what it lacks is as before the first step.
+    of its state, and no others. Without ``strict``, fields that it lacks are as before the first
+    step.
     """
     check_form(saved)
     _check_origin(saved, origin)
@@ -130,7 +131,7 @@ def _check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
 
 
 def _paths(messages: Sequence[Message]) -> dict[str, set[str]]:
-    """The fields that each parameter has state in."""
+    """The names of the fields of state that each parameter has."""
     known: dict[str, set[str]] = {}
     for message in messages:
         for slot in message.slots:
@@ -154,8 +155,8 @@ def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) ->
         )
         if strict and lost:
             raise InvalidSetting(
-                f"the state holds {', '.join(lost)} of {name}, which is not compressed so "
-                "any more; attach with the compress_if or the plan it was saved with"
+                f"the state holds {', '.join(lost)} of {name}, which keeps no such state any more; "
+                "attach with the compress_if or the plan it was saved with"
             )
         if strict and absent:
             raise InvalidSetting(
@@ -169,7 +170,7 @@ def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) ->
 def _filled(
     message: Message, params: Fields, numels: Mapping[str, int], whole: Fields, *, is_whole: bool
 ) -> State:
-    """A state of the message with what was saved of its parameters and of itself."""
+    """A state of the message, filled with the saved fields of its parameters and its own."""
     state = message.first_state()
     for slot in message.slots:
         saved = params.get(slot.name, {})
@@ -186,8 +187,9 @@ def _filled(
     own_rest = message.rest_of_state(state)
     if is_whole and (odd := set(rest) ^ set(own_rest)):
         raise InvalidSetting(
-            f"the state of the message of {message.key} has other fields: {', '.join(sorted(odd))} "
-            "is in one of both alone; load the state of the same model and exchange"
+            f"the state of the message of {message.key} has other fields: only one of the saved "
+            f"and the attached state has {', '.join(sorted(odd))}; load the state of the same "
+            "model and exchange"
         )
     for path, own in own_rest.items():
         if is_whole or (path in rest and rest[path].shape == own.shape):
@@ -196,7 +198,7 @@ def _filled(
 
 
 def _fill(what: str, own: Tensor, given: Tensor) -> None:
-    """Copies a saved tensor to where it belongs, if it is one that may stand there."""
+    """Copies a saved tensor into a state; raises for another shape, dtype or impossible values."""
     _check_shape(what, given, tuple(own.shape))
     if given.dtype != own.dtype:
         remedy = "load the state of a model of the same dtypes"

@@ -26,10 +26,10 @@ from .messages import Grads
 
 
 class _Slot:
-    """Who serves a DDP model's one hook; None after ``detach``.
+    """A reference to the ``DDPHooks`` that serve a DDP model's one hook; none after ``detach``.
 
-    DDP's reducer holds the hook, and the garbage collector does not see into it: were the reference
-    not weak, a dropped DDP would never be freed.
+    DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So the
+    reference is weak: otherwise a dropped DDP would never be freed.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class _Slot:
 
 
 _slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKeyDictionary()
-"""Of every DDP that was attached once: its hook stays, and its copies have none."""
+"""The slot of every DDP that was attached once, whose hook stays; copies of a DDP have none."""
 
 
 def register(
@@ -80,7 +80,7 @@ class DDPHooks:
         self._waiting: list[_Bucket] = []
 
     def serve_by(self, slot: _Slot) -> None:
-        """Serves a DDP's hook until ``detach``; the handle, which the model holds, holds this."""
+        """Serves a DDP's hook until ``detach``; the model's handle keeps this object alive."""
         slot.hooks = weakref.ref(self)
 
         def release(hooks: DDPHooks = self) -> None:
@@ -128,10 +128,10 @@ class DDPHooks:
             synchroniser.engine.when_done(ends, bucket.completion(synchroniser.grads))
 
     def _close(self, last: _Bucket) -> None:
-        """All gradients are handed in: the step ends when the last message does.
+        """Closes the step, as all gradients are handed in; it ends when the last message does.
 
-        The last bucket's future waits for that: DDP returns, and may open the next step, as soon
-        as all futures are there.
+        The last bucket's future completes only then, because DDP returns, and may open the next
+        step, as soon as all futures are complete.
         """
         synchroniser, handle, over = self._handle.synchroniser, self._handle, self._over
         backward_end_s = wall_clock()
@@ -161,7 +161,7 @@ class _Bucket:
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
-        """What to call when all messages of this bucket are done, or the step has failed."""
+        """The function to call when all messages of this bucket are done or the step failed."""
 
         def complete(failure: BaseException | None) -> None:
             if failure is not None:

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 COMPUTE = "compute"
-"""The lane of all that is no communication."""
+"""The lane of every task that is no communication."""
 AMONG_SHARDS = " among shards"
-"""How the name of a communication ends that is not among those that average."""
+"""The end of the name of a communication among shards."""
 
 
 class Driver:
     """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
 
-    ``turn`` are the tasks that must be done before it may use its channel.
+    ``turn`` holds the tasks that must be done before the message may use its channel.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Driver:
         self._then(results, [*computes.values()], wire)
 
     def _take_turn(self) -> Sequence[Task]:
-        """What the first use of the channel waits for; later ones wait for nothing."""
+        """The tasks that the first use of the channel waits for; empty from the second use on."""
         turn, self.turn = self.turn, ()
         return turn
 
@@ -88,8 +88,8 @@ class Driver:
         engine = self.engine
         if not engine.channels:
             raise InvalidSetting(
-                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; an exchange "
-                "of your own returns the gradient itself where world is 1"
+                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; have your "
+                "exchange return the gradient itself where world is 1"
             )
         channel = engine.channels[self.lane]
         shards = None
@@ -104,7 +104,7 @@ class Driver:
         )
 
     def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
-        """A task of this message; what is ready on a lane runs in issue order."""
+        """A task of this message; tasks that are ready on a lane run in issue order."""
         return Task(
             name,
             fn,

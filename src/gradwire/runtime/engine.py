@@ -4,12 +4,13 @@ A message is one text (a generator of verbs). Its verbs become tasks, and a task
 which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
 mod C; its first verb for the network waits for the end of the message before it there. So each
 process group sees one message at a time, whole and in issue order, which is the same on every rank;
-no rank can meet another in a different collective. A channel has a second group where ranks hold
-shards of layers, for the gathers among them. That adds no deadlock: shards issue the same messages,
-and a text's verbs do not depend on its rank's values, so all ranks of the grid have one order of
-(message, verb). Whoever waits, waits for ranks that are behind it in that order; the one furthest
-back waits for nobody. Gather and encode do not wait for the channel, scatter does not hold it:
-while one message has the network, others have the compute lane.
+no rank can meet another in a different collective. Gather and encode do not wait for the channel,
+and scatter does not hold it: while one message has the network, others have the compute lane.
+
+Where ranks hold shards of layers, each channel has a second group for the gathers among shards.
+That adds no deadlock: shards issue the same messages, and a text's verbs do not depend on its
+rank's values, so all ranks of the grid have one order of (message, verb). A rank that waits, waits
+for ranks that are behind it in that order; the rank furthest back waits for nobody.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from .wire import Channel, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
 _ATTACH = -1
-"""Of an alarm, the step of what goes before the first one."""
+"""The step of an alarm that was raised in ``attach``, before the first step."""
 
 
 @dataclass
 class StepCounters:
-    """What one step cost this rank: bytes sent and seconds of each lane."""
+    """The costs of one step on this rank: bytes sent and seconds of each kind of lane."""
 
     sent_bytes: int = 0
     compute_s: float = 0.0
@@ -47,9 +48,9 @@ class StepCounters:
 
 
 class Engine:
-    """Runs texts for one rank of those that ``who`` names.
+    """Runs texts for this rank of the group ``who``.
 
-    ``shards`` are the ranks that hold the other parts of the same layers, if layers are cut.
+    ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
     """
 
@@ -94,7 +95,7 @@ class Engine:
             raise
 
     def _open(self, name: str, who: Membership, count: int) -> list[Channel]:
-        """Connects; ends as soon as another rank says that it cannot."""
+        """Connects ``count`` channels; raises as soon as another rank says that it cannot."""
         opening = in_background(lambda: open_channels(*who, count, self.timeout))
         over = threading.Event()
         opening.add_done_callback(lambda _: over.set())
@@ -135,9 +136,9 @@ class Engine:
 
         Its first verb for the network waits for the end of the message before it on its channel,
         for all of ``after``, and until the message launched before it may use its own channel.
-        ``last`` is named work for the compute lane when the text has ended and the channel is free;
-        without it, the returned task's result is what the text returned. ``is_news`` puts the
-        message on the channel that gradients do not take.
+        ``last`` names work for the compute lane once the text has ended and the channel is free;
+        without it, the returned task's result is the value that the text returned. ``is_news``
+        puts the message on the channel that gradients do not take.
         """
         lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
         turn = self._turn(index, lane, after, is_news)
@@ -155,7 +156,10 @@ class Engine:
         return whole
 
     def _turn(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
-        """Done when the message may use its channel; gradients' messages get there in order."""
+        """A task that is done when the message may use its channel.
+
+        Messages of gradients get their turns in issue order.
+        """
         before = [*after, self._tails[lane], None if is_news else self._last_turn]
         turn = Task("turn", lambda: None, step=self._step, message=index)
         if not is_news:
@@ -164,7 +168,7 @@ class Engine:
         return turn
 
     def shard_channel(self, message: int, lane: int) -> Channel:
-        """The group among shards that goes with a channel."""
+        """The channel among shards that belongs to a communication lane."""
         if not self._shard_channels:
             raise InvalidSetting(
                 f"message {message} asks for a gather among shards, and attach was given none: "
@@ -197,7 +201,7 @@ class Engine:
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
         """Fails on behalf of this rank, tells the others, and returns the error to raise.
 
-        ``step`` cannot be finished, by default the last that began.
+        ``step`` is the step that cannot be finished, by default the last that began.
         """
         told = f"on rank {self.rank} of {self.world} {text}"
         return self.lose((self.rank,), self._step if step is None else step, told, "its own report")
@@ -212,7 +216,7 @@ class Engine:
             self._pulse.place = Place(self._step, launched, self.num_loads)
 
     def signs(self) -> list[Sign]:
-        """How far every rank is, read anew; empty if that cannot be told."""
+        """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
     def lose(self, ranks: tuple[int, ...], step: int, text: str, how: str) -> BaseException:
@@ -225,7 +229,10 @@ class Engine:
         return self._failure
 
     def finish_and_close(self) -> None:
-        """Ends with what has been launched done, as far as that goes: peers still wait for it."""
+        """Waits for the messages that were launched, as peers need them, and closes.
+
+        It does not wait after a failure, nor longer than the time-out.
+        """
         if self._failure is None and not self._manager.is_own_thread():
             ends = [tail for tail in self._tails if tail is not None]
             over = threading.Event()
@@ -265,7 +272,7 @@ class Engine:
         )
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
-        """Runs in the thread of the first task that raised."""
+        """Fails because of an error in a task; called in the thread of the first that raised."""
         if task.lane == COMPUTE or task.lane is None or self._pulse is None:
             if self._pulse is not None:
                 text = f"rank {self.rank} of {self.world} raised {said(error)}"
@@ -279,7 +286,7 @@ class Engine:
         self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
 
     def _blame(self, pulse: Pulse | None, name: str, step: int) -> Alarm:
-        """Who is to blame that this rank's communication ``name`` failed."""
+        """An alarm that names the ranks to blame for the failure of communication ``name``."""
         ranks = pulse.silent_ranks() if pulse is not None else ()
         if ranks:
             text = f"rank {', '.join(map(str, ranks))} of {self.world} stopped answering"
@@ -292,7 +299,7 @@ class Engine:
         return Alarm(ranks, step, text)
 
     def _attach_failed(self, name: str, error: BaseException) -> BaseException:
-        """What attach raises where it does not come through to the other ranks."""
+        """The error that attach raises where it cannot reach the other ranks."""
         alarm = self._blame(self._pulse, name, _ATTACH)
         if not alarm.ranks:
             text = f"rank {self.rank} of {self.world} failed to {name} ({_first_line(error)})"

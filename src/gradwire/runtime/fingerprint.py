@@ -1,4 +1,7 @@
-"""What all ranks must share before a gradient is sent, and the error that names what differs."""
+"""Fingerprints: the facts that all ranks must share before a gradient is sent.
+
+Where ranks differ, an error names the difference.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .membership import Membership
 
 Fingerprint = dict[str, Any]
 Described = tuple[str, tuple[int, ...], str, str]
-"""Name, shape, dtype and treatment of one tensor of the model."""
+"""One tensor of the model: its name, shape, dtype and treatment."""
 
 _SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
 
@@ -52,14 +55,14 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
 
 
 def refuse(who: Membership, error: Exception) -> None:
-    """Tells the other ranks, who may wait for this one, that it does not do what they do."""
+    """Tells the other ranks, who may wait for this one, why it refuses to go on."""
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters
             who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
 
 
 def refusal_in(told: dict[str, Any]) -> str | None:
-    """Why a rank refused, if what it told is that."""
+    """The reason why a rank refused; None if it did not."""
     return told.get(_REFUSAL)
 
 

@@ -1,10 +1,10 @@
-"""Which gradients travel together: parameters are fused into messages by size.
+"""Fusing: parameters are put together into messages by size.
 
-Few large messages leave the network idle while backward goes on, and encode and decode nothing to
-hide behind; many small ones pay for each. On 4 hosts at 200 Mbit, 13 MB of gradients, uncompressed
-steps took 1.02 s in messages of 4 MiB, 1.04 s of 8, 1.05 s of 25 and 1.00 s of 1 MiB, against 1.01
-s of DDP in the same run; onebit's took 0.32 s in messages of 4 MiB and 0.38 s of 1 MiB. What counts
-is how much a message puts on the wire.
+Few large messages leave the network idle while backward goes on, and give encode and decode nothing
+to hide behind. Many small messages pay their latency often. On 4 hosts at 200 Mbit, with 13 MB of
+gradients, uncompressed steps took 1.02 s in messages of 4 MiB, 1.04 s in those of 8 MiB, 1.05 s of
+25 MiB and 1.00 s of 1 MiB, against 1.01 s of DDP in the same run. Steps with onebit took 0.32 s in
+messages of 4 MiB and 0.38 s in those of 1 MiB. So the size that counts is the one on the wire.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SMALLEST_BYTES = 2**18
 def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -> int:
     """Bytes of gradients to fuse into one message where the user names none.
 
-    About 1 MiB on the wire each, but 4 to 16 messages in all, and none below 256 KiB.
+    With it each message puts about 1 MiB on the wire, as long as there are 4 to 16 of them. It is
+    at least 256 KiB.
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
     sent = [_wire_bytes(name, param, exchange, world) for name, param in params]
@@ -39,11 +40,11 @@ def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -
 
 
 def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """What the busiest rank sends of one parameter; None where that is not known.
+    """Bytes that the busiest rank sends of one parameter; None where that is not known.
 
-    One at a time: an exchange may refuse as many elements as a whole model has.
+    Parameters are asked for one by one, as an exchange may refuse a tensor as long as a model.
     """
-    if not isinstance(exchange, Exchange):  # what only has the form of one need not state it
+    if not isinstance(exchange, Exchange):  # an object that only has the form need not state it
         return None
     spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
     sent = exchange.expected_bytes(spec, world)

@@ -1,4 +1,4 @@
-"""Handle: what ``attach`` returns; a model's exchanges as the user sees them."""
+"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FIRST_LOOK = 64
 def _looks_after(num_steps: int) -> bool:
     """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
 
-    Before, residuals may still be filling up; so rarely, it costs nothing.
+    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
     """
     return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
@@ -105,11 +105,11 @@ class Handle:
             self._syncing = before
 
     def synchronize(self) -> None:
-        """Makes true what a plan that overlaps the next forward pass has left pending.
+        """Settles all that a plan which overlaps the next forward pass has left pending.
 
-        Waits for all gradients and makes all updates that ``optimizer.step()`` asked for. Call it
-        before parameters are read or written by hand between ``step()`` and the next forward pass;
-        ``state_dict()`` of model and optimizer and evaluation do so themselves.
+        It waits for all gradients and makes all updates that ``optimizer.step()`` asked for. Call
+        it before parameters are read or written by hand between ``step()`` and the next forward
+        pass; ``state_dict()`` of model and optimizer and evaluation do so themselves.
         """
         if self.overlap is not None:
             self.overlap.settle(None)
@@ -117,17 +117,20 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank.
 
-        ``wire_bytes_per_step`` counts what the collectives send; ``wait_s_per_step`` is how long
-        backward waited for the network after its own end; ``communication_s_per_step`` adds up all
-        channels, waits for peers included; ``residual_norm`` is over all parameters (its mean over
-        ranks, DEFT's equation 2, is ``gw.mean_residual_norm``); ``density_asked`` is what was set,
-        ``density_local`` what this rank selected and ``density_actual`` what of all ranks is in the
-        mean, over all steps and messages that select, each None where nothing does or was asked;
-        ``overlapped_steps`` are those that the next forward pass did not wait for, ``fallbacks``
-        counts, by reason, those of an overlapping plan that it did wait for; ``ways`` says how the
-        rows of each embedding went in the last step (a scheme, or the inner exchange),
-        ``push_imbalance`` and ``pull_imbalance`` are the largest of its messages (ZEN, definition
-        8), None where none was cut into parts.
+        - ``wire_bytes_per_step`` counts the bytes that the collectives send.
+        - ``wait_s_per_step`` is how long backward waited for the network after its own end.
+        - ``communication_s_per_step`` adds up all channels, waits for peers included.
+        - ``residual_norm`` is over all parameters; its mean over ranks (DEFT's equation 2) is
+          ``gw.mean_residual_norm``.
+        - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
+          selected and ``density_actual`` that of the mean, over all steps and messages that select
+          elements. Each is None where no message selects, the first also where none was set.
+        - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
+        - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
+        - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
+          inner exchange.
+        - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
+          step (ZEN, definition 8), None where no message was cut into parts.
         """
         norms = [
             torch.linalg.vector_norm(residual, dtype=torch.float64)
@@ -145,7 +148,10 @@ class Handle:
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """What was not delivered yet, by parameter name; parameters without are left out."""
+        """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
+
+        Parameters without a residual are left out.
+        """
         found: dict[str, Tensor] = {}
         keeps_some = any(residuals_of(message.state) for message in self._messages())
         if keeps_some and self.overlap is not None:
@@ -163,7 +169,7 @@ class Handle:
         return self._recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps between steps, by parameter name; save one file a rank."""
+        """The state of this rank's exchanges, by parameter name; save one file for each rank."""
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run}.{self._engine.num_loads}"
@@ -173,12 +179,13 @@ class Handle:
         """Continues where ``state_dict`` was saved, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with what it saved itself; they agree on it before any of them loads. With ``strict=False``
-        parameters that the state lacks begin without, and what it has of others is dropped.
+        with the state that it saved itself. They agree on it before any of them loads. With
+        ``strict=False`` parameters that the state lacks begin afresh, and state of parameters that
+        the model lacks is dropped.
 
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
-        or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has one of
-        another moment: then what was kept before is kept still. For another number of ranks use
+        or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
+        another moment: in both cases the present state stays. For another number of ranks use
         ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without loading.
         """
         loading = Loading(self._engine)
@@ -215,7 +222,7 @@ class Handle:
                     stack.callback(undo)
 
     def on_detach(self, undo: Callable[[], None]) -> None:
-        """Registers what ``detach`` must undo."""
+        """Registers a function that ``detach`` calls to undo a change."""
         self._on_detach.append(undo)
 
     def give_up(self, text: str) -> BaseException:
@@ -239,7 +246,7 @@ class Handle:
         self._span("wait", start_s, end_s)
 
     def end_step(self) -> None:
-        """Closes a step whose means are there."""
+        """Closes a step whose means have all arrived."""
         counters, now_s = self._engine.counters, wall_clock()
         density = density_of_step(
             self.synchroniser.messages,
@@ -270,7 +277,7 @@ class Handle:
             )
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
-        """Notes a forward pass; it may end before the step of the backward pass before it does."""
+        """Notes a forward pass, which may end before the step of the last backward pass does."""
         self._recorder.add(
             Span(self.rank, "forward", "forward", start_s, end_s, step=self._num_backward)
         )

@@ -3,7 +3,7 @@
 ``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and those of an
 attached model lead to threads and connections. So a module that has such hooks gets a
 ``__getstate__`` of its own, which leaves them out: its copies are not attached. Nor does
-``torch.compile`` trace into them: what they do is not a computation of the model's.
+``torch.compile`` trace into these hooks, as they compute nothing of the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Hooked:
         state.ids.add(self._hook.id)
 
     def remove(self) -> None:
-        """Takes the hook away; the last of a module leaves it as it was."""
+        """Removes the hook. After the last one the module is as it was before the first."""
         self._hook.remove()
         state = vars(self._module).get(_OWN)
         if isinstance(state, _StateWithoutHooks):
@@ -48,7 +48,7 @@ class Hooked:
 
 
 class _StateWithoutHooks:
-    """What a module gives to those who copy or pickle it: its state without the hooks ``ids``."""
+    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks ``ids`` out."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -21,17 +21,17 @@ from ..errors import GradwireError, RankFailed
 from .wire import Group, default_store, in_background
 
 _POLL_S = 0.02
-"""How long a rank rests between two looks for the notes of others: each store.wait() that ends
-without them writes a warning to the log."""
+"""Seconds between two looks for the notes of others. Ranks look, as every ``store.wait()`` that
+times out writes a warning to the log."""
 _LOOK_S = 0.5
-"""How long it rests between two looks around."""
+"""Seconds between two calls of a ``Look``."""
 
 
 Look = Callable[[Sequence[int], dict[int, str]], None]
-"""Is told who is absent, and the notes of the others by rank."""
+"""A function that is told which ranks are absent, and the notes of the others by rank."""
 
 STORE_PATIENCE = timedelta(seconds=10)
-"""How much later than asked for a store may answer, before its host counts as lost."""
+"""The time beyond the one asked for in which a store may answer before its host counts as lost."""
 
 
 class Membership(NamedTuple):
@@ -46,7 +46,7 @@ class Membership(NamedTuple):
     world: int
 
     def beside(self, name: str) -> Membership:
-        """The same ranks, who meet once more and for something else."""
+        """The same ranks under another name, under which they can meet for another purpose."""
         return self._replace(name=f"{self.name}/{name}") if self.name else self
 
     def share(
@@ -54,9 +54,9 @@ class Membership(NamedTuple):
     ) -> list[str]:
         """Every rank's note, in rank order; raises ``RankFailed`` if one does not come in time.
 
-        Its ``ranks`` are those that did not come. ``look`` is called from time to time meanwhile
-        with the ranks that are still absent and the notes of the others; what it raises ends the
-        wait.
+        The error's ``ranks`` are those whose notes did not come. Meanwhile ``look`` is called from
+        time to time with the ranks that are still absent and the notes of the others; an error
+        that it raises ends the wait.
         """
         notes: list[str] = self._ask(
             lambda store: self._shared(store, note, timeout, what, look), timeout, what, look
@@ -68,7 +68,7 @@ class Membership(NamedTuple):
         self._ask(lambda store: store.set(f"note/{self.rank}", note), timedelta(0))
 
     def one_of(self, drawn: str) -> str:
-        """What one of the ranks has drawn: the same on all of them."""
+        """The text that one of the ranks has drawn; all ranks get the same one."""
         if not self.name:
             return drawn
         found: str = self._ask(
@@ -108,9 +108,9 @@ class Membership(NamedTuple):
         what: str = "attach",
         look: Look | None = None,
     ) -> Any:
-        """What the store answers, asked over a connection that nobody else waits for.
+        """The store's answer to a question, over a connection that nobody else waits for.
 
-        While it says nothing at all, ``look`` is called without anybody's note.
+        While the store does not answer, ``look`` is called with no absent ranks and no notes.
         """
         name = f"gradwire/{self.name}"
         asked = in_background(lambda: question(PrefixStore(name, default_store().clone())))
@@ -135,7 +135,7 @@ class Membership(NamedTuple):
 
 
 def run_of(who: Membership) -> str:
-    """A name for what these ranks train from now on; no other run has it."""
+    """A name, the same on all ranks, for the run that begins now; no other run has it."""
     return who.one_of(token_hex(8))
 
 
@@ -145,7 +145,7 @@ ALONE = Membership("", 0, 1)
 def join(group: Group | None) -> Membership:
     """This rank's place in ``group`` (None: all ranks, or this process alone).
 
-    To be called once an attach: calls are counted, and ranks that attach alike count alike.
+    Every rank must call this once in each attach: the number of calls is part of the name.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return ALONE
@@ -156,4 +156,4 @@ def join(group: Group | None) -> Membership:
 
 
 _JOINED: Counter[tuple[int, ...]] = Counter()
-"""How often each set of ranks was joined."""
+"""The number of times that each set of ranks was joined."""

@@ -2,9 +2,9 @@
 
 A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
 them; ``scatter`` puts the mean back. State is kept by the message but named by parameter, so it
-survives any other fusing and cutting: fields that end in ``_N`` hold one element for each gradient
-element and are cut by parameter; fields that end in ``_T`` hold one tensor for each of the spec's
-shapes, and so for each parameter.
+can be loaded into messages that are fused and cut in another way. Fields that end in ``_N`` hold
+one element for each gradient element and are cut by parameter. Fields that end in ``_T`` hold one
+tensor for each of the spec's shapes, and so for each parameter.
 """
 
 from __future__ import annotations
@@ -106,12 +106,13 @@ class Message:
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
-        """Of each slot's gradient in the last step that was to note them, before the exchange."""
+        """The norm of each slot's own gradient, before the exchange, in the last step that noted
+        norms."""
         self.state: State = self.first_state()
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied by, and the exchange does not see: see `scaling`."""
+        """The factor on gradients that is taken off before the exchange; see `scaling`."""
         return self._scale
 
     @scale.setter
@@ -119,22 +120,25 @@ class Message:
         self._scale = scale if self._is_unscaled else 1.0
 
     def first_state(self) -> State:
-        """What training begins with.
+        """The state that training begins with.
 
-        It lies in host memory, as the buffer does, and is made of plain tensors, whatever mode the
-        caller is in.
+        It lies in host memory, as the buffer does, and is made of plain tensors, also where the
+        caller is in inference mode or has another default device.
         """
         with torch.device("cpu"), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
 
     def copy_mean(self, name: str, into: Tensor) -> None:
-        """Writes this message's part of a parameter's mean into ``into``, of the whole's shape."""
+        """Writes this message's part of a parameter's mean into ``into``.
+
+        ``into`` has the shape of the whole parameter.
+        """
         for slot, view in zip(self.slots, self._views, strict=True):
             if slot.name == name:
                 copy_scaled([_range(into, slot)], [view], self._scale)
 
     def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
-        """Gather and exchange. Gradients that are None count as zero."""
+        """The text that gathers and exchanges; gradients that are None count as zero."""
         self.member.selection = None  # each step's own
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         self.state = yield from synchronise(
@@ -176,8 +180,8 @@ class Message:
     def take_back(self, name: str) -> None:
         """Undoes the last step for a parameter that no rank used: its mean is not delivered.
 
-        Some codecs decode zeros to something else, and a pending residual would arrive where
-        plain training has no gradient; so state is as it was before the step.
+        Some codecs decode zeros to something else, and a residual would arrive where plain training
+        has no gradient. So the parameter's state is put back as it was before the step.
         """
         for slot, fields in self._set_aside.items():
             if slot.name == name:
@@ -186,7 +190,7 @@ class Message:
                     own[path].copy_(tensor)
 
     def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
-        """Views of what of ``state`` (None: the message's own) belongs to one slot, by path."""
+        """Views of one slot's part of ``state`` (None: the message's own), by path."""
         index, own = self.slots.index(slot), {}
         for path, tensor in leaves(self.state if state is None else state):
             field = field_of(path)
@@ -199,37 +203,37 @@ class Message:
         return own
 
     def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
-        """What of ``state`` (None: the message's own) belongs to no slot, by path."""
+        """The tensors of ``state`` (None: the message's own) that belong to no slot, by path."""
         parts = leaves(self.state if state is None else state)
         return {path: part for path, part in parts if not self._is_by_parameter(path, part)}
 
     def _is_by_parameter(self, path: str, tensor: Tensor) -> bool:
         """Whether a tensor of the state can be told apart by parameter.
 
-        A codec's own ``_N`` field cannot where its collective cuts messages into chunks: it has the
-        length of a chunk.
+        A codec's own ``_N`` field cannot be told apart where its collective cuts messages into
+        chunks: then it has the length of a chunk.
         """
         if path.endswith("_N"):
             return tensor.numel() == self.spec.numel
         return field_of(path).endswith("_T")
 
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
-        """Copies of what of the state belongs to one slot, by path."""
+        """Copies of one slot's part of the message's state, by path."""
         return {path: tensor.clone() for path, tensor in self.state_of(slot).items()}
 
     @property
     def key(self) -> str:
-        """What names the message where something is saved that belongs to no slot of it."""
+        """The message's name in a saved state, for fields that belong to no slot."""
         return ",".join(str(slot) for slot in self.slots)
 
 
 def _range(grad: Tensor, slot: Slot) -> Tensor:
-    """What of a gradient travels in a slot; the gradient is contiguous if it is cut."""
+    """The range of a gradient that travels in a slot; a gradient that is cut is contiguous."""
     return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
 
 
 def field_of(path: str) -> str:
-    """The path of a field; that of one of a ``_T`` field's tensors without the tensor's number.
+    """The path of a tensor's field: for a tensor of a ``_T`` field, without the tensor's number.
 
     >>> field_of("inner.basis_T.3"), field_of("inner.3")
     ('inner.basis_T', 'inner.3')

@@ -1,22 +1,23 @@
 """Overlap: the next forward pass begins while the means of the last backward pass still arrive.
 
 At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad`` and returns.
-``optimizer.step()`` notes what it was asked for, makes each parameter a `PendingParameter` and
+``optimizer.step()`` notes its hyper-parameters, makes each parameter a `PendingParameter` and
 returns. Before a module runs, its gate waits for the means of that module's parameters alone and
-makes their part of the step; what else has arrived goes along.
+makes their part of the step; other parameters whose means have arrived are updated along with them.
 
-Whatever needs a value earlier settles the step: waits for all means, puts plain gradients in place,
-makes the rest of the step that was asked for. A look at a gradient does so, and a look at a
-parameter that waits for its update or a change of it (an average of weights, ``p.data.clamp_()``,
-``copy.deepcopy(model)``), a closure, step hooks, an optimizer that cannot be cut, state_dict and
-load_state_dict of model and optimizer. Such a fall-back is counted, and logged once for each
-reason. A parameter that the forward pass uses around its module waits for itself alone. So training
-is the same, bit for bit, whatever the user does with gradients, parameters and optimizer.
+Code that needs a value earlier settles the step: all means are waited for, plain gradients are put
+in place, and the rest of the step is made. These settle it: a look at a gradient; a look at a
+parameter that waits for its update, or a change of it (an average of weights, ``p.data.clamp_()``,
+``copy.deepcopy(model)``); a closure; step hooks; an optimizer that cannot be cut; ``state_dict``
+and ``load_state_dict`` of model and optimizer. Such a fall-back is counted, and logged once for
+each reason. A parameter that the forward pass uses without calling its module waits for its own
+mean alone. So training is the same, bit for bit, whatever the user does with gradients, parameters
+and optimizer.
 
-What cannot be seen between ``optimizer.step()`` and the next forward pass is a look at the
-optimizer's ``state``, and one through a view that was taken before (``held = p.data``) or from C++:
-``handle.synchronize()`` before it makes all updates. What autograd knows of these ends the run with
-an error: a write through ``p.detach()``, a use in a forward pass.
+Between ``optimizer.step()`` and the next forward pass some looks cannot be seen: at the optimizer's
+``state``, through a view that was taken before (``held = p.data``), or from C++. Call
+``handle.synchronize()`` before them, which makes all updates. Where autograd notices one of these,
+the run ends with an error: a write through ``p.detach()``, or a use in a forward pass.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Arrivals(Protocol):
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
 
     def finish(self) -> None:
-        """Waits for the whole step, and puts right the gradients of absent parameters."""
+        """Waits for the whole step, and sets the gradients of parameters that took no part."""
 
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank, tells the others; returns the error to raise."""
@@ -61,15 +62,15 @@ class Arrivals(Protocol):
 class Overlap:
     """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
 
-    Whoever runs the backward pass calls ``begin_backward`` at its first gradient, ``check`` at each
-    and ``defer`` at its end. ``num_overlapped`` counts backward passes whose means were on their
-    way until the next one began, or could be; ``fallbacks`` those that had to be settled earlier,
-    by reason.
+    The hooks of the backward pass call ``begin_backward`` at its first gradient, ``check`` at each
+    and ``defer`` at its end. ``num_overlapped`` counts backward passes whose means could be on
+    their way until the next one began. ``fallbacks`` counts, by reason, those that had to be
+    settled earlier.
 
-    Parameters may be in no group of ``optimizer``, and the optimizer may have others: those with
-    gradients of their own are updated within ``step()``. With two optimizers, the second to step
-    looks at pending gradients, and so settles: overlap needs one optimizer for all that is
-    exchanged.
+    Some parameters may be in no group of ``optimizer``. The optimizer may also have parameters that
+    are not exchanged: those with gradients are updated within ``step()``. A second optimizer that
+    steps looks at pending gradients, and so settles the step: overlap needs one optimizer for all
+    parameters that are exchanged.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Overlap:
             self._undo.callback(hook.remove)
 
     def _hooks(self, model: nn.Module, optimizer: Optimizer) -> Iterable[Any]:
-        """Hooks where the root's forward begins and ends, and where state is read or written."""
+        """Hooks on the begin and end of the root's forward, and where state is read or written."""
 
         def settle(*_: Any) -> None:
             self.settle(None)
@@ -141,7 +142,7 @@ class Overlap:
         return self._is_open
 
     def begin_backward(self) -> None:
-        """The first gradient of a backward pass is there: the last one must be over."""
+        """Settles the last backward pass, as the first gradient of the next one is there."""
         if self._is_open:
             with self._lock:
                 late = set(self._due)
@@ -150,7 +151,7 @@ class Overlap:
                 self.num_overlapped += 1
 
     def check(self, name: str) -> None:
-        """A parameter received a gradient: raises if it was used before its update was made."""
+        """Raises if a parameter, which has a gradient now, was used before its update was made."""
         if name in self._late:
             raise self._arrivals.give_up(
                 f"{name} was used in the forward pass before its update was made: its module was "
@@ -161,7 +162,10 @@ class Overlap:
             )
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Backward has ended; ``grads`` are the gradients handed in, by name, None for absent."""
+        """Makes gradients pending at the end of backward.
+
+        ``grads`` holds the gradients handed in, by name; None for a parameter that took no part.
+        """
         assert not self._is_open, "begin_backward was not called"
         if self._gates.is_learning:
             self._close_lesson()
@@ -204,14 +208,14 @@ class Overlap:
         return Round(settle)
 
     def _looked_at(self, looker: str) -> None:
-        """Somebody needs the value of a pending gradient."""
+        """Settles the step, as somebody needs the value of a pending gradient."""
         if torch._C._current_graph_task_id() != -1:
             self.begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
 
     def _look(self) -> Callable[[Tensor, str], None]:
-        """What is called when somebody needs the value of a parameter whose update is pending."""
+        """A function to call when somebody needs a parameter whose update is pending."""
         this = weakref.ref(self)
 
         def look(param: Tensor, looker: str) -> None:
@@ -233,7 +237,7 @@ class Overlap:
     # The step.
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``optimizer.step`` is while this is attached."""
+        """The function in the place of ``optimizer.step`` while the model is attached."""
         with self._lock:
             if not self._is_open:
                 return self._whole_step(*args, **kwargs)
@@ -283,14 +287,14 @@ class Overlap:
         self._bring(self._gates.ungated)
 
     def _settle_elsewhere(self, grad: PendingGrad) -> None:
-        """The optimizer steps with a gradient that this overlap does not wait for."""
+        """Settles a gradient that the optimizer steps with and this overlap does not wait for."""
         reason = "the optimizer has pending gradients of another model or parameter"
         self.settle(reason)
         if not grad._round.is_over:
             grad._round.settle(reason)
 
     def _make(self, names: Sequence[str]) -> None:
-        """Makes the step for parameters whose means are there."""
+        """Makes the step for parameters whose means have arrived."""
         assert self._asked is not None
         params = [self._params[name] for name in names]
         self._show_parameters(names)
@@ -316,7 +320,7 @@ class Overlap:
     # Forward.
 
     def _enter(self, names: Sequence[str]) -> None:
-        """A module is about to use ``names``."""
+        """Brings the parameters ``names`` up to date, as a module is about to use them."""
         if not self._due:
             return
         with self._lock:
@@ -325,14 +329,17 @@ class Overlap:
             self._bring(names)
 
     def _bring(self, names: Sequence[str]) -> None:
-        """Makes the step for ``names``, and for what else has arrived."""
+        """Makes the step for ``names``, and for other parameters whose means have arrived."""
         mine = [name for name in names if name in self._due]
         if mine:
             self._arrivals.wait(mine)
             self._make(mine + self._arrived(set(mine)))
 
     def _arrived(self, known: set[str]) -> list[str]:
-        """What else is due and there, up to the first in order of registration that is not."""
+        """Parameters outside ``known`` that are due and whose means have arrived.
+
+        They are taken in order of registration, up to the first whose mean has not arrived.
+        """
         found = []
         for name in self._due:
             if name not in known:
@@ -347,16 +354,20 @@ class Overlap:
             self._settle_for_evaluation()
 
     def _settle_for_evaluation(self) -> None:
-        """Without gradients modules may be passed by, and nothing would tell of a stale value."""
+        """Makes all updates before a forward pass without gradients.
+
+        In such a pass modules may not be called, and nothing would tell of a stale value.
+        """
         self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
 
     # Settling.
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Makes everything true now: means, plain gradients, and the step that was asked for.
+        """Waits for all means, puts plain gradients in place and makes the step asked for.
 
-        ``reason`` says why the forward pass cannot be overlapped; None if somebody asked. Raises
-        ``RankFailed`` if a peer is lost. Does nothing if nothing is pending.
+        ``reason`` says why the forward pass cannot be overlapped; with None nothing is counted, as
+        for a call of ``synchronize()``. Raises ``RankFailed`` if a peer is lost. Does nothing if
+        nothing is pending.
         """
         with self._lock:
             if not self._is_open:
@@ -381,7 +392,7 @@ class Overlap:
             )
 
     def _show_plain(self) -> None:
-        """Plain gradients where pending ones are still shown."""
+        """Puts plain gradients in the place of the pending ones that are still there."""
         for name, grad in self._grads.items():
             if stands_for(self._params[name].grad, grad):
                 self._params[name].grad = grad
@@ -393,7 +404,7 @@ class Overlap:
             self._params[name].__class__ = nn.Parameter
 
     def detach(self) -> None:
-        """Settles, and leaves model and optimizer as they were; hooks go even if that raises."""
+        """Settles the step and removes all hooks, which go even if settling raises."""
         with self._undo:
             self._undo.callback(self._show_parameters, self._due)
             self.settle(None)

@@ -1,16 +1,16 @@
 """Pending: gradients whose mean is on its way, and parameters whose update waits for one.
 
-A PendingGrad is what ``param.grad`` is between the end of backward and the arrival of the mean: it
-stands for a gradient whose storage is still being written by the network. A PendingParameter is
-what a parameter is between ``optimizer.step()`` and its update: the same object, of another class.
-Whoever computes with one, by name or inside a list of ``torch._foreach_*``, first makes it settle,
-then gets the plain tensor. So a look at a gradient or a parameter is always right, and costs that
-step its overlap. What only asks for shape, dtype or place does not wait.
+A PendingGrad stands in ``param.grad`` between the end of backward and the arrival of the mean, for
+a gradient whose storage the network still writes. A parameter is a PendingParameter between
+``optimizer.step()`` and its update: the same object, of another class. Code that computes with one,
+by name or inside a list of ``torch._foreach_*``, first makes it settle and then gets the plain
+tensor. So a look at a gradient or a parameter is always right, and costs that step its overlap.
+Code that only asks for shape, dtype or device does not wait.
 
 Python code is caught by ``__torch_function__``; autograd, which adds a second gradient to ``.grad``
-from C++, by ``__torch_dispatch__``. Not caught: ``torch.utils.dlpack.to_dlpack``, which takes the
-storage past both (``numpy()``, ``data_ptr()`` and ``__dlpack__()`` are caught), and a view that was
-taken before (``held = param.data``), which has the storage already.
+from C++, by ``__torch_dispatch__``. Two ways are not caught. ``torch.utils.dlpack.to_dlpack`` takes
+the storage past both (``numpy()``, ``data_ptr()`` and ``__dlpack__()`` are caught). A view that was
+taken before (``held = param.data``) has the storage already.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 class Round:
     """The gradients of one backward pass, while they are on their way.
 
-    ``settle(reason)`` is called at the first look at any of them; ``is_over`` is set by whoever
-    knows that all means have arrived.
+    ``settle(looker)`` is called at the first look at any of them, with the name of the function
+    that looks. ``Overlap`` sets ``is_over`` once all means have arrived.
     """
 
     __slots__ = ("is_over", "settle")
@@ -41,7 +41,7 @@ class Round:
 
 
 class PendingGrad(Tensor):
-    """A gradient on its way: it shares storage with ``plain``, which the mean is written into."""
+    """A gradient on its way, which shares storage with ``plain``; the mean is written there."""
 
     plain: Tensor
     _round: Round
@@ -64,7 +64,7 @@ class PendingGrad(Tensor):
 
 
 def pending(grad: Tensor, round: Round) -> PendingGrad:
-    """Stands for ``grad``, a strided tensor without a graph, until ``round`` is over."""
+    """A stand-in for ``grad``, a strided tensor without a graph, until ``round`` is over."""
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
     stand_in.plain, stand_in._round = grad, round
     return stand_in
@@ -76,10 +76,10 @@ def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
 
 
 class PendingParameter(nn.Parameter):
-    """A parameter whose update was asked for and is not made; a subclass says who makes it."""
+    """A parameter whose update was asked for and is not made; a subclass's ``look`` makes it."""
 
     look: Callable[[Tensor, str], None]
-    """Is called with the parameter and who looks at it; the parameter is plain afterwards."""
+    """A function of the parameter and the name of who looks at it; it makes the parameter plain."""
 
     @classmethod
     def __torch_function__(
@@ -123,12 +123,12 @@ _GRAD: Any = Tensor.grad
 
 
 def pending_parameters(look: Callable[[Tensor, str], None]) -> type[PendingParameter]:
-    """A class that parameters have while their update, which ``look`` makes, is on its way."""
+    """A class for parameters whose update is on its way; ``look`` makes the update."""
     return type("PendingParameter", (PendingParameter,), {"look": staticmethod(look)})
 
 
 def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
-    """Why gradients like these cannot be pending, or None."""
+    """The reason why these gradients cannot be pending; None if they can."""
     for name, grad in grads.items():
         if grad is None:
             return f"{name} took no part in the backward pass on this rank"
@@ -140,7 +140,7 @@ def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
 
 
 def _pending_in(given: Any) -> Iterator[PendingParameter]:
-    """Every parameter in a nest whose update is on its way; each may be made by the one before."""
+    """Every pending parameter in nested arguments; a look at one may make the next one plain."""
     if isinstance(given, PendingParameter):
         yield given
     elif isinstance(given, dict):
@@ -183,7 +183,7 @@ def _who_looks(func: Any) -> str:
 
 
 def _name_of(func: Any) -> str:
-    """A function's name; for a property its own, for an operator such as aten.add_.Tensor add_."""
+    """A function's name, or that of a property or operator (``add_`` for aten.add_.Tensor)."""
     name: str = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__"):
         name = getattr(func.__self__, "__name__", name)
@@ -216,7 +216,7 @@ _WITHOUT_VALUES: frozenset[Any] = frozenset(
     + [getattr(Tensor, name) for name in _METHODS.split()]
     + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
-"""What can be asked of a gradient without a look at its values."""
+"""Functions that take a gradient and do not look at its values."""
 _OF_PARAMETER: tuple[Any, ...] = (
     Tensor.requires_grad_,
     Tensor.register_hook,
@@ -224,4 +224,5 @@ _OF_PARAMETER: tuple[Any, ...] = (
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
 )
 _WITHOUT_VALUES_OF_PARAMETER = _WITHOUT_VALUES.union(_OF_PARAMETER)
-"""Likewise of a parameter, whose update goes by what ``step()`` was asked for."""
+"""Functions that take a parameter and do not look at its values. They may change attributes such as
+``requires_grad``, as its pending update goes by the settings at the time of ``step()``."""

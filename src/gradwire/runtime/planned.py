@@ -25,7 +25,7 @@ Named = tuple[str, Tensor]
 def messages_of(
     plan: Plan, params: Sequence[Named], sparse: set[int], rank: int, world: int
 ) -> list[AnyMessage]:
-    """The messages of ``plan`` in issue order; operands as ``check_for`` has accepted them."""
+    """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
     of, exchanges = dict(params), exchanges_of(plan)
     made: list[AnyMessage] = []
     for index, message in enumerate(plan.messages):
@@ -42,9 +42,9 @@ def messages_of(
 
 
 def _rows_way(exchange: Exchange) -> Collective | None:
-    """The collective by which rows can go that a plan sends through ``exchange``.
+    """The collective of ``exchange`` by which rows can travel; None if it has none.
 
-    Rows travel as they are, so it must not compress.
+    Rows travel as they are, so an exchange that compresses has none.
     """
     if not isinstance(exchange, Pair) or not exchange.codec.traits.lossless:
         return None
@@ -52,7 +52,7 @@ def _rows_way(exchange: Exchange) -> Collective | None:
 
 
 def algorithm(plan: Plan) -> str:
-    """What of a plan gives saved state its meaning: its exchanges, not its order or its cuts."""
+    """A text for the part of a plan that gives saved state its meaning: the exchanges it uses."""
     used = {message.exchange for message in plan.messages}
     texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
     return f"plan of {', '.join(sorted(texts))}"
@@ -61,8 +61,9 @@ def algorithm(plan: Plan) -> str:
 def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
     """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
 
-    ``sparse`` are ids of parameters whose gradients are row-sparse: each is a message of its own,
-    without loss and through a collective that carries rows, as the planner zen has it.
+    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
+    message of its own, without loss and through a collective that carries rows, as in plans of the
+    planner zen.
     """
     try:
         tensors = tuple(

@@ -1,14 +1,14 @@
-"""Pulse: which rank died, told by the ranks that live.
+"""Pulse: the ranks that live find out which rank died.
 
-When a rank dies, its peers see a closed connection or a timeout, then those that wait for them see
+When a rank dies, its peers see a closed connection or a timeout, then ranks that wait for them see
 the same, and no error says where it began. Every rank therefore counts up a number in the job's
 rendezvous store, once in ``PERIOD_S``; a rank whose number stands still is gone. The first rank to
 find out leaves an alarm in the store, and the others, who may be waiting on a healthy connection,
 hear it within a period.
 
 Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
-thread may wait for it: they look at what was read last, and a store that is silent itself tells
-that its host, rank 0, is lost.
+thread may wait for it: other threads use the values that were read last. A silent store means that
+its host, rank 0, is lost.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from .wire import default_store
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
-"""How long a number must stand still. Six periods: a busy machine may skip some."""
+"""Seconds for which a rank's number must stand still before the rank counts as gone. It is six
+periods, as a busy machine may skip some."""
 STORE_PATIENCE_S = 30.0
-"""How long the store may take to answer while nothing else is wrong: hosts migrate, links stall."""
+"""Seconds that the store may take to answer while nothing else is wrong, as hosts migrate and links
+stall."""
 LINGER_S = 2 * PERIOD_S
-"""How long an error waits after its alarm. The process that it ends may be the store's host."""
+"""Seconds that an error waits after its alarm, as the process that it ends may host the store."""
 MOST_CHARACTERS = 2000
-"""How much of an alarm's text travels: an error may quote a whole tensor, or a log."""
+"""The most characters of an alarm's text that travel: an error may quote a tensor, or a log."""
 
 
 class Alarm(NamedTuple):
-    """What happened: the ranks (of the group) it began at, the step, and a sentence."""
+    """A failure: the ranks (of the group) that it began at, the step, and a sentence about it."""
 
     ranks: tuple[int, ...]
     step: int
     text: str
 
     def encoded(self) -> str:
-        """ASCII that the store takes, whatever the error that the text quotes has in it.
+        """The alarm as ASCII, which the store takes, whatever characters its text has.
 
         >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
         '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665"]'
@@ -54,7 +56,7 @@ class Alarm(NamedTuple):
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
-        """The alarm that these bytes are; if they are none, one in ``step`` that names no rank."""
+        """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
         try:
             match json.loads(line):
                 case [list(ranks), at, str(text)] if all(type(n) is int for n in (at, *ranks)):
@@ -78,13 +80,13 @@ def said(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text that every file and terminal takes, cut where it is too long."""
+    """The text in characters that every file and terminal takes, cut where it is too long."""
     text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
 class Place(NamedTuple):
-    """How far a rank is: its step, the messages launched in it, and how often it began to load."""
+    """A rank's progress: its step, the messages launched in it, and how often it began to load."""
 
     step: int
     launched: int
@@ -92,7 +94,7 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, and how far it is."""
+    """A rank's sign of life: its count, and its progress."""
 
     beat: int
     place: Place
@@ -102,8 +104,8 @@ class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
     ``on_alarm`` is called once, from the pulse's thread, when another rank raised an alarm or the
-    store is lost; ``on_error`` when the thread itself ends by an error, which it tells the others.
-    ``place`` is what this rank shows of its progress.
+    store is lost. ``on_error`` is called when the thread itself ends by an error, which it tells
+    the others. ``place`` is the progress that this rank shows them.
     """
 
     def __init__(
@@ -177,7 +179,8 @@ class Pulse:
             return self._signs if self._num_reads > reads else []
 
     def last_ranks(self) -> tuple[int, ...]:
-        """Ranks that are further back in their steps than others, as read last; none if level."""
+        """Ranks that were further back than others when signs were last read; none if all are
+        level."""
         with self._news:
             places = [sign.place for sign in self._signs]
         if not places or min(places) == max(places):
@@ -212,7 +215,7 @@ class Pulse:
         return not self._lost
 
     def _announce(self) -> None:
-        """Tells the engine what it does not know yet: an alarm, or that nobody can raise one."""
+        """Tells the engine of another rank's alarm, or that the store is lost."""
         if self._first is not None:
             # Only now, as the process that hears it may be the store's host and end: by then all
             # have read the alarm.
@@ -231,7 +234,7 @@ class Pulse:
         return store
 
     def _turn(self) -> None:
-        """Own sign out, alarms out and in, others' signs in."""
+        """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
         self._beat += 1
         sign = ";".join(map(str, (self._beat, *self.place)))
         self._store.set(f"pulse/{self._rank}", sign)

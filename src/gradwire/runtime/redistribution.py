@@ -1,4 +1,4 @@
-"""State for another number of ranks, from what all the old ranks saved."""
+"""Redistribution: state for another number of ranks, made of the saved state of all old ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""
 
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of what can be shared out: each new rank's part of it is a sum of old ones, scaled."""
+"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
 
 
 def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
     """State for ``world_size`` ranks from the state_dicts of all old ranks.
 
-    What was not delivered yet is kept: old rank j's residuals go to new rank j mod world_size,
-    scaled by new / old world size, because a mean over W ranks delivers 1/W of a residual. So is
-    velocity, and all that is kept for each element: its mean over ranks is what it was. State
-    that is not per element is taken from the old rank of the same number (modulo), or starts afresh
-    where it has another length among the new ranks.
+    Residuals are kept: old rank j's go to new rank j mod world_size, scaled by new / old world
+    size, because a mean over W ranks delivers 1/W of a residual. Velocity, and every field with a
+    value for each element, is shared out in the same way, so its mean over ranks stays the same.
+    State that is not per element is taken from the old rank of the same number (modulo the old
+    number of ranks), or starts afresh where it has another length among the new ranks.
 
-    Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group at
-    one step of one run, or one of them is damaged; it names the rank and the parameter.
+    Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group, or
+    one of them is damaged; it names the rank and the parameter. Raises ``RanksDiffer`` where they
+    are not of one step of one run.
     """
     if type(world_size) is not int or world_size < 1:
         remedy = "pass the new number of ranks"
@@ -50,7 +51,7 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
 
 
 def _of_all_ranks(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order, one of each rank and all of one part of the layers."""
+    """The state_dicts in rank order; raises unless there is one of each rank, all of one shard."""
     if not isinstance(state_dicts, list | tuple):
         kind = type(state_dicts).__name__
         raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
@@ -72,7 +73,7 @@ def _of_all_ranks(state_dicts: Any) -> list[Saved]:
 
 
 def _difference(one: Saved, other: Saved) -> str | None:
-    """What two ranks' state_dicts do not share and ought to; None if nothing."""
+    """The first difference between two ranks' state_dicts that there ought not to be, or None."""
     for key in ("algorithm", "world_size", "saved_by", "step", "run"):
         if one[key] != other[key]:
             return f"{key} is {one[key]} against {other[key]}"
@@ -95,13 +96,13 @@ def _described(tensor: Tensor) -> str:
 
 
 def _check_values(old: Saved, is_shared_out: bool) -> None:
-    """Raises where what is kept for each element is damaged, or cannot be part of a sum."""
+    """Raises where a field with a value for each element is damaged, or cannot be shared out."""
     for name, fields in old["params"].items():
         numels = {tensor.numel() for path, tensor in fields.items() if path.endswith("_N")}
         if len(numels) > 1:
             raise InvalidSetting(
-                f"fields of {name} of rank {old['rank']} have {sorted(numels)} elements, and all "
-                "have one for each element of the parameter; load an undamaged checkpoint"
+                f"fields of {name} of rank {old['rank']} have {sorted(numels)} elements, and each "
+                "must have as many as the parameter; load an undamaged checkpoint"
             )
         for path, tensor in fields.items():
             what = f"{path} of {name} of rank {old['rank']}"
@@ -117,7 +118,7 @@ def _check_values(old: Saved, is_shared_out: bool) -> None:
 
 
 def _copied(old: Saved) -> dict[str, Any]:
-    """As many ranks as before: each goes on with its own."""
+    """A copy of a state_dict, in host memory."""
     fields = {
         key: {
             name: {path: tensor.detach().cpu().clone() for path, tensor in own.items()}

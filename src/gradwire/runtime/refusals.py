@@ -1,9 +1,9 @@
-"""Refusals: what may not be attached, and what may not be done to a model that is attached.
+"""Refusals: models that cannot be attached, and changes that an attached model must not undergo.
 
 One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or FSDP exchange
 the gradients of a model too, both write into the same ``.grad`` and neither mean is right. A DDP
-inside of a wrapper is attached itself (`sole_ddp`); one around the model is found among all objects
-that live, and one that is made later when it takes the model in.
+inside of a wrapper is attached in the wrapper's place (`sole_ddp`). A DDP around the model is found
+among all living objects. A DDP that is made later is refused when it takes the model in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Named = tuple[str, Tensor]
 """A parameter and its name."""
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
-"""Parameters that are exchanged, by id; a model that shares one cannot be attached too."""
+"""Parameters that are exchanged, by id; no second model with one of them can be attached."""
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
 _watch: list[Any] = []
@@ -50,7 +50,7 @@ def sole_ddp(model: nn.Module) -> nn.Module:
 
 
 def refuse_wrong_model(model: nn.Module) -> None:
-    """Raises ``InvalidSetting`` for a model that cannot be attached, or not now."""
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this moment."""
     if not isinstance(model, nn.Module):
         raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
     _refuse_no_group()
@@ -85,7 +85,7 @@ def is_attached(param: Tensor) -> bool:
 
 
 def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], None]:
-    """Notes that a model's ``params`` are exchanged from now on; returns what takes that back."""
+    """Notes that a model's ``params`` are exchanged from now on; returns a function to undo it."""
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
     _modules.update(model.modules())
@@ -105,7 +105,7 @@ def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], Non
 
 
 def exchanged_by(ddp: DistributedDataParallel, params: Iterable[Named]) -> list[str]:
-    """Names of those of ``params`` whose gradients ``ddp`` exchanges."""
+    """The names of the parameters in ``params`` whose gradients ``ddp`` exchanges."""
     inner = vars(ddp).get("_modules", {}).get("module")
     if inner is None:  # its constructor raised
         return []
@@ -114,7 +114,7 @@ def exchanged_by(ddp: DistributedDataParallel, params: Iterable[Named]) -> list[
 
 
 def shown_as_around(name: str) -> InvalidSetting:
-    """The error where a DDP exchanges what is attached, or is to be."""
+    """The error where a DDP exchanges the gradients of an attached model, or of one to attach."""
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
         "DistributedDataParallel, which exchanges them too; attach the DistributedDataParallel "
@@ -140,7 +140,7 @@ def _trained_outside(model: nn.Module, ddp: DistributedDataParallel) -> list[str
 
 
 def _refuse_no_group() -> None:
-    """A launcher's rank without a group would train alone, and no other would notice."""
+    """Refuses a launcher's rank without a process group: it would train alone, unnoticed."""
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) > 1 and not dist.is_initialized():
         raise InvalidSetting(
@@ -151,7 +151,8 @@ def _refuse_no_group() -> None:
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    """Whatever keeps parts of parameters on each rank exchanges gradients in its own way."""
+    """Refuses models whose parameters are sharded or replicated by torch, as torch then exchanges
+    their gradients itself."""
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
@@ -166,11 +167,11 @@ def _refuse_sharded(model: nn.Module) -> None:
             )
 
 
-_WHOLE = "shard nothing, or leave the exchange to what shards (sharded models are not supported)"
+_WHOLE = "do not shard the model, or do not attach it (sharded models are not supported)"
 
 
 def _registry(module: nn.Module) -> Any:
-    """What composable functions were applied to a module, by their names."""
+    """The composable functions that were applied to a module, by their names."""
     contract = sys.modules.get("torch.distributed._composable.contract")  # torch's, if it is used
     return (contract and contract._get_registry(module)) or {}
 
@@ -181,7 +182,7 @@ def _is_fsdp(module: object) -> bool:
 
 
 def _refuse_odd_tensors(tensors: Iterable[Named]) -> None:
-    """Tensors without values of their own on this rank, which no message could carry."""
+    """Refuses tensors without values of their own on this rank, which no message could carry."""
     for name, tensor in tensors:
         kind = type(tensor)
         if is_lazy(tensor):
@@ -230,8 +231,8 @@ def _refuse_ddp_around(model: nn.Module) -> None:
 def _ddps_around(model: nn.Module, params: Sequence[Named]) -> list[str]:
     """Names of parameters that a living DDP other than ``model`` exchanges.
 
-    No module knows who holds it, so this asks the garbage collector, which knows every object (but
-    those of ``gc.freeze()``, which are met in the forward pass: see `strangers`).
+    No module knows who holds it, so this asks the garbage collector, which knows every object but
+    those of ``gc.freeze()``. DDPs among those are found in the forward pass; see `strangers`.
     """
     kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
     found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
@@ -244,7 +245,7 @@ def _subclasses(kind: type) -> set[type]:
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """A module becomes part of another: refuses where that would exchange what is attached too."""
+    """Refuses that an attached module becomes part of one that exchanges its gradients too."""
     if child is None:
         return
     if name == "module" and isinstance(parent, DistributedDataParallel):

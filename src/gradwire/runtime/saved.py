@@ -1,4 +1,4 @@
-"""The form of a state_dict: what it must be made of before anything in it is believed."""
+"""The form of a state_dict, which is checked before any value in it is used."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..errors import InvalidSetting, invalid
 
 SCHEMA = 2
 Fields = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by parameter or message, and then by their path in the state."""
+"""The tensors of a state, by parameter or message and then by their path in the state."""
 
 _REMEDY = "pass what handle.state_dict() returned"
 _LEAST = {"world_size": 1, "saved_by": 1, "rank": 0, "step": 0}
-"""Numbers of a state_dict, each with the least that makes sense."""
+"""The numbers of a state_dict by name, each with the least value that is accepted."""
 _MOST = 2**63 - 1
 _TEXTS = ("algorithm", "shard", "run")
 _FIELDS = ("params", "messages")
@@ -26,7 +26,7 @@ _FIELDS = ("params", "messages")
 def check_form(saved: Any, whose: str = "state_dict") -> None:
     """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of a state_dict.
 
-    ``whose`` is what errors call it. Shapes and values are not looked at.
+    ``whose`` is its name in errors. Shapes and values are not checked here.
     """
     if not isinstance(saved, dict):
         raise invalid(whose, type(saved).__name__, "a dict", _REMEDY)
@@ -67,7 +67,7 @@ def _check_fields(given: Any, what: str) -> None:
 
 
 def _unfit(value: Any) -> str | None:
-    """What keeps a value from being a tensor of the state; None if nothing does."""
+    """The reason, in words, why a value cannot be a tensor of the state; None if it can."""
     if type(value) not in (Tensor, nn.Parameter):
         return f"{_shown(value)}"
     if value.layout is not torch.strided or value.is_nested:
@@ -78,15 +78,15 @@ def _unfit(value: Any) -> str | None:
 
 
 def _shown(given: Any) -> Any:
-    """What stands for a value in an error's text: a small one itself, for others their type."""
+    """A value as errors show it: itself if it is a plain and short one, else its type's name."""
     is_plain = given is None or isinstance(given, bool | int | float | str)
     return given if is_plain and len(repr(given)) <= 80 else type(given).__name__
 
 
 def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
-    """Raises where a tensor holds what ``contract.State`` has no place for.
+    """Raises where a tensor holds values that ``contract.State`` does not allow.
 
-    It may where ``fresh``, what training begins with, holds such a value too.
+    They are allowed where ``fresh``, the tensor that training begins with, holds such values too.
     """
     wrong = _strange(given)
     if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):

@@ -1,17 +1,18 @@
-"""Loss scaling: what a GradScaler multiplied is exchanged in the gradient's own units.
+"""Loss scaling: gradients that a GradScaler multiplied are exchanged without the scale.
 
 A GradScaler multiplies the loss, and with it every gradient, by a scale that changes during
-training. What an exchange keeps for later steps would be of the scale of the step it comes from: a
-residual that was held back at 1024 and arrives at 2048 counts half. So a message divides what it
-gathers by the scale of its step, and multiplies the mean that it scatters. All between is in units
-of the gradient: residuals, velocities, and settings such as a threshold or the norm to clip to. A
-saved state is of no scale, so it is loaded under any. Ranks may even have different scales.
+training. State that an exchange keeps for later steps would have the scale of the step it comes
+from: a residual that was held back at 1024 and arrives at 2048 counts half. So a message divides
+the gradients that it gathers by the scale of its step, and multiplies the mean that it scatters.
+All between is in units of the gradient: residuals, velocities, and settings such as a threshold or
+the norm to clip to. A saved state has no scale, so it can be loaded under any. Ranks may even have
+different scales.
 
-Scales are powers of two unless the user says otherwise: then no bit changes by this, but where
-``GradScaler.unscale_`` would have dropped it too. Gradients are copied into the message and out of
-it anyway, and that copy is what multiplies.
+Scales are powers of two unless the user says otherwise. Then division and multiplication change no
+bit that ``GradScaler.unscale_`` would have kept. Gradients are copied into the message and out of
+it anyway, and those copies multiply.
 
-An exchange that sends the values themselves and keeps nothing takes them as they are: a scale is
+An exchange that sends the values themselves and keeps nothing takes scaled gradients: a scale is
 there to bring values into the range of 16 bits, on the wire as in the model.
 """
 
@@ -31,19 +32,22 @@ from ..pairing import Pair
 
 
 def check_scaler(given: Any) -> None:
-    """Raises ``InvalidSetting`` for what is neither a GradScaler nor None."""
+    """Raises ``InvalidSetting`` unless ``given`` is a GradScaler or None."""
     if given is not None and not isinstance(given, GradScaler):
         remedy = "pass the one whose scale() makes the loss"
         raise invalid("scaler", type(given).__name__, "a torch.amp.GradScaler or None", remedy)
 
 
 def scale_of(scaler: GradScaler | None) -> float:
-    """What the gradients of the backward pass that runs now are multiplied by."""
+    """The factor on the gradients of the backward pass that runs now."""
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 def inverse(scale: float) -> float:
-    """What takes a scale off again; of a scale that has shrunk to 0 nothing can, and all is NaN."""
+    """The factor that takes a scale off again.
+
+    For a scale that has shrunk to 0 there is none: the factor is inf, and gradients become NaN.
+    """
     return 1.0 / scale if scale else math.inf
 
 
@@ -75,7 +79,8 @@ def travels_scaled(exchange: Exchange) -> bool:
 
 
 def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
-    """Raises ``InvalidSetting`` where gradients would lose small elements with their scale."""
+    """Raises ``InvalidSetting`` where float16 gradients without their scale would lose small
+    elements."""
     for message in messages if scaler is not None else ():
         exchange = message.exchange
         if exchange is None or travels_scaled(exchange) or message.spec.dtype != torch.float16:

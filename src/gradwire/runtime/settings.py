@@ -1,4 +1,4 @@
-"""What a user asks ``attach`` for, checked; and what of a model it is about."""
+"""The arguments of ``attach``, checked, and the parameters of a model that they concern."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def channels(self) -> int:
-        """How many messages may be on their way at once."""
+        """The number of messages that may be on their way at once."""
         if isinstance(self.exchange, Plan):
             return min(self.exchange.credit, max(1, len(self.exchange.messages)))
         return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
@@ -140,12 +140,18 @@ def trained(model: nn.Module) -> list[Named]:
 
 
 LEAST_TABLE_BYTES = 2**16
-"""Of an embedding's table: below it, telling counts costs more than zeros in it could."""
+"""The smallest embedding's table whose gradient may travel by rows, in bytes.
+
+Below it, telling the other ranks how many rows are non-zero costs more than sending zeros could.
+"""
 
 
 def tables(model: nn.Module) -> dict[int, int]:
-    """Row lengths of embeddings' parameters, by id, whose gradients are dense and may be mostly
-    zero: not those that another kind of module uses too, as a softmax does."""
+    """The row lengths, by id, of embeddings' parameters whose dense gradients may be mostly zero.
+
+    Parameters that another kind of module uses too, such as the layer before a softmax, are left
+    out, as are tables below ``LEAST_TABLE_BYTES``.
+    """
     owners: dict[int, list[nn.Module]] = {}
     weights: dict[int, Tensor] = {}
     for module in model.modules():
@@ -163,7 +169,7 @@ def tables(model: nn.Module) -> dict[int, int]:
 
 
 def sparse_weights(model: nn.Module) -> set[int]:
-    """Ids of parameters whose module announces row-sparse gradients."""
+    """The ids of embeddings' parameters with ``sparse=True``, whose gradients are row-sparse."""
     return {
         id(module.weight)
         for module in model.modules()

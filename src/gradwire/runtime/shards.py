@@ -1,10 +1,10 @@
 """Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel group.
 
-A gradient is averaged among the ranks that hold the same part of it: ``group``. What it takes to
-pick its elements may be agreed on with those that hold the other parts: ``shards``. Every rank is
-in one of each, and no other rank is in both. Messages must correspond for that: the first message
-of one shard and the first of another are the parts of the same layers, and so on. They need not be
-equally long, as a vocabulary that does not divide is not.
+A gradient is averaged among the ranks that hold the same part of it: ``group``. These may agree
+with the ranks that hold the other parts, ``shards``, on which elements to send. Every rank is in
+one group of each kind, and no other rank is in the same two. Messages must correspond for that: the
+first messages of all shards hold parts of the same layers, and so on. They need not be equally
+long, as a vocabulary may not divide evenly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .wire import Group
 
 
 def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
-    """The process group that is given, by itself or as a mesh, which must be of one dimension.
+    """The process group that is given, by itself or as a mesh, which must have one dimension.
 
-    ``kind`` is what the dimension is for, ``place`` where it usually stands among a mesh's. A rank
-    outside of a group has a number in its place.
+    ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a mesh; errors
+    use both. A rank outside of a group has a number in the group's place.
     """
     if given is None or isinstance(given, dist.ProcessGroup):
         return given
@@ -45,7 +45,10 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
 
 
 def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membership:
-    """This rank's place among those that hold the other parts of its layers; alone if none do."""
+    """This rank's place among the ranks that hold the parts of its layers.
+
+    It is ``ALONE`` if layers are not cut.
+    """
     found = one_dimension("shards", shards, "tensor-parallel", -1)
     if found is None:
         return ALONE
@@ -65,7 +68,7 @@ def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membe
 
 
 def place_in(shards: Membership) -> str:
-    """Which part of every layer a rank holds: the same on all ranks that average."""
+    """The part of every layer that a rank holds, in words; the same on all ranks that average."""
     return f"part {shards.rank} of {shards.world}"
 
 
@@ -76,7 +79,7 @@ def agree_among_shards(
     num_channels: int,
     timeout: timedelta,
 ) -> None:
-    """Tells every message how long its other parts are.
+    """Tells every message the lengths of all its parts.
 
     Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not correspond.
     """
@@ -104,12 +107,12 @@ def agree_among_shards(
 
 
 def _numel(message: AnyMessage) -> int:
-    """Rows travel as they are: nothing is asked of those that hold others."""
+    """The elements of a message; 0 for row-sparse gradients, about which shards do not agree."""
     return message.spec.numel if isinstance(message, Message) else 0
 
 
 def _described(message: AnyMessage) -> str:
-    """What parts of one message must have in common."""
+    """The facts, in words, that all parts of one message must have in common."""
     names = ", ".join(message.names)
     if not isinstance(message, Message):
         return f"rows of {names}"

@@ -1,12 +1,12 @@
 """LayerwiseStep: one optimizer step in several calls, bit for bit as in one.
 
-Every optimizer of ``torch.optim`` but LBFGS treats each parameter by itself: what it does to one
+Every optimizer of ``torch.optim`` but LBFGS treats each parameter by itself: the update of one
 depends on that parameter, its gradient, its entry in ``optimizer.state`` and its group's
-hyper-parameters, and on nothing of the others. So a step may be cut by parameters. The test beside
-this file holds that of every optimizer in ``torch.optim``; any other class is not trusted to.
+hyper-parameters, and on nothing of the others. So a step may be cut by parameters. A test holds
+every optimizer in ``torch.optim`` to that; any other class is not trusted to do so.
 
-``replace_step`` puts a function in the place of ``optimizer.step`` that learning-rate schedulers
-made before and after it go along with.
+``replace_step`` puts a function in the place of ``optimizer.step``. It works with learning-rate
+schedulers that are made before it and after it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Step = Callable[..., Any]
 
 
 class Asked(NamedTuple):
-    """What ``optimizer.step()`` was asked for: hyper-parameters as they were at that moment.
+    """A step that ``optimizer.step()`` was asked for: the hyper-parameters at that moment.
 
-    ``values`` are those of each group; ``group_of`` gives the group's number of each parameter.
+    ``values`` holds those of each group; ``group_of`` gives the number of each parameter's group.
     """
 
     values: list[dict[str, Any]]
@@ -57,7 +57,7 @@ class LayerwiseStep:
         self._why_not = _why_not(optimizer)
 
     def refusal(self) -> str | None:
-        """Why the next step must be whole, or None if it can be cut."""
+        """The reason why the next step must be whole; None if it can be cut."""
         optimizer = self._optimizer
         if self._why_not is not None:
             return self._why_not
@@ -85,7 +85,7 @@ class LayerwiseStep:
     def apply(self, asked: Asked, params: Iterable[Tensor]) -> None:
         """Makes the step ``asked`` for ``params``, each from its ``.grad``.
 
-        This may be in the midst of a forward pass, whatever that runs in.
+        It may be called in the midst of a forward pass, also under autocast or inference mode.
         """
         members: dict[int, list[Tensor]] = {}
         for param in params:
@@ -110,10 +110,10 @@ _AUTOCAST = ("cpu", "cuda")
 
 @contextmanager
 def _outside_of_forward() -> Iterator[None]:
-    """Neither autocast nor inference mode, and seen by no dispatch mode.
+    """A context without autocast, inference mode and dispatch modes.
 
-    Inference mode would make state that is of no use outside of it; selective activation
-    checkpointing, which is a dispatch mode, takes the operators it sees for the forward pass's.
+    State made in inference mode is of no use outside of it. Selective activation checkpointing,
+    a dispatch mode, would take the step's operators for those of the forward pass.
     """
     with ExitStack() as stack:
         for device in _AUTOCAST:
@@ -127,12 +127,12 @@ def _outside_of_forward() -> Iterator[None]:
 
 
 def _kept(value: Any) -> Any:
-    """A hyper-parameter that later changes of the group do not reach."""
+    """A copy of a hyper-parameter, which later changes of the group do not reach."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _why_not(optimizer: Optimizer) -> str | None:
-    """Why no step of this optimizer can be cut, or None."""
+    """The reason why no step of this optimizer can be cut; None if steps can."""
     kind = type(optimizer)
     if kind.__name__ not in SEPARABLE or getattr(torch.optim, kind.__name__, None) is not kind:
         return (
@@ -154,11 +154,12 @@ _KNOWN_WRAPPERS = (lr_scheduler.__name__, __name__)
 def replace_step(
     optimizer: Optimizer, serve: Callable[..., Any]
 ) -> tuple[Step, Callable[[], None]]:
-    """From now on ``optimizer.step(...)`` is ``serve(...)``.
+    """Makes ``optimizer.step(...)`` call ``serve(...)`` from now on.
 
-    Returns the step that was there, and what puts it back. A scheduler wraps ``step.__func__`` in
-    its place, so it is a bound method; one that did so before has left marks on the function, which
-    the new one takes over, and one that does so later keeps the new one, which then only passes on.
+    Returns the old step, and a function that puts it back. The new step is a bound method, as a
+    scheduler wraps ``step.__func__``. A scheduler that did so before has left marks on the old
+    function, which the new one takes over. A scheduler that does so later keeps a reference to the
+    new step, which, once the old one is back, only calls that.
     """
     before = optimizer.step
     had_own = "step" in vars(optimizer)

@@ -1,15 +1,15 @@
-"""Strangers: parameters that a model trains and nobody exchanges, as they came after attach.
+"""Strangers: parameters that came into a model after attach, which nobody exchanges.
 
 ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard`` put other
 parameters in the place of those that are exchanged, and every rank would train its own. A look at a
-model without strangers compares what its modules hold with what they held at attach, object by
-object: about 25 us for 400 parameters, once a step.
+model without strangers compares the objects in its modules, one by one, with those at attach: about
+25 us for 400 parameters, once a step.
 
 A stranger is not an error before a gradient comes to it: ``torch.func.functional_call`` puts other
-tensors in a model's place for one forward pass. So strangers that are found in the forward pass or
-after ``load_state_dict`` get a hook of their own, for a backward pass in which no parameter that is
-exchanged gets a gradient. In a model whose root is never called, one more way is not seen: all
-parameters replaced at once, and not by ``load_state_dict``.
+parameters' place for one forward pass. So strangers that are found in the forward pass or after
+``load_state_dict`` get a hook of their own, for a backward pass in which no parameter that is
+exchanged gets a gradient. One case is not seen: all parameters of a model whose root is never
+called are replaced at once, and not by ``load_state_dict``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Strangers:
             hook.remove()
 
     def before_backward(self) -> None:
-        """A backward pass begins: raises, on all ranks, if the model has strangers."""
+        """Raises, on all ranks, if the model has strangers when a backward pass begins."""
         if (not self._has_looked or self._armed) and (found := self._found()):
             raise self._error(found)
         self._has_looked = False
@@ -76,14 +76,14 @@ class Strangers:
         return before
 
     def _refuse_active_ddp(self) -> None:
-        """A DDP runs this forward pass; it may only be one that leaves these parameters alone."""
+        """Refuses a forward pass inside of another DDP that exchanges these parameters."""
         active = DistributedDataParallel._active_ddp_module
         if active is not None and active is not self._ddp:
             for name in exchanged_by(active, self._model.named_parameters()):
                 raise shown_as_around(name)
 
     def _members(self) -> Iterator[object]:
-        """What the modules hold now, of those that there were when this was last noted."""
+        """The parameters and modules that the modules at the last note hold now."""
         return chain(chain.from_iterable(self._held), (_END,))
 
     def _note(self) -> None:
@@ -92,7 +92,7 @@ class Strangers:
         self._noted = list(self._members())
 
     def _found(self) -> list[tuple[str, Tensor]]:
-        """Strangers by name."""
+        """The strangers in the model, with their names."""
         if all(map(is_, self._members(), self._noted)) and not _any_requires_grad(self._frozen):
             return []
         params = list(self._model.named_parameters())
@@ -106,7 +106,7 @@ class Strangers:
         return found
 
     def _arm(self) -> None:
-        """Sees to it that a gradient of a stranger is not overlooked."""
+        """Gives every stranger a hook that raises when a gradient comes to it."""
         for _, param in self._found():
             if not any(known() is param for known, _ in self._armed):
                 self._armed.append((weakref.ref(param), self._tripwire(param)))

@@ -1,11 +1,11 @@
 """Streams: copies of a device's gradients are made behind the kernels that produce them.
 
 Autograd launches a gradient's kernels on the stream that is current in its thread, and goes on
-before they have run. A message is gathered in a thread of its own, whose current stream is another:
-without a word its copy could take what is not there yet. So a mark is left on the producer's
-stream where a gradient is handed in, and the copies, on a stream of their own, wait for the marks:
-for these kernels, and for none that were launched since. A block of copies ends with the host
-waiting for them, so whoever goes on afterwards, on any stream, finds them done.
+before they have run. A message is gathered in a thread of its own, whose current stream is another,
+so its copy could read a gradient that is not computed yet. Therefore a mark is left on the
+producer's stream where a gradient is handed in. The copies, on a stream of their own, wait for the
+marks: for these kernels, and for none that were launched since. At the end of a block of copies the
+host waits for them, so that later work on any stream finds them done.
 
 Gradients in host memory get no mark, and cost nothing.
 """
@@ -25,7 +25,7 @@ Event = Any
 
 
 class Mark(NamedTuple):
-    """Where on its producer's stream a gradient is complete."""
+    """The point on its producer's stream at which a gradient is complete."""
 
     device: torch.device
     stream: Stream
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
 
 class Device(Protocol):
-    """What is asked of a kind of device; `Cuda` for one."""
+    """The functions that a kind of device must have; `Cuda` is one."""
 
     def current_stream(self, device: torch.device) -> Stream: ...
 
@@ -61,14 +61,14 @@ class Cuda:
 
 
 class Streams:
-    """Keeps one stream a device for copies; they are all made by one thread."""
+    """Keeps one stream for copies on each device; one thread makes all copies."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._own: dict[torch.device, Stream] = {}
 
     def mark(self, device: torch.device) -> Mark:
-        """Marks what was launched so far on the stream that is current in this thread."""
+        """A mark behind the work launched so far on the stream that is current in this thread."""
         stream = self._device.current_stream(device)
         return Mark(device, stream, self._device.record(stream))
 
@@ -76,8 +76,8 @@ class Streams:
     def behind(self, marks: Iterable[Mark], *, allocates: bool = False) -> Iterator[None]:
         """Runs a block of copies behind ``marks``; ends when they are done.
 
-        A block that ``allocates`` what outlives it runs on the producers' streams: the memory is
-        then theirs, and is not used for something else before they are done with it.
+        A block that ``allocates`` memory which outlives it runs on the producers' streams: the
+        memory is then theirs, and is not used for something else before they are done with it.
         """
         with ExitStack() as stack:
             used: dict[torch.device, Stream] = {}
@@ -97,4 +97,4 @@ class Streams:
 
 
 Copying = Callable[[], AbstractContextManager[None]]
-"""Makes the block in which copies between device and host are made."""
+"""A function that gives the context in which copies between device and host are made."""

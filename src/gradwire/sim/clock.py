@@ -1,9 +1,9 @@
 """The virtual clock: when messages start and end on a link, and layers before and after them.
 
 Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
-that model. Here they share the bandwidth equally (processor sharing) while their latencies overlap
-but for the host's share of them, during which the link waits for the host; which may be under way
-at once is said in ``Plan``.
+that model. Here they share the bandwidth equally (processor sharing). Their latencies overlap, but
+for the host's share of them, during which the link waits for the host. ``Plan`` says which
+messages may be under way at once.
 Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
     delta t (equation 8) is not needed.
 """
@@ -26,16 +26,16 @@ from .network import NEVER
 from .representative import stages_of_one
 
 Parts = Sequence[tuple[float, float]]
-"""By message: seconds of latency, and seconds of a whole link."""
+"""For each message: seconds of latency, and seconds that it takes of a whole link."""
 
 
 class Line(Protocol):
     """Messages that wait for the wire."""
 
     def next_s(self, end_s: Sequence[float]) -> float:
-        """When a message could start at the earliest; ``NEVER`` when none is left.
+        """The earliest second at which a message could start; ``NEVER`` when none is left.
 
-        ``end_s`` is when each message ended, ``NEVER`` for one that has not.
+        ``end_s`` holds the second at which each message ended, ``NEVER`` where it has not.
         """
 
     def take(self, now_s: float) -> int:
@@ -68,7 +68,7 @@ class FixedOrder:
 
 
 class ByPriority:
-    """Of the messages that are ready, the one of the smallest priority starts."""
+    """The ready message whose ``priority`` is the smallest number starts first."""
 
     def __init__(self, ready_s: Sequence[float], priority: Sequence[int]) -> None:
         self._ready_s = ready_s
@@ -98,10 +98,11 @@ class Carried:
 
 
 def carry(line: Line, parts_s: Parts, credit: int) -> Carried:
-    """Carries all messages of ``line``: each takes its latency and then its work of a whole link.
+    """Carries all messages of ``line``: each waits for its latency and then uses the link.
 
-    ``parts_s`` holds both, by message. There are ``credit`` channels, which messages take in turn:
-    one starts when the one that started ``credit`` places before it has ended.
+    ``parts_s`` holds both for each message, in seconds. There are ``credit`` channels, which
+    messages take in turn: a message starts when the one that started ``credit`` places before it
+    has ended.
     """
     carried = Carried([], [0.0] * len(parts_s), [NEVER] * len(parts_s))
     if credit == 1:
@@ -156,7 +157,8 @@ def _carry_shared(line: Line, parts_s: Parts, credit: int, carried: Carried) -> 
 
 
 def _launch_s(line: Line, carried: Carried, credit: int) -> float:
-    """When the next message starts, as far as is known; ``NEVER`` while its lane is taken."""
+    """The second at which the next message starts; ``NEVER`` while it is unknown or its channel is
+    taken."""
     order, end_s = carried.order, carried.end_s
     if len(order) >= credit and end_s[order[-credit]] == NEVER:
         return NEVER
@@ -165,8 +167,8 @@ def _launch_s(line: Line, carried: Carried, credit: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """When everything of one iteration starts and ends; layers in forward order, messages in issue
-    order, seconds from the start of the backward pass."""
+    """The starts and ends of everything in one iteration, in seconds from the start of the
+    backward pass; layers are in forward order, messages in issue order."""
 
     backward_start_s: list[float]
     backward_end_s: list[float]
@@ -176,23 +178,24 @@ class Timing:
     forward_start_s: list[float]
     forward_end_s: list[float]
     spans: Sequence[Span] = ()
-    """Of messages, where they were played by events; none where closed forms gave their times."""
+    """Spans of messages that were played by events; empty where closed forms gave their times."""
 
     @property
     def iteration_s(self) -> float:
-        """From the start of the backward pass to the end of the next forward (equation 12)."""
+        """Seconds from the start of the backward pass to the end of the next forward pass
+        (equation 12)."""
         return self.forward_end_s[-1]
 
 
 def backward_ends(profile: Profile) -> list[float]:
-    """When each layer's gradients are ready, layers in forward order (equation 2)."""
+    """The second at which each layer's gradients are ready, in forward order (equation 2)."""
     return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[::-1]
 
 
 def forward_times(
     forward_s: Sequence[float], may_start_s: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Starts and ends of forward computations one behind the other (equation 11)."""
+    """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
     starts_s, ends_s, now_s = [], [], 0.0
     for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
         start_s = max(now_s, earliest_s)

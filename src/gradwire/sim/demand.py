@@ -1,4 +1,4 @@
-"""Demand: what a plan asks of the network, message by message, for one profile."""
+"""Demand: the messages that a plan asks the network to carry for one profile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..spec import TensorSpec
 
 @dataclass(frozen=True)
 class Demand:
-    """One entry a message in every list, in issue order."""
+    """The messages of a plan for a profile; lists have an entry for each, in issue order."""
 
     layers: list[set[int]]
-    """Whose gradients it carries; layers are numbered in forward order."""
+    """The layers whose gradients each message carries, by their number in forward order."""
     num_bytes: list[int]
     plan: Plan
     profile: Profile
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile) -> Demand:
-        """Raises ``InvalidSetting`` for a plan that is not sound for the profile."""
+        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the profile."""
         check(plan, profile)
         refuse_cuts(plan, {t.name: t.numel for la in profile.layers for t in la.tensors})
         layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
@@ -47,14 +47,14 @@ class Demand:
         return all(message.exchange == DENSE for message in self.plan.messages)
 
     def ready_s(self, backward_end_s: list[float]) -> list[float]:
-        """When each message's gradients are there, if layers end their backward then."""
+        """The second at which each message's gradients are ready, from layers' backward ends."""
         # The smaller a layer's number, the later its backward ends.
         return [backward_end_s[min(own)] for own in self.layers]
 
     def forward_may_start_s(
         self, backward_end_s: list[float], message_end_s: list[float]
     ) -> list[float]:
-        """When each layer's parameters are up to date."""
+        """The second at which each layer's parameters are up to date."""
         may_start_s = [backward_end_s[0]] * len(self.profile.layers)
         for own, end_s in zip(self.layers, message_end_s, strict=True):
             for layer in own if self.plan.overlap_forward else (0,):
@@ -62,17 +62,18 @@ class Demand:
         return may_start_s
 
     def after(self) -> list[tuple[int, ...]]:
-        """Numbers of messages that must have ended before each."""
+        """The numbers of the messages that must have ended before each message is launched."""
         return [message.after for message in self.plan.messages]
 
     def labels(self) -> list[str]:
-        """What pictures call each message."""
+        """The name of each message in pictures."""
         return [_label(message) for message in self.plan.messages]
 
     def parcels(self) -> list[tuple[str, TensorSpec]]:
-        """The name of each message's exchange, and what it exchanges.
+        """The name of each message's exchange, and the spec of the gradient that it exchanges.
 
-        Shapes are told only where they matter, so that elsewhere messages of one size are alike.
+        A spec has shapes only where the exchange acts on whole tensors. Elsewhere it has none, so
+        that messages of one size and dtype are priced only once.
         """
         tensors = {t.name: t for layer in self.profile.layers for t in layer.tensors}
         whole = keeping_whole(self.plan)

@@ -1,11 +1,11 @@
 """The engine: all ranks' messages on one virtual clock, by events.
 
 It is the runtime's engine with seconds in place of work. Every rank has one compute lane, which
-takes what is ready in issue order, and ``credit`` communication lanes. A message is launched when
-its gradients and those of all messages before it are ready; what it computes first, it computes at
-once. It may use the wire when the message before it may, its lane is free (message i - credit has
-ended) and all messages in its ``after`` have ended. A transfer begins when sender and receiver are
-both there, a collective when all ranks are.
+takes the computations that are ready in issue order, and ``credit`` communication lanes. A message
+is launched when its gradients and those of all messages before it are ready; its computations
+before the first transfer begin at once. It may use the wire when the message before it may, its
+lane is free (message i - credit has ended) and all messages in its ``after`` have ended. A transfer
+begins when sender and receiver are both there, a collective when all ranks are.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class Traffic:
     """The messages that ranks exchange in one iteration, in issue order."""
 
     stages: Sequence[Sequence[tuple[Stage, ...]]]
-    """By rank and message."""
+    """The stages of each message on each rank: ``stages[rank][message]``."""
     ready_s: Sequence[Sequence[float]]
-    """By rank and message: when the gradients are there."""
+    """The second at which the gradients of each message are ready on each rank."""
     labels: Sequence[str]
-    """By message: what its spans are called; where "", by their verbs."""
+    """The name of each message's spans; where it is "", spans are named by their verbs."""
     credit: int = 1
     after: Sequence[Sequence[int]] = ()
-    """By message: those that must have ended before it goes on the wire; () where there is none."""
+    """The messages that must have ended before each goes on the wire; () where none must."""
     slowness: Sequence[float] = ()
-    """By rank: what every computation's seconds are multiplied by; () where all are 1."""
+    """The factor on the seconds of each rank's computations; () where all are 1."""
 
 
 @dataclass
 class Outcome:
-    """When everything happened."""
+    """The times at which everything happened, in seconds."""
 
     spans: list[Span]
-    """Lanes "compute" and "communication" of all ranks, in order of their ends."""
+    """Spans of the lanes "compute" and "communication" of all ranks, in order of their ends."""
     start_s: list[list[float]]
-    """By rank and message: when it was launched."""
+    """The second at which each message was launched on each rank: ``start_s[rank][message]``."""
     end_s: list[list[float]]
-    """By rank and message."""
+    """The second at which each message ended on each rank."""
 
 
 def play(traffic: Traffic) -> Outcome:
@@ -89,14 +89,14 @@ class _Course:
 
 @dataclass
 class _Rank:
-    """Where one rank stands."""
+    """The progress of one rank."""
 
     courses: list[_Course]
     slowness: float
     start_s: list[float]
     end_s: list[float]
     num_passed: int = 0
-    """Messages that went through the gate; the first so many in issue order."""
+    """The number of messages that went through the gate: always the first ones in issue order."""
     queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, name, seconds)."""
     is_busy: bool = False
@@ -160,7 +160,7 @@ class _Engine:
         self._launch_at(rank, course.message + 1, self.now_s)
 
     def _proceed(self, course: _Course) -> None:
-        """To the next stage that takes time, or to the end."""
+        """Moves a course on to its next stage that takes time, or to its end."""
         rank = self.ranks[course.rank]
         while True:
             course.at += 1
@@ -190,7 +190,7 @@ class _Engine:
     def _open_gate(self, rank: _Rank) -> None:
         """Lets launched messages use the wire, in issue order, each when its lane is free.
 
-        One that still computes has its turn all the same: those behind it do not wait for that.
+        A message that still computes takes its turn too, so that messages behind it need not wait.
         """
         end_s = rank.end_s
         while (message := rank.num_passed) < len(end_s):
@@ -219,7 +219,7 @@ class _Engine:
                 self._begin(met)
 
     def _begin(self, met: tuple[Post, ...]) -> None:
-        """Those who met start together; where prices differ, the highest counts for all."""
+        """Starts the verbs that met together; where prices differ, the highest counts for all."""
         latency_s, work_s = map(max, zip(*(post.verb.price for post in met), strict=True))
         self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 

@@ -1,9 +1,9 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-An exchange is played once on all ranks, with nothing else on the network. What the slowest rank
-went through then stands for every rank: the same stages, but a stretch of verbs for the network is
-one collective that takes as long as it took alone. Seconds in which its links were in use are
-shared with other messages, the rest is latency.
+An exchange is played once on all ranks, with nothing else on the network. The stages of the slowest
+rank then stand for every rank, but a stretch of verbs for the network becomes one collective that
+takes as long as the stretch took alone. The seconds in which its links were in use are shared with
+other messages; the rest is latency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .stages import Joint, Price, Stage, Tariff, stages_of
 
 
 def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
-    """The representative rank's stages, one entry a message."""
+    """The representative rank's stages, one entry for each message."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
@@ -28,7 +28,7 @@ def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
 
 @lru_cache(maxsize=4096)
 def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, ...]:
-    """What the slowest rank does to exchange one gradient when nothing else is on the network."""
+    """The slowest rank's stages in the exchange of one gradient on an otherwise idle network."""
     if tariff.num_ranks == 1:
         return ()
     every = stages_of(exchange, spec, tariff)
@@ -43,9 +43,10 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, 
 
 
 def _folded(stages: tuple[Stage, ...], wire_s: list[float]) -> tuple[Stage, ...]:
-    """Stages whose verbs for the network, which took ``wire_s`` each, are one collective each.
+    """The stages with one collective in place of the verbs for the network of each.
 
-    Where nothing that takes time is computed between two of them, they become one.
+    ``wire_s`` holds the seconds that the verbs of each such stage took. Two of these stages become
+    one where nothing that takes time is computed between them.
     """
     on_wire = [number for number, stage in enumerate(stages) if stage.wire]
     between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
@@ -64,7 +65,8 @@ def _folded(stages: tuple[Stage, ...], wire_s: list[float]) -> tuple[Stage, ...]
 
 
 def _joint(stage: Stage, took_s: float) -> Joint:
-    """A stage's verbs for the network as one; links are in use as long as the busier side is."""
+    """A stage's verbs for the network as one collective; its links are in use as long as the busier
+    of the two directions is."""
     sends_s = receives_s = together_s = 0.0
     for verb in stage.wire:
         if isinstance(verb, Joint):

@@ -1,8 +1,8 @@
-"""Stages: what one rank does for one message, with what each part costs; read off the very text.
+"""Stages: the work and the transfers of one rank for one message, with their costs.
 
-A text is run once without data: its tensors lie on torch's meta device, its compressors make
-payloads of the right size and touch no element. Which verbs it yields does not depend on values, so
-what it asks for here is what it asks for in training.
+They are read off the text itself, which is run once without data: its tensors lie on torch's meta
+device, and its compressors make payloads of the right size and touch no element. The verbs that a
+text yields do not depend on values, so it yields the same ones here as in training.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ..spec import TensorSpec
 T = TypeVar("T")
 
 NOT_MEASURED = "not measured"
-"""Stands in the name of a computation that counts as nothing because nobody measured it."""
+"""A mark in the name of a computation that counts as 0 seconds because nobody measured it."""
 
 
 class Price(NamedTuple):
-    """What a verb costs: seconds before anything is on the link, then seconds of a whole link."""
+    """The cost of a verb: seconds before anything is on the link, then seconds of a whole link."""
 
     latency_s: float
     work_s: float
@@ -73,12 +73,12 @@ class Work(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What may run at once; the next stage begins when all of it is done."""
+    """Computations and verbs that may run at once; the next stage begins when all are done."""
 
     works: tuple[Work, ...]
     wire: tuple[Hop | Joint, ...]
     sent_bytes: int
-    """What this rank sends in it."""
+    """The bytes that this rank sends in the stage."""
 
     @property
     def name(self) -> str:
@@ -91,15 +91,15 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Tariff:
-    """What of a cluster decides the price of one exchange; hashable, as a cluster is not.
+    """The figures of a cluster that decide the price of one exchange; hashable, unlike a cluster.
 
-    ``codec`` holds the exchange's algorithm as it was measured, None where it was not. ``plain``
-    payloads are the gradient itself: nothing is encoded, and no computation is counted for it.
+    ``codec`` holds the measured costs of the exchange's algorithm, None where it was not measured.
+    With ``plain`` payloads are the gradient itself, so encode and decode cost nothing.
     """
 
     num_ranks: int
     lines: tuple[LineFit, ...]
-    """Seconds by bytes, in the order of ``COLLECTIVES``."""
+    """The seconds of each verb of ``COLLECTIVES``, in their order, as functions of bytes."""
     host_share: float
     codec: CodecFit | None
     plain: bool
@@ -114,7 +114,7 @@ class Tariff:
         return cls(cluster.num_ranks, lines, cluster.host_share, cluster.codecs.get(only), plain)
 
     def verb(self, name: str, size_bytes: float) -> Price:
-        """The price of a verb of ``COLLECTIVES``; what sends nothing costs nothing."""
+        """The price of a verb of ``COLLECTIVES``; 0 for one of 0 bytes."""
         if not size_bytes:
             return Price(0.0, 0.0)
         # A hop is no collective: how much of it is the host's is not measured.
@@ -122,7 +122,7 @@ class Tariff:
         return Price(*self.lines[COLLECTIVES.index(name)].parts(size_bytes, share))
 
     def work(self, verb: Compute) -> Work | None:
-        """What a computation costs; None where there is none to speak of."""
+        """A computation and its seconds; None for encode and decode of plain payloads."""
         if self.plain and verb.name in ("encode", "decode"):
             return None
         if self.codec is None or verb.name not in PRIMITIVES:
@@ -136,18 +136,18 @@ def _is_plain(algorithm: Compressor | Exchange) -> bool:
 
 
 class Rows(NamedTuple):
-    """What a text yielded, one row a yield, and whether that depends on the rank."""
+    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank."""
 
     rows: tuple[tuple[Verb, ...], ...]
     is_of_its_rank: bool
 
 
 MOST_PLAYED = 1024
-"""Ranks: each may send to each, a million messages in a step."""
+"""The most ranks that are played one by one: if each sends to each, a step has a million sends."""
 
 
 def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tuple[Stage, ...]]:
-    """What every rank does to exchange one gradient, ranks ascending.
+    """The stages of every rank in the exchange of one gradient, ranks ascending.
 
     Raises ``InvalidSetting`` if the exchange looks at values, and for more ranks than can be played
     one by one.
@@ -165,7 +165,7 @@ def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tupl
 
 
 def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
-    """Runs one rank's text without data and notes what it yields."""
+    """Runs one rank's text without data and records the verbs that it yields."""
     hollow = _without_data(exchange)
     me = _Noticing(rank, world)
     rows: list[tuple[Verb, ...]] = []
@@ -230,14 +230,14 @@ def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
 
 
 def _as_if_equal(verb: AllToAll, rank: int) -> float:
-    """Bytes of the all-to-all of equal parts that keeps the busier side of this link as busy."""
+    """Bytes of an all-to-all of equal parts that keeps the link's busier direction as busy."""
     out, into = (sum(s) - s[rank] for s in (verb.in_sizes, verb.out_sizes))
     copies = travel("all_to_all", len(verb.in_sizes)).copies
     return max(out, into) * verb.buf.element_size() / copies if copies else 0.0
 
 
 class _WritesNothing(TorchFunctionMode):
-    """Leaves out what works in place: without data it only takes time."""
+    """A mode that skips operations in place, which without data would only take time."""
 
     def __torch_function__(
         self,
@@ -255,8 +255,8 @@ class _WritesNothing(TorchFunctionMode):
 class _Noticing(Member):
     """A member without data.
 
-    It notices whether its rank is asked for: if not, all ranks do the same. Whoever tells it sizes
-    tells the typical ones, which are the largest of a hollow compressor.
+    It notes whether its rank is asked for: if not, all ranks do the same. Its ``sizes`` are the
+    usual ones where a text states them, and else the largest.
     """
 
     __slots__ = ("_rank", "was_asked")
@@ -301,7 +301,7 @@ def _without_data(part: Any) -> Any:
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
-    """Files of ``compress/`` that an exchange is made of: compressors, or one that is it itself."""
+    """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange itself."""
     if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
         yield part
     else:

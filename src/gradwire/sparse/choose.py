@@ -1,4 +1,4 @@
-"""The smallest format for a message, from what all ranks know of it, and why in words.
+"""The smallest format for a message, chosen by counts that all ranks know, and why in words.
 
 Source: ZEN (OSDI 2025), section 3.3 and figure 17a.
 Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here sizes decide, so a
@@ -23,35 +23,35 @@ from .formats.hash_bitmap import hash_bitmap
 
 Formats = tuple[SparseFormat, ...]
 LISTS: Formats = (coo(), hash_bitmap(), elias_fano())
-"""Those for a permuted part that say which units there are."""
+"""The formats of a permuted part that list which units are sent."""
 OF_PARTS: Formats = (dense(), *LISTS)
-"""All that can carry a permuted part."""
+"""All formats that can carry a permuted part."""
 OF_RANGES: Formats = (dense(), coo(), bitmap(), elias_fano(), blocks())
-"""All that can carry a range of indices."""
+"""All formats that can carry a range of indices."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A format, and what it and all others would take."""
+    """A chosen format, and the bytes that it and the others considered would take."""
 
     count: int
     num_units: int
     sizes: tuple[tuple[SparseFormat, int], ...]
-    """Bytes of each that was considered, smallest first; the first is the chosen one."""
+    """Each format that was considered and its bytes, smallest first; the first is chosen."""
 
     @property
     def format(self) -> SparseFormat:
-        """The chosen one."""
+        """The chosen format."""
         return self.sizes[0][0]
 
     @property
     def size_bytes(self) -> int:
-        """Of the chosen one."""
+        """The bytes of the chosen format."""
         return self.sizes[0][1]
 
     @property
     def why(self) -> str:
-        """What was chosen, and what it was compared with."""
+        """The choice in words, with the formats that it was compared with."""
         others = ", ".join(
             f"{format_bytes(size)} as {_name(form)}" for form, size in self.sizes[1:]
         )
@@ -72,8 +72,9 @@ def choose(
 ) -> Choice:
     """The smallest format for ``count`` entries among ``num_units`` units (those of a part).
 
-    Blocks can be considered only where ranks know how many are not zero (``num_blocks``). Of equal
-    sizes the one that ``among`` has first wins: there, those that are simpler to read come first.
+    Blocks can be considered only where ranks know how many are not zero (``num_blocks``). Where
+    sizes are equal, the format that comes first in ``among`` wins; by default that is the one
+    which is simplest to read.
 
     >>> choose(500, 1000).format, choose(10, 1000).size_bytes
     (hash_bitmap(), 52)

@@ -1,4 +1,4 @@
-"""A sparse vector in coordinates, and those of a dense one.
+"""Entries: a sparse vector as indices and values, and the entries of a dense vector.
 
 Legend: N elements, K entries.
 """
@@ -14,25 +14,26 @@ from ..bounds import check_whole
 from ..errors import invalid
 
 MOST_WIDTH = 2**24
-"""Elements of a unit: a short last one is filled up to this with zeros, 64 MiB of float32."""
+"""The most elements of a unit. A short last unit is filled up with zeros to the width, which so
+takes 64 MiB of float32 at most."""
 
 
 class Entries(NamedTuple):
     """Units of a sparse vector: unit ``indices_K[i]`` is ``values[i * width : (i + 1) * width]``.
 
-    What the indices count (indices of the whole vector, or local places of a part) is said by
-    whoever takes or gives entries.
+    Each function that takes or gives entries says what their indices are: indices of the whole
+    vector, or local places of a part.
     """
 
     indices_K: Tensor
-    """int32."""
+    """The index of each entry, int32."""
     values: Tensor
-    """K * width elements, of any floating dtype, contiguous."""
+    """The K * width elements of all units, of any floating dtype, contiguous."""
     width: int = 1
 
     @property
     def num(self) -> int:
-        """K."""
+        """The number of entries, K."""
         return self.indices_K.numel()
 
 
@@ -56,12 +57,12 @@ def check_entries(entries: Entries) -> None:
 
 
 def check_width(what: str, given: object) -> None:
-    """Refuses what is no number of elements in a unit: a row's length, say."""
+    """Refuses ``given`` unless it is a unit's number of elements: 1 to ``MOST_WIDTH``."""
     check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
 
 
 def num_units(numel: int, width: int) -> int:
-    """How many units ``numel`` elements have; the last may be short.
+    """The number of units of ``numel`` elements; the last unit may be short.
 
     >>> num_units(10, 4)
     3
@@ -70,10 +71,10 @@ def num_units(numel: int, width: int) -> int:
 
 
 def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
-    """The units of a dense vector of which an element is not zero, by ascending index.
+    """The units of a dense vector that have a non-zero element, by ascending index.
 
-    NaN is not zero; a negative zero is, as masked gradients are full of them. A short last unit is
-    filled up with zeros. New tensors: K is not known beforehand.
+    NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full of them. A
+    short last unit is filled up with zeros. The tensors are new, as K is not known beforehand.
     """
     units_Kw = _as_units(dense_N, width)
     kept_K = units_Kw.ne(0).any(1).nonzero().squeeze(1)
@@ -81,7 +82,10 @@ def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
 
 
 def drop_unset(entries: Entries) -> Entries:
-    """Those entries of which a bit is set: what zeros that fill a block or a vector lack."""
+    """The entries whose values have any bit set, as zeros that fill up a block have none.
+
+    A negative zero has a bit set, so it is kept.
+    """
     units_Kw = entries.values.view(-1, entries.width)
     bits_Kw = units_Kw.view(_BITS[entries.values.element_size()])
     kept_K = bits_Kw.ne(0).any(1).nonzero().squeeze(1)

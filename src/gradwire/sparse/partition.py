@@ -1,12 +1,12 @@
 """Entries grouped by the part they belong to, by ascending place: none is lost.
 
-Source: ZEN (OSDI 2025), section 3.2; what algorithm 1 is for.
+Source: ZEN (OSDI 2025), section 3.2; it serves the purpose of algorithm 1.
 Differences: no hash table, so no collision, no rehash and no serial memory, but a radix sort by
     place. An index may occur more than once; entries of one place stay in their order.
 
-Ascending places are what the codes of formats and the merge ask for. The result does not depend on
-the number of threads. On a GPU (``gpu.partition.two_passes``) entries are grouped in two passes,
-and sorted within their parts.
+Formats and the merge need ascending places. The result does not depend on the number of threads.
+On a GPU (``gpu.partition.two_passes``) entries are grouped in two passes, and then sorted within
+their parts.
 
 Legend: K entries, W parts.
 """
@@ -40,8 +40,8 @@ def partition(
 ) -> Parts:
     """Groups entries of a vector of ``num_units`` units into ``world`` parts (``parts.Part``).
 
-    ``places_K`` (int32) and ``values`` are what the result lies in, of the entries' own lengths and
-    dtypes; without them new ones are made. Raises InvalidSetting where an index is not in
+    The result lies in ``places_K`` (int32) and ``values``, which have the lengths and dtypes of the
+    entries; without them new tensors are made. Raises InvalidSetting where an index is not in
     [0, num_units).
     """
     _check(entries, num_units, world, permutation)
@@ -78,7 +78,8 @@ def _check(entries: Entries, num_units: int, world: int, permutation: Permutatio
 
 
 def _library(entries: Entries, values: Tensor) -> ctypes.CDLL | None:
-    """The C++ where it can serve: it moves whole units, of whatever dtype, in the CPU's memory."""
+    """The C++ library, which moves units of any dtype; None where tensors are not in the CPU's
+    memory or not contiguous, or where there is no library."""
     tensors = (*entries[:2], values)
     on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
     return load_library("partition") if on_cpu else None
@@ -118,7 +119,7 @@ def _run(
 def _grouped(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
-    """What the C++ does not serve: in Triton on a GPU, else by the definition."""
+    """The partition without the C++: in Triton on a GPU, else by the definition."""
     if entries.indices_K.device.type != "cuda" or not available():
         return _reference(entries, num_units, world, permutation)
     counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
@@ -130,7 +131,7 @@ def _grouped(
 def _reference(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
-    """The definition: a stable sort by place."""
+    """The definition of a partition: a stable sort by place."""
     indices_K, values, width = entries
     bad = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
     if bad.numel():

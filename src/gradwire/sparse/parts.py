@@ -1,4 +1,4 @@
-"""Who serves what: each rank one range of places, and the way from a place back to its index."""
+"""Parts: the range of places that each rank serves, and the way from a place back to its index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .permutation import Permutation
 
 
 def part_length(num_units: int, world: int) -> int:
-    """L = ceil(num_units / world): the places of every part but the last ones, which have fewer."""
+    """L = ceil(num_units / world), the places of a part; the last parts may have fewer."""
     return -(-num_units // world)
 
 
@@ -29,7 +29,7 @@ class Part:
     """
 
     num_units: int
-    """Of the whole vector."""
+    """The number of units of the whole vector."""
     world: int = 1
     rank: int = 0
     permutation: Permutation | None = None
@@ -47,16 +47,16 @@ class Part:
 
     @property
     def first(self) -> int:
-        """The first place."""
+        """The first place of the part."""
         return min(self.rank * part_length(self.num_units, self.world), self.num_units)
 
     @property
     def length(self) -> int:
-        """How many places there are; 0 where there are more ranks than units."""
+        """The number of places; it may be 0 for the last ranks."""
         return min(part_length(self.num_units, self.world), self.num_units - self.first)
 
     def indices(self, local_K: Tensor) -> Tensor:
-        """The indices of local places; both int32."""
+        """The indices of local places; indices and places are int32."""
         places_K = (local_K + self.first).to(torch.int32)
         return places_K if self.permutation is None else self.permutation.indices(places_K)
 
@@ -70,9 +70,9 @@ class Parts(NamedTuple):
     """Entries of part 0, then those of part 1, and so on."""
 
     counts_W: tuple[int, ...]
-    """How many entries each part has."""
+    """The number of entries of each part."""
     entries: Entries
-    """Local places and values."""
+    """The entries of all parts, whose indices are local places."""
 
     def of(self, rank: int) -> Entries:
         """Views of one part's entries."""
@@ -82,7 +82,7 @@ class Parts(NamedTuple):
 
 
 def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:
-    """What is raised for an index or place outside its vector or part."""
+    """The error for an index outside its vector."""
     return InvalidSetting(
         f"index {position} must lie in [0, {num_units}), got {given}; "
         "the entries were made for a vector of another length"

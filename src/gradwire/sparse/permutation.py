@@ -1,15 +1,15 @@
 """A seeded bijection of [0, numel): the hash h0 that says which rank serves an index.
 
 Source: ZEN (OSDI 2025), section 3.2: "the same first-level hashing function to all workers".
-Differences: a universal hash there, of which every rank stores the index set of each server (4 |G|
-    bytes); here a permutation, whose inverse is as cheap as itself, so nothing is stored, parts are
-    equally large and no two indices ever meet.
+Differences: the paper takes a universal hash, for which every rank stores the index set of each
+    server (4 |G| bytes). Here it is a permutation, whose inverse is as cheap as itself, so nothing
+    is stored, parts are equally large and no two indices ever meet.
 
-With b the bits of numel - 1, one round on b-bit words is x ^= x >> ceil(b / 2), then
-x = (x m + a) mod 2^b with an odd m. Both are bijections, so three of them are. A word at or above
-numel is sent through again until it is below (cycle walking): less than two turns on average. A
-shift of half the word brings what is high down, the product what is low up, and parts are told
-apart by the high bits, which every bit of the index reaches in each round.
+A round acts on words of b bits, the bits of numel - 1: x ^= x >> ceil(b / 2), then
+x = (x m + a) mod 2^b with an odd m. Both are bijections, so three rounds are one too. A word at or
+above numel is sent through again until it is below (cycle walking), in less than two turns on
+average. The shift by half a word brings high bits down, and the product brings low bits up. Parts
+are told apart by the high bits, which every bit of the index reaches in each round.
 
 Every implementation (this file's, kernels/csrc/permutation.h, gpu/device.py) has the same bits.
 Legend: K indices.
@@ -63,12 +63,13 @@ class Permutation:
 
     @cached_property
     def bits(self) -> int:
-        """Of the words that rounds act on; at least 1."""
+        """The number of bits of the words that rounds act on; at least 1."""
         return max(1, (self.numel - 1).bit_length())
 
     @property
     def shift(self) -> int:
-        """At least half of ``bits``, so that a shift and exclusive or undoes itself."""
+        """The shift of a round in bits: at least half a word, so that a shift and exclusive or
+        undoes itself."""
         return (self.bits + 1) // 2
 
     @cached_property
@@ -84,20 +85,20 @@ class Permutation:
 
     @cached_property
     def constants(self) -> ctypes.Array[ctypes.c_uint32]:
-        """All that the C++ needs to know: numel, mask, shift, and those of each round."""
+        """The constants that the C++ needs: numel, mask, shift, and those of each round."""
         rounds = (constant for one in self.rounds for constant in one)
         words = (self.numel, (1 << self.bits) - 1, self.shift, *rounds)
         return (ctypes.c_uint32 * len(words))(*words)
 
     def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
-        """Where each index goes. int32 in and out; ``out`` may be ``indices_K`` itself.
+        """The place of each index; indices and places are int32, and ``out`` may be ``indices_K``.
 
         Raises InvalidSetting where an index is not in [0, numel).
         """
         return self._mapped(indices_K, out, inverse=False)
 
     def indices(self, places_K: Tensor, out: Tensor | None = None) -> Tensor:
-        """Which index is at each place: the inverse of ``places``."""
+        """The index at each place: the inverse of ``places``."""
         return self._mapped(places_K, out, inverse=True)
 
     def _mapped(self, given_K: Tensor, out: Tensor | None, *, inverse: bool) -> Tensor:

@@ -59,7 +59,7 @@ def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> Non
 
 
 def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
-    """Writes whole units; what of the last one lies beyond ``out_N`` is dropped."""
+    """Writes units; elements of the last unit that lie beyond ``out_N`` are dropped."""
     width, whole = units_Kw.shape[1], out_N.numel() // units_Kw.shape[1]
     inside = indices_K < whole
     out_N[: whole * width].view(-1, width)[indices_K[inside].long()] = units_Kw[inside]
@@ -80,7 +80,7 @@ def _check_out(part: Part, out_N: Tensor, width: int) -> None:
 
 
 def out_of_part(position: int, given: int, length: int) -> InvalidSetting:
-    """What is raised for a place that a part does not have."""
+    """The error for a place that a part does not have."""
     return InvalidSetting(
         f"place {position} must lie in [0, {length}), got {given}; "
         "give every rank the same vector, world and permutation"

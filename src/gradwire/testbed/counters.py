@@ -32,7 +32,7 @@ class InterfaceCounters:
     shared: bool = False
 
     def since(self, earlier: InterfaceCounters) -> InterfaceCounters:
-        """What was added after ``earlier``, which must be of the same interface."""
+        """The bytes counted after ``earlier``, which must be of the same interface."""
         assert self.interface == earlier.interface, "counters of different interfaces"
         return InterfaceCounters(
             interface=self.interface,
@@ -79,9 +79,9 @@ def read_counters(device_file: Path, *interfaces: str) -> InterfaceCounters:
 def own_counters() -> InterfaceCounters:
     """Counters of the interface that this rank communicates through.
 
-    That is the one named by ``GLOO_SOCKET_IFNAME``, which `launch` sets, or the loopback interface
-    where the variable is unset or names one that is not here; ``.interface`` tells which.
-    Raises TestbedUnavailable outside Linux.
+    ``GLOO_SOCKET_IFNAME``, which `launch` sets, names the interface. It is the loopback one where
+    the variable is unset or names one that is not here; ``.interface`` tells which. Raises
+    TestbedUnavailable outside Linux.
     """
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     wanted = (named, LOOPBACK) if named else (LOOPBACK,)

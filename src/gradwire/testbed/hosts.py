@@ -22,13 +22,13 @@ _logger = logging.getLogger("gradwire")
 
 @dataclass(frozen=True, kw_only=True)
 class Testbed:
-    """What to build: hosts on one switch, full duplex links of equal rate.
+    """The settings of a testbed: hosts on one switch, with full duplex links of equal rate.
 
     ``rate_bytes_per_s`` is the rate of Ethernet frames in each direction of each host's link (use
-    `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it. ``burst_s``
-    is how much unused time a link saves up: after a pause that many seconds' worth of bytes pass
-    at once (see `tc` for why it is not zero). ``congestion_control`` is set inside the hosts
-    only; empty keeps the machine's own.
+    `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it. ``burst_s`` is how much
+    unused time a link saves up: after a pause the bytes of so many seconds pass at once (see `tc`
+    for why it is not zero). ``congestion_control`` is set inside the hosts only; "" keeps the
+    machine's own.
     """
 
     __test__: ClassVar[bool] = False  # pytest must not collect it
@@ -96,7 +96,7 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Which kind of shaped hosts this machine can make, and one sentence on why (not)."""
+    """The kind of shaped hosts that this machine can make, and one sentence on why (not)."""
 
     kind: Literal["root", "user namespace", "none"]
     reason: str
@@ -159,7 +159,7 @@ def _free_port() -> int:
 
 @contextmanager
 def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
-    """The same interface without namespaces or limits: every host is this machine."""
+    """Hosts without namespaces or limits for a ``with`` block: every host is this machine."""
     yield Hosts(
         names=tuple(f"host{host}" for host in range(settings.hosts)),
         addresses=("127.0.0.1",) * settings.hosts,
@@ -188,7 +188,7 @@ def open_hosts(settings: Testbed) -> Iterator[Hosts]:
 
 
 def available() -> Availability:
-    """Really makes and removes one tiny shaped host; takes about 50 ms."""
+    """Whether shaped hosts can be made: it really makes and removes one, in about 50 ms."""
     try:
         with shaped_hosts(Testbed(hosts=1)) as hosts:
             assert hosts.namespaces is not None

@@ -34,7 +34,7 @@ _DRAIN_S = 5.0  # for the last output of a rank that has ended
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """How a rank ended.
+    """The end of a rank.
 
     ``returncode`` is negative for a signal. ``ended_by`` tells whether it ended by itself, was
     ended because another one had failed, or because the time was up. ``last_lines`` is the end of
@@ -121,7 +121,7 @@ def _check(command: Sequence[str], variables: Mapping[str, str], timeout_s: floa
 
 
 def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """``variables`` and what torchrun would add to them for this rank.
+    """``variables`` and those that torchrun would add for this rank.
 
     ``OMP_NUM_THREADS``, ``PYTHONUNBUFFERED`` and ``TORCH_CPP_LOG_LEVEL`` are set only where unset:
     ranks share this machine's cores, the last lines of a rank that dies must have been written,
@@ -255,7 +255,7 @@ def exit_code(exits: Sequence[RankExit]) -> int:
 
 
 def explain(exits: Sequence[RankExit]) -> str:
-    """Which rank failed first, how, and its last lines; empty where none failed."""
+    """A text that names the rank that failed first, how, and its last lines; "" if none failed."""
     failed = first_failure(exits)
     if failed is None:
         return ""

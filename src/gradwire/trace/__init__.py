@@ -1,5 +1,5 @@
-"""What happened when: spans on lanes, and their Chrome/Perfetto form.
+"""Traces: spans of work on lanes, and their Chrome/Perfetto form.
 
 Tables and pictures are drawn from traces only, so predicted, simulated and measured timelines are
-the same kind of thing. May import: errors, units.
+the same kind of thing. This package may import errors and units.
 """

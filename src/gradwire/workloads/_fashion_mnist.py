@@ -18,25 +18,25 @@ from ..errors import InvalidSetting
 from ._places import folder_of, looked_in
 
 NAME = "fashion-mnist"
-"""What Debian's package calls its folder."""
+"""The name of the folder in Debian's package."""
 _FILES = tuple(
     f"{part}-{what}-ubyte.gz"
     for part in ("train", "t10k")
     for what in ("images-idx3", "labels-idx1")
 )
 MEAN, DEVIATION = 0.2860, 0.3530
-"""Of the training images' pixels, from 0 to 1."""
+"""The mean and the standard deviation of the training images' pixels, scaled to [0, 1]."""
 
 
 class Images(NamedTuple):
-    """images_NCHW uint8 (N, 1, 28, 28), labels_N uint8 in [0, 10)."""
+    """Labelled images: images_NCHW uint8 (N, 1, 28, 28), labels_N uint8 in [0, 10)."""
 
     images_NCHW: Tensor
     labels_N: Tensor
 
 
 def missing(folder: Path | None = None) -> str | None:
-    """What to do to have the images in ``folder``, or anywhere; None if they are there."""
+    """A text on how to get the images if they are not in ``folder``, or anywhere; else None."""
     if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Task: a model, the batches it learns from and what it is judged by."""
+"""Task: a model, the batches it learns from and the score it is judged by."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs and targets, an example a row of either."""
+"""Inputs and targets, each with a row for each example."""
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained. Ranks that are compared draw the same batches from it at the same step."""
+    """A task to train on.
+
+    Its batches depend on step, rank and world alone, so that exchanges can be compared on it.
+    """
 
     name: str
     description: str
     """Model and data in words, sizes included."""
     make_model: Callable[[], nn.Module]
-    """Draws first values from torch's default generator."""
+    """A function that makes the model; it draws first values from torch's default generator."""
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     batch: Callable[[int, int, int], Batch]
-    """(step, rank, world) -> one rank's batch; no two ranks and no two steps draw alike."""
+    """A function of (step, rank, world) that draws one rank's batch; no two ranks and no two steps
+    draw alike."""
     loss: Loss
-    """The mean over a batch's examples."""
+    """The loss, a mean over a batch's examples."""
     score: Callable[[nn.Module], float]
-    """On examples that are never trained on."""
+    """The score of a model on examples that are never trained on."""
     metric: str
-    """What ``score`` gives: "accuracy", "perplexity", "hit rate at 10", "loss"."""
+    """The name of the score: "accuracy", "perplexity", "hit rate at 10", "loss"."""
     seed: int = 0
-    """Of the first values; what draws batches began with it too."""
+    """The seed of the first values; batches are drawn by it too."""
     max_norm: float | None = None
-    """To which the mean gradient's norm is clipped; None: not at all."""
+    """The norm that the mean gradient is clipped to; None where it is not clipped."""
 
     def examples(self, step: int, world: int) -> Batch:
-        """The batches of all ranks, one behind the other: what one process would train on."""
+        """The batches of all ranks, one behind the other, as one process would train on them."""
         parts = [self.batch(step, rank, world) for rank in range(world)]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)
@@ -62,7 +66,7 @@ def class_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def click_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy (nats) of one logit an example."""
+    """Binary cross-entropy (nats) of one logit for each example."""
     return functional.binary_cross_entropy_with_logits(model(inputs), targets)
 
 

@@ -1,9 +1,9 @@
 """Data-parallel training in one process: any number of replicas, whose parameters are one copy.
 
-Replicas that begin alike and add the same mean stay alike, bit for bit: that is the law of every
-exchange. So one model stands for all; each rank's gradient is computed in turn, and the exchange
-runs on all of them by the local driver, as it would between machines. What only one process can
-see at once is noted every step: density after build-up, bytes, and the error of DEFT's equation 2.
+Replicas that begin alike and add the same mean stay alike, bit for bit, as every exchange gives all
+ranks the same mean. So one model stands for all. Each rank's gradient is computed in turn, and the
+local driver runs the exchange on all of them, as it would run between machines. Every step notes
+figures of all ranks: density after build-up, bytes, and the error of DEFT's equation 2.
 
 Differences: a model's buffers, such as the running means of batch norm, see the batches of all
 ranks one after another, where DistributedDataParallel spreads those of rank 0.
@@ -30,7 +30,7 @@ from ..wrap.momentum import beside
 from .task import Task
 
 Report = Callable[[float, str], None]
-"""Tells how far a training is: (fraction done in [0, 1], what is going on)."""
+"""A function that is told how far a training is: (fraction done in [0, 1], a text about it)."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Schedule:
 
 @dataclass
 class History:
-    """What happened, an entry a step; plain values, so that it goes into a JSON file and back."""
+    """Figures of a training, an entry for each step; plain values, which JSON can hold."""
 
     losses: list[float] = field(default_factory=list)
-    """Mean over ranks, of the batch before the step."""
+    """The losses of the steps' batches before the update, means over ranks."""
     asked: list[float] = field(default_factory=list)
-    """Density asked for; 1 where nothing is selected."""
+    """The density asked for; 1 where nothing is selected."""
     local: list[float] = field(default_factory=list)
-    """Mean over ranks of the density that each took."""
+    """The density that a rank took, a mean over ranks."""
     actual: list[float] = field(default_factory=list)
-    """Density of the mean: of the union over ranks."""
+    """The density of the mean: that of the union over ranks."""
     sent_bytes: list[float] = field(default_factory=list)
-    """Mean over ranks."""
+    """The bytes that a rank sent, a mean over ranks."""
     errors: list[float] = field(default_factory=list)
-    """Mean over ranks of the residual's norm: DEFT, equation 2."""
+    """The residual's norm, a mean over ranks: DEFT, equation 2."""
     scores: list[tuple[int, float]] = field(default_factory=list)
-    """(steps taken, the task's score), where it was asked for."""
+    """Pairs of steps taken and the task's score, where it was asked for."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,10 +80,10 @@ class History:
 
 
 class Replicas:
-    """``world`` replicas of a task's model on their way, averaged by ``exchange``.
+    """``world`` replicas of a task's model in training, whose gradients ``exchange`` averages.
 
     The whole gradient is one message, so that a density is that of the model, as in the papers.
-    With ``as_attached`` messages are those of ``attach``: fused to some size, vectors uncompressed.
+    With ``as_attached`` messages are those of ``attach``: fused by size, with vectors uncompressed.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class Replicas:
 
     @property
     def gradients(self) -> Tensor:
-        """(world, numel): what ``backward`` left, and after ``step`` the mean on every rank."""
+        """The ranks' gradients after ``backward``, their mean after ``step``: (world, numel)."""
         return torch.cat([message.grads_WN for message in self.messages], dim=1)
 
     @property
     def states(self) -> list[State]:
-        """What each rank keeps, a tuple of the messages' states."""
+        """The state of each rank: a tuple of the messages' states."""
         return list(zip(*(message.states for message in self.messages), strict=True))
 
     def score(self) -> float:
@@ -173,7 +173,7 @@ class Replicas:
 
 
 class _Message:
-    """One message of all replicas: their gradients, and what each keeps of it."""
+    """One message of all replicas: their gradients, and the state that each keeps for it."""
 
     def __init__(self, members: Sequence[Named], exchange: Exchange, world: int) -> None:
         self.parameters = [parameter for _, parameter in members]
@@ -246,8 +246,8 @@ def layer_sizes(task: Task) -> tuple[int, ...]:
 def without_momentum(task: Task) -> Task:
     """The task with an optimizer that has no momentum, for exchanges that keep it themselves.
 
-    Its weight decay is what momentum m made of it, 1 / (1 - m) times as much: an exchange adds
-    momentum to gradients only.
+    Its weight decay is 1 / (1 - m) times as much for momentum m: so much did momentum make of it,
+    and an exchange adds momentum to gradients only.
     """
 
     def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -273,10 +273,10 @@ def train(
     as_attached: bool = False,
     report: Report = lambda fraction, what: None,
 ) -> History:
-    """``num_steps`` steps from the task's first values; scored ``num_scores`` times, the last time
-    at the end.
+    """The history of ``num_steps`` steps from the task's first values.
 
-    A pure function of its arguments, but for how torch orders sums on several threads.
+    The model is scored ``num_scores`` times, the last time at the end. The result depends on the
+    arguments alone, but for how torch orders sums on several threads.
     """
     replicas = Replicas(
         task, exchange, world, Schedule(num_steps, num_warm_up), as_attached=as_attached
@@ -291,11 +291,11 @@ def train(
 
 
 def views_in(grad_N: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Each parameter's piece of a message, in its shape: what its gradient is to be."""
+    """Views of each parameter's piece of a message, in its shape, to be its gradient."""
     pieces = torch.split(grad_N, [parameter.numel() for parameter in parameters])
     return [piece.view_as(one) for piece, one in zip(pieces, parameters, strict=True)]
 
 
 def _error(state: State) -> float:
-    """The norm of what a rank has not delivered yet."""
+    """The norm of all residuals in a rank's state."""
     return sqrt(sum(float(part.norm()) ** 2 for part in residuals(state).values()))

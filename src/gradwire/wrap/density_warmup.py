@@ -1,17 +1,17 @@
 """Warm-up of density: training begins with more of each gradient than it goes on with.
 
-In its first steps a network changes fast and its gradients are large; what a sparsifier then holds
-back would arrive when it no longer fits.
+In its first steps a network changes fast and its gradients are large. Values that a sparsifier
+holds back then would arrive when they no longer fit.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.3 (warm-up training): over the
     first four epochs 25 %, 6.25 %, 1.5625 % and 0.4 % of a gradient are sent, then 0.1 %.
 Differences: counted in steps, as an exchange knows no epochs. Only the density is warmed up; the
     learning rate is the scheduler's.
 Wire: the inner exchange's at the stage's density; buffers change their size between stages only.
-State: step_T, the steps done (int64), once for each tensor of the message: so it is saved by
-    parameter, and training resumes inside a stage however it is fused. Beside it the inner state,
-    which goes on from stage to stage.
-Contributed: as of the inner exchange.
+State: step_T, the steps done (int64), once for each tensor of the message, so that it is saved by
+    parameter and training resumes inside a stage, however messages are fused; and the inner
+    state, which goes on from stage to stage.
+Contributed: the same as the inner exchange's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..exchange import exchange_for
 from ..spec import TensorSpec
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
-"""Of the paper's stages; the last one is for good."""
+"""The densities of the paper's stages; the last one is for good."""
 
 
 class WarmupState(NamedTuple):
@@ -99,11 +99,11 @@ class DensityWarmup(Wrapper):
         return self.stages[min(place, len(self.stages) - 1)]
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """Not stated: they change from stage to stage."""
+        """None, as bytes change from stage to stage."""
         return None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """Those of the last stage, which is nearly all of training."""
+        """The bytes of the last stage, which is nearly all of training."""
         return self.stages[-1].expected_bytes(spec, world)
 
 
@@ -152,7 +152,7 @@ def _next(state: WarmupState, inner: State) -> WarmupState:
 
 
 def _parts(part: Any) -> Iterator[tuple[str, Any]]:
-    """What an exchange is made of that may have a density: its compressors and exchanges."""
+    """The compressors and exchanges that an exchange is made of, by setting."""
     for setting in fields(part) if is_dataclass(part) else ():
         value = getattr(part, setting.name)
         if setting.init and isinstance(value, Compressor | Exchange):
@@ -171,7 +171,7 @@ def _has_density(part: Any) -> bool:
 
 
 def _at_density(part: Any, density: float) -> Any:
-    """The same with every density in it replaced by this one."""
+    """The same exchange with every density in it replaced by this one."""
     changed = {name: _at_density(inner, density) for name, inner in _parts(part)}
     if _has_density(part):
         changed["density"] = density
@@ -179,7 +179,7 @@ def _at_density(part: Any, density: float) -> Any:
 
 
 def _form(state: State) -> object:
-    """Shapes and dtypes of a state's tensors, nested as they are."""
+    """The shapes and dtypes of a state's tensors, nested as the state is."""
     if isinstance(state, Tensor):
         return tuple(state.shape), state.dtype
     return tuple(map(_form, state)) if isinstance(state, tuple) else type(state)

@@ -1,22 +1,23 @@
 """Momentum correction: every rank sends parts of its own velocity instead of its own gradient.
 
-What is not sent for T steps and then arrives at once has missed T steps of an optimizer's momentum,
-which was computed from other elements meanwhile. So momentum is kept before the exchange, by each
-rank for its own gradients, and the optimizer has none.
+A gradient that is held back for T steps and then arrives at once has missed T steps of an
+optimizer's momentum. So each rank keeps the momentum of its own gradients, before the exchange, and
+the optimizer has none.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum correction) and
     3.3 (momentum factor masking).
 Differences:
-    - An exchange of any kind sends v, not a threshold's selection alone; so what is masked is read
-      off what it left in v: an element has left where v changed, in full or (16-bit values, a
-      quantiser) in part.
-    - Where no element of a message stayed, but for those too small for the gradient's dtype,
-      velocity is not masked: it is no older than what is sent. So with density 1 this is momentum
-      SGD exactly; the paper's mask would clear all of it.
+    - An exchange of any kind may send v, not only one that selects by a threshold. So the mask is
+      read off v: an element has left where v changed, in full or (16-bit values, a quantiser) in
+      part.
+    - Where all elements of a message left, but for those too small for the gradient's dtype,
+      velocity is not masked, as it is no older than the values sent. So with density 1 this is
+      momentum SGD exactly; the paper's mask would clear all of the velocity.
     - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
 Wire: the inner exchange's.
 State: velocity_N and residual_N, the paper's u and v, in the working dtype, and the inner state.
-Contributed: what left v; sum over ranks of (v + u) = W * mean + sum over ranks of what stays in v.
+Contributed: the values that left v. The sum over ranks of (v + u) is W * mean plus the sum over
+    ranks of the values that stay in v.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .clipping import Clipping
 
 
 class MomentumState(NamedTuple):
-    """u, v, and the inner exchange's state."""
+    """The paper's u and v, and the inner exchange's state."""
 
     velocity_N: Tensor
     residual_N: Tensor
@@ -111,7 +112,11 @@ class MomentumCorrection(Wrapper):
     def _accumulate(
         self, grad_N: Tensor, velocity_N: Tensor, pending_N: Tensor, whole_N: Tensor | None
     ) -> None:
-        """Leaves in ``whole_N`` what the exchange is to send: the gradient and all that waits."""
+        """Updates velocity and residual by the gradient.
+
+        ``whole_N``, if given, becomes the vector that the exchange is to send: the gradient and all
+        that waits.
+        """
         latest_N = grad_N.to(velocity_N.dtype).contiguous()
         kernel.accumulate(
             latest_N,
@@ -132,16 +137,17 @@ def with_momentum_correction(
     """An exchange of velocities: train with an optimizer that has no momentum of its own.
 
     ``algorithm`` is a compressor (it gets the collective that suits it) or an exchange. Error
-    feedback anywhere in it is taken out: v is that residual already. ``momentum`` is m in [0, 1),
-    ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of elements
-    that have left, so that stale momentum does not carry them on in an old direction. That has a
-    price: an element that leaves every T steps moves by 1 - m (1 - m^T) / ((1 - m) T) of what
-    momentum SGD moves it by, with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1.
+    feedback anywhere in it is taken out, as v is that residual already. ``momentum`` is m in
+    [0, 1), ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of
+    elements that have left, so that stale momentum does not carry them on in an old direction. That
+    has a price: an element that leaves every T steps moves by 1 - m (1 - m^T) / ((1 - m) T) of the
+    way that momentum SGD moves it: with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1.
 
     ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
-    ``attach`` so do parameters that travel uncompressed; row-sparse gradients have no momentum.
-    Weight decay is then the optimizer's, outside momentum: it is to be 1 / (1 - m) times that of
-    momentum SGD, which adds it up as it does gradients. ``handle.residuals()`` shows v.
+    ``attach`` parameters that travel uncompressed get the same momentum; row-sparse gradients have
+    none. Weight decay is then the optimizer's, outside momentum. It must be 1 / (1 - m) times that
+    of momentum SGD, which adds weight decay up as it does gradients. ``handle.residuals()`` shows
+    v.
 
     Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
 
@@ -170,9 +176,9 @@ def _bare(exchange: Exchange) -> Exchange:
 
 
 def beside(exchange: object) -> Exchange:
-    """What gradients take that travel uncompressed beside those that take ``exchange``.
+    """The exchange of gradients that travel uncompressed beside those that take ``exchange``.
 
-    They have its momentum and its clipping, as the optimizer has neither for them.
+    It has the momentum and the clipping of ``exchange``, as the optimizer has neither for them.
 
     >>> from gradwire.compress.topk import topk
     >>> beside(with_momentum_correction(topk(), 0.8)) == with_momentum_correction(none(), 0.8)

@@ -8,10 +8,11 @@ Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchr
     gradients from the embedding layers".
 Differences: chosen anew in each step, from counts of that step and the growth of the last one, so
     that a gradient may turn dense (tied weights, a large batch) and back.
-Wire: 8 (W-1) bytes for counts, then what the inner exchange or the scheme sends.
-State: the inner one's, and how many times the rows of a rank the last sparse mean had.
-Contributed: all of the gradient where rows are sent, else what the inner exchange says. With a
-    residual the sum of both is looked at, and nothing of it is left after rows were sent.
+Wire: 8 (W-1) bytes for counts, then the bytes of the inner exchange or the scheme.
+State: the inner exchange's, and the growth: rows of the last sparse mean over those of the rank
+    that had most.
+Contributed: all of the gradient where rows are sent, else the same as the inner exchange's. Where
+    there is a residual, rows of the sum of both are sent, and then no residual is left.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ from ..sparse.entries import check_width, num_units
 from ..spec import TensorSpec
 
 INNER = "inner"
-"""The way of a step that was not sparse enough."""
+"""The name of the way in a step in which the inner exchange carries the gradient."""
 
 MOST = 0.5
-"""Of a rank's units may be non-zero in a step that goes by rows: more are no fewer bytes."""
+"""The largest share of a rank's units that may be non-zero in a step that goes by rows.
+
+A gradient with more of them counts as dense.
+"""
 
 
 class NaturalState(NamedTuple):
-    """The growth of the last sparse step (0: none yet), and the inner exchange's state."""
+    """The growth of the last sparse step (0 before there was one), and the inner state."""
 
     growth_1: Tensor
     inner: State
@@ -52,7 +56,10 @@ class NaturalState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _counted(nonzero):
-    """Whose state is the payload, if counting made it: a table is looked through once a step."""
+    """A ``nonzero`` whose state may be a finished payload, which ``encode`` then returns.
+
+    Counting has encoded it already, so that a table is looked through only once in a step.
+    """
 
     def encode(
         self,
@@ -71,7 +78,7 @@ class _counted(nonzero):
 class Natural(Wrapper):
     """Sends rows of ``width`` elements where that takes less time than the inner exchange.
 
-    Made by ``with_natural_sparsity``. The name of the way a step took is left in ``Member.way``.
+    ``with_natural_sparsity`` makes it. It leaves the name of a step's way in ``Member.way``.
     """
 
     width: int = 1
@@ -112,7 +119,7 @@ class Natural(Wrapper):
     def _tell(
         self, me: Member, grad_N: Tensor, residual_N: Tensor | None
     ) -> Steps[tuple[list[int], Payload | None]]:
-        """How many units every rank has to send, known to all; and this one's, if encoded."""
+        """The number of units that each rank has to send, and this rank's payload or None."""
         most = num_units(grad_N.numel(), self.width)
         own, payload = yield me.sized(
             "count",
@@ -129,9 +136,10 @@ class Natural(Wrapper):
     def _count(
         self, me: Member, grad_N: Tensor, residual_N: Tensor | None
     ) -> tuple[int, Payload | None]:
-        """By encoding where there is no residual, which that would take.
+        """The number of this rank's non-zero units, and their payload if there is no residual.
 
-        What is encoded lies where the collectives of sparse payloads have theirs.
+        With a residual units are only counted, as encoding would take the residual along. The
+        payload lies in the buffer that the collectives of sparse payloads use.
         """
         if residual_N is not None:
             return count_units(grad_N, residual_N, self.width), None
@@ -142,7 +150,7 @@ class Natural(Wrapper):
         return payload["indices"].numel(), payload
 
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
-        """A pure function of what all ranks know."""
+        """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         sent = super().expected_bytes(spec, len(counts)) if spec.numel else None
         if sent is None or max(counts) > MOST * num_units(spec.numel, self.width):
@@ -160,7 +168,7 @@ class Natural(Wrapper):
 
 
 def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
-    """How many units of the gradient, or of a residual that goes with it, are not zero."""
+    """The number of units in which the gradient or its residual is not zero."""
     units = torch.zeros(num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device)
     for part_N in (grad_N, residual_N):
         if part_N is None:
@@ -175,7 +183,7 @@ def is_pair(exchange: Exchange) -> bool:
     """Whether this is a compressor and a collective, maybe with error feedback.
 
     Any other exchange may average something else than gradients (velocities, factors of matrices),
-    in whose place rows cannot be sent.
+    and rows of gradients cannot be sent in their place.
     """
     return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
 
@@ -183,8 +191,9 @@ def is_pair(exchange: Exchange) -> bool:
 def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:
     """An exchange that sends the non-zero rows of ``width`` elements, without loss, where it pays.
 
-    ``algorithm`` is a compressor, or a pair with or without error feedback, which stays outermost:
-    it then knows that nothing was lost. Raises ``InvalidSetting`` for any other exchange.
+    ``algorithm`` is a compressor, or a pair with or without error feedback. Error feedback stays
+    outermost, so that it knows that nothing was lost. Raises ``InvalidSetting`` for any other
+    exchange.
 
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange import run_local

@@ -1,4 +1,4 @@
-"""Bits that say which units are there: the half that both bitmaps share, and bits in general.
+"""Bitmaps: a bit for each unit tells whether it is sent; both bitmap formats share these functions.
 
 Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit are zeros.
 Legend: K entries, B bytes.
@@ -19,18 +19,18 @@ from ..entries import Entries
 
 
 def layout(count: int, num_units: int, width: int, dtype: torch.dtype) -> Format:
-    """Values, then bits: so values lie aligned and no gap is needed."""
+    """The layout of a bitmap's payload: values first, as they lie aligned so without a gap."""
     bits = Field("bits", torch.uint8, num_bytes(num_units))
     return Format((Field("values", dtype, count * width), bits))
 
 
 def num_bytes(num_units: int) -> int:
-    """Of one bit a unit."""
+    """The bytes of a bitmap with one bit for each unit."""
     return -(-num_units // 8)
 
 
 def encode(entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
-    """Entries ascending, without duplicates."""
+    """The payload of entries whose indices ascend, without duplicates."""
     indices_K, values, width = entries
     form = layout(indices_K.numel(), num_units, width, values.dtype)
     payload = Payload.empty(form, buffer, values.device)
@@ -40,7 +40,7 @@ def encode(entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
 
 
 def decode(payload: Payload, num_units: int, width: int, room: Tensor | None) -> Entries:
-    """Ascending; values are a view of the payload."""
+    """The entries of a payload, ascending; their values are a view of it."""
     values = payload["values"]
     count = values.numel() // width
     return Entries(read(payload["bits"], num_units, count, room), values, width)
@@ -72,7 +72,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
 
 
 def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None) -> Tensor:
-    """The set bits, ascending, int32; in the front of ``room``, or a new tensor.
+    """The numbers of the set bits, ascending, int32, in the front of ``room`` or a new tensor.
 
     Raises InvalidSetting unless there are ``count`` of them, all below ``num_units``.
     """
@@ -96,13 +96,13 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
 
 
 def flags(bits_B: Tensor) -> Tensor:
-    """One bool for each bit."""
+    """The bits as bools, one for each."""
     shifts_8 = torch.arange(8, dtype=torch.uint8, device=bits_B.device)
     return (bits_B[:, None] >> shifts_8 & 1).view(-1).bool()
 
 
 STRAY, NO_MEMORY = -3, -2
-"""What the C++ answers where a bit behind the last unit is set, and where it got no memory."""
+"""The C++'s answers where a bit behind the last unit is set, and where it got no memory."""
 
 
 def check_found(found: int, count: int, num_units: int) -> None:
@@ -124,7 +124,7 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def pack(flags: Tensor, bits_B: Tensor) -> None:
-    """Writes bools as bits, and zeros behind them: what ``flags`` undoes."""
+    """Writes bools as bits, and zeros behind them; ``flags`` reads them back."""
     whole = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
     whole[: flags.numel()] = flags
     weights_8 = 1 << torch.arange(8, device=bits_B.device)

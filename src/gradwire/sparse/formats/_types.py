@@ -1,4 +1,4 @@
-"""What a sparse format is: a layout, its size, and the way in and out of it.
+"""SparseFormat: the layout of a sparse vector's payload, its size, and how to write and read it.
 
 Legend: N elements, K entries.
 """
@@ -18,18 +18,19 @@ from ..scatter import scatter
 
 
 class SparseFormat(ABC):
-    """A layout of the entries of a part (or of a whole vector: a part of one).
+    """A layout of the entries of a part (a whole vector is the only part among one rank).
 
-    Concrete ones are frozen keyword-only dataclasses. ``count`` below is what the format counts:
-    entries, but blocks for ``blocks``. ``num_units`` is how many units it tells apart: the part's
-    length, but the whole vector's units for ``bitmap`` where the part is permuted.
+    Concrete formats are frozen keyword-only dataclasses. ``count`` below is the number of entries,
+    but that of blocks for ``blocks``. ``num_units`` is the number of units that the format tells
+    apart: the part's length, but the whole vector's units for ``bitmap`` where the part is
+    permuted.
     """
 
     @abstractmethod
     def layout(
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
     ) -> Format:
-        """The fields of a payload; what ranks must agree on before it travels is ``count``."""
+        """The fields of a payload; ranks must agree on ``count`` before it travels."""
 
     def size_bytes(
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
@@ -58,7 +59,7 @@ class SparseFormat(ABC):
         raise self.no_such_size(size_bytes, num_units, low)
 
     def no_such_size(self, size_bytes: int, num_units: int, low: int) -> InvalidSetting:
-        """What is raised for a size that no payload has; the least is ``low``."""
+        """The error for a size that no payload has; ``low`` is the least size."""
         return invalid(
             f"size of a {type(self).__name__} payload of {num_units} units",
             size_bytes,
@@ -67,27 +68,28 @@ class SparseFormat(ABC):
         )
 
     def count(self, entries: Entries, num_units: int) -> int:
-        """What ``layout`` needs to know of these entries."""
+        """The ``count`` that ``layout`` needs for these entries."""
         return entries.num
 
     @abstractmethod
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
         """Writes entries (ascending, without duplicates, each below ``num_units``).
 
-        ``buffer`` (uint8, exactly ``size_bytes`` long) is where the payload is to lie; without it
-        a new one is made.
+        The payload lies in ``buffer`` (uint8, exactly ``size_bytes`` long), or without it in a new
+        one.
         """
 
     @abstractmethod
     def decode(
         self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
     ) -> Entries:
-        """The entries, ascending; views of the payload where it holds them as they are.
+        """The entries, ascending; views of the payload where it holds them unpacked.
 
         Where it does not, places lie in the front of ``room`` (int32, one for each entry) or,
         without it, in a new tensor.
 
-        Formats that carry more than was given (``blocks``, ``dense``) leave out what is all zeros.
+        Formats that carry more units than they were given (``blocks``, ``dense``) leave out units
+        of zeros.
         """
 
     def scatter(

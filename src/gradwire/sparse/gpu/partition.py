@@ -28,24 +28,24 @@ from ..parts import Parts, out_of_range, part_length
 from ..permutation import Permutation
 
 REHASHES = 3
-"""k of algorithm 1."""
+"""The number of rehashes, k in algorithm 1."""
 _PROGRAM = 8192  # entries times parts of a program of the two passes
 _BLOCK = 1024
 
 
 class Spill(NamedTuple):
-    """What of algorithm 1 did not end in parallel memory."""
+    """The numbers of entries for which algorithm 1 found no cell in parallel memory."""
 
     serial: int
-    """Entries in serial memory."""
+    """The number of entries in serial memory."""
     fallback: int
-    """Entries for which that was full."""
+    """The number of entries for which serial memory was full too."""
 
 
 def two_passes(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
-    """``sparse.partition``, entries of a part in the order of the list."""
+    """``sparse.partition``, with the entries of a part in the order of the list."""
     _check_range(entries, num_units)
     device, length = _device(), max(1, part_length(num_units, world))
     places_K = _places(device, entries.indices_K, permutation)
@@ -73,9 +73,10 @@ def algorithm_1(
     parallel: int | None = None,
     serial: int | None = None,
 ) -> tuple[Parts, Spill]:
-    """``sparse.partition`` with a hash table; entries of a part in any order.
+    """``sparse.partition`` with a hash table; the entries of a part are in any order.
 
-    ``parallel`` and ``serial`` are r1 and r2 over all parts: by default 2 K and a tenth of it.
+    ``parallel`` and ``serial`` are the cells of all parts together, r1 and r2 in the paper: by
+    default 2 K and a tenth of it.
     """
     _check_range(entries, num_units)
     device, length = _device(), max(1, part_length(num_units, world))
