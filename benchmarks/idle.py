@@ -13,8 +13,8 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from gradwire.bench.ranks import Report, run_ranks
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import UnknownName, invalid
 from gradwire.load import load, names
 from gradwire.testbed.hosts import Testbed, open_hosts

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from gradwire.bench.ranks import Report
 from gradwire.bench.replay import Device, Replay
-from gradwire.cost.profile import Profile
-from gradwire.planner._types import Plan
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.runtime.attach import attach
 
 PLAIN = "plain"

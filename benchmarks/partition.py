@@ -18,9 +18,8 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from gradwire.bench._draws import Draws
+from gradwire.bench.draws import Draws
 from gradwire.bench.kernel import COPY_BYTES, Row, seconds
-from gradwire.collective._travel import bytes_sent
 from gradwire.errors import NotInstalled, invalid
 from gradwire.kernels.gpu import available
 from gradwire.sparse.entries import Entries
@@ -31,6 +30,7 @@ from gradwire.sparse.merge import merge
 from gradwire.sparse.partition import partition
 from gradwire.sparse.parts import parts_of
 from gradwire.sparse.permutation import Permutation
+from gradwire.travel import bytes_sent
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")

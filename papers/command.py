@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from gradwire._version import __version__
-from gradwire.cli._output import Fractions, emit, machine, progress
 from gradwire.errors import InvalidSetting
 from gradwire.report import table
+from gradwire.report.output import Fractions, emit, machine, progress
+from gradwire.version import __version__
 
 from . import page
 from .frame import Reproduction, Row

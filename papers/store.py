@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire._version import __version__
 from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.version import __version__
 
 from .frame import Ask, Claim, Figure, Findings, Report, Reproduction
 from .whole import write_whole

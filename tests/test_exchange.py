@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective._verbs import AllReduce, Steps
 from gradwire.contract import Layout, Result, State, Traits
 from gradwire.error_feedback import ErrorFeedback
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange import by_name, clone_state, exchange_for, texts
 from gradwire.load import examples
 from gradwire.pairing import suited
+from gradwire.verbs import AllReduce, Steps
 
 
 def test_aggregators_loss_is_kept_by_the_aggregator() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
-from gradwire.collective._types import Collective
 from gradwire.contract import Compressor, Exchange
+from gradwire.contract.collective import Collective
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import KINDS, examples, load, names
 

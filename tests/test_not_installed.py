@@ -16,16 +16,16 @@ import torch
 from benchmarks import partition
 from benchmarks.kernel_peers import check_compiles
 from gradwire.bench import demo
-from gradwire.bench._draws import Draws
+from gradwire.bench.draws import Draws
 from gradwire.cli.demo import _report
 from gradwire.compress.uniform import uniform
-from gradwire.cost.cluster import Cluster
+from gradwire.data.cluster import Cluster
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws as Stream
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import gpu
 from gradwire.laws.inputs import make_gradient, profile_of
-from gradwire.planner._tune import tune
+from gradwire.planning.tune import tune
 from gradwire.report import _figure, html
 from gradwire.trace.span import Span, Trace
 from scripts.catalogue import language

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.collective._entries import num_entries
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparcml import sparcml
@@ -17,14 +16,15 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
+from gradwire.contract.hollow import Hollow
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange import exchange_for
-from gradwire.hollow import Hollow
 from gradwire.laws.cases import FEW
 from gradwire.laws.collectives import law_never_deadlocks
 from gradwire.laws.compressors import LAWS
 from gradwire.laws.exchanges import law_nothing_is_lost_or_made
 from gradwire.laws.tolerance import same_bits
+from gradwire.moves.entries import num_entries
 from gradwire.pairing import Pair, pair
 from gradwire.payload import Payload
 from gradwire.spec import TensorSpec

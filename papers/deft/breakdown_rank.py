@@ -18,7 +18,7 @@ from gradwire.bench.ranks import Report
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.exchange import exchange_for
-from gradwire.kernels._build import backend
+from gradwire.kernels.build import backend
 from gradwire.load import load
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join

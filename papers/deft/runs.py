@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire._version import __version__
+from gradwire.version import __version__
 from gradwire.workloads.train import History, train
 
 from ..frame import Ask, Report

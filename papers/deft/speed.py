@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.collective._local import drive
-from gradwire.compress import _packing
-from gradwire.compress._layer_k import layer_k
-from gradwire.compress._partition import packable, two_stage
 from gradwire.compress.deft import deft
+from gradwire.compress.deft import packing as _packing
+from gradwire.compress.deft.layer_k import layer_k
+from gradwire.compress.deft.partition import packable, two_stage
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
+from gradwire.local import drive
 from gradwire.report import bars, curves
 from gradwire.workloads.task import Task
 from gradwire.workloads.train import layer_sizes, message_of, views_in

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Profile
 from gradwire.load import load
-from gradwire.planner._price import iteration_s
+from gradwire.planning.price import iteration_s
 from gradwire.report import curves
 
 from ..frame import Ask, Claim, Findings, Row

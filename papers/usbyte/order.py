@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.load import load
-from gradwire.planner._types import Plan
 from gradwire.report import bars
 from gradwire.sim.clock import run
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
-from gradwire.planner._buckets import buckets
-from gradwire.planner._orders import greedy
-from gradwire.planner._phases import Block, Instance
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Profile
+from gradwire.planning.buckets import buckets
+from gradwire.planning.orders import greedy
+from gradwire.planning.phases import Block, Instance
 
 
 @dataclass(frozen=True)

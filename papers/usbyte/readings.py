@@ -13,13 +13,13 @@ from functools import partial
 from itertools import product
 from typing import Literal
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.load import load
-from gradwire.planner._price import iteration_s
-from gradwire.planner._tune import tune
-from gradwire.planner._types import Plan
+from gradwire.planning.price import iteration_s
+from gradwire.planning.tune import tune
 
 from .printed import plan_as_printed
 from .setting import (

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from gradwire import catalogue
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Layer, Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Layer, Profile
 
 MODELS = ("googlenet", "resnet50", "vgg16", "mobilenet_v2", "inception_v3", "bert_base")
 """Table 3, in its order."""

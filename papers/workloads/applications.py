@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gradwire.workloads import _fashion_mnist, _text
+from gradwire.workloads import fashion_mnist as _fashion_mnist
+from gradwire.workloads import text as _text
 from gradwire.workloads.task import Batch, Task, class_loss, click_loss, mean_over, random_of
 from gradwire.workloads.transformer import CausalLM
 
@@ -115,7 +116,7 @@ def text_lstm(
     num_held_out: int = 500,
     seed: int = 0,
 ) -> Task:
-    """LSTM over words of ``_text``: perplexity on ``num_held_out`` windows."""
+    """LSTM over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
     return _language("lstm", about, made, _sgd(1.0), vocabulary, batch, context, num_held_out, seed)
@@ -131,7 +132,7 @@ def text_transformer(
     num_held_out: int = 500,
     seed: int = 0,
 ) -> Task:
-    """Causal transformer over words of ``_text``: perplexity on ``num_held_out`` windows."""
+    """Causal transformer over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(CausalLM, context, width, num_layers, vocabulary)
     about = f"transformer of {num_layers} x {width} over {vocabulary:,} words"
     return _language(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.cost.sparsity import Indices
+from gradwire.data.sparsity import Indices
 from gradwire.report import bars
 from gradwire.sparse.permutation import Permutation
 

@@ -20,7 +20,7 @@ from gradwire.bench.sharing import share_cores
 from gradwire.bench.sparse_rank import DENSE, Side, compare, timed
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
-from gradwire.kernels._build import backend
+from gradwire.kernels.build import backend
 from gradwire.load import load
 from gradwire.pairing import pair
 from gradwire.runtime.engine import Engine

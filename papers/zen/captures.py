@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradwire.compress._settle import spec_of
 from gradwire.contract import Compressor
-from gradwire.cost.sparsity import Indices
+from gradwire.data.sparsity import Indices
 from gradwire.load import load
 from gradwire.sparse.entries import nonzero
+from gradwire.spec import spec_of
 from gradwire.workloads.task import Task
 
 from ..frame import Ask, Report

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.cost.sparsity import BLOCK
+from gradwire.data.sparsity import BLOCK
 from gradwire.report import curves
 from gradwire.sparse.entries import Entries
-from gradwire.sparse.formats._types import SparseFormat
+from gradwire.sparse.format import SparseFormat
 from gradwire.sparse.formats.bitmap import bitmap
 from gradwire.sparse.formats.blocks import blocks
 from gradwire.sparse.formats.coo import coo

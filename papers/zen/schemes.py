@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cost.cluster import Cluster
 from gradwire.cost.sparse_schemes import SCHEMES, Setting, zen
-from gradwire.cost.sparsity import TensorSparsity
+from gradwire.data.cluster import Cluster
+from gradwire.data.sparsity import TensorSparsity
 from gradwire.report import curves
 from gradwire.sparse.permutation import Permutation
 

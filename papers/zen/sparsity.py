@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradwire.cost.sparsity import (
+from gradwire.data.sparsity import (
     BLOCK,
     DOUBLINGS,
     HEATMAP_PARTS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.cost.sparsity import BLOCK
+from gradwire.data.sparsity import BLOCK
 from gradwire.sparse.entries import num_units
 from gradwire.sparse.parts import part_length
 from gradwire.sparse.permutation import Permutation

@@ -8,16 +8,16 @@ same way, whatever was imported before, so no name here is that of a module.
 from importlib import import_module
 from typing import Any
 
-from ._version import __version__ as __version__
+from .version import __version__ as __version__
 
 _PATHS = """
-    collective._types.Collective contract.Compressor contract.Exchange contract.Layout
-    contract.Traits cost.cluster.Cluster cost.profile.Profile
+    contract.collective.Collective contract.Compressor contract.Exchange contract.Layout
+    contract.Traits data.cluster.Cluster data.profile.Profile
     errors.InvalidSetting errors.RankFailed errors.RanksDiffer
     exchange.exchange_for pairing.pair error_feedback.residuals exchange.run_local
     error_feedback.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
-    cost.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
-    planner._plan.plan planner._types.Plan runtime.attach.attach runtime.redistribution.redistribute
+    data.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
+    planning.plan.plan data.plan.Plan runtime.attach.attach runtime.redistribution.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
     spec.TensorSpec trace.span.Span trace.span.Trace
     wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression

@@ -13,6 +13,9 @@ MOST = 2**63 - 1
 
 MOST_SEED = 2**64 - 1
 
+_LEAST_SHARE = 5e-324
+"""The number next to 0: one element of whatever is left."""
+
 
 def check_whole(
     what: str, given: object, remedy: str, *, least: int = 1, most: int = MOST, multiple: int = 1
@@ -52,3 +55,20 @@ def check_number(what: str, given: object, accepted: str, remedy: str, *bounds: 
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_number or not least <= given <= most:  # type: ignore[operator]  # checked just before
         raise invalid(what, given, accepted, remedy)
+
+
+def check_share(setting: str, given: object) -> None:
+    """Refuses what is no share of a gradient, such as a density."""
+    check_number(setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1)
+
+
+def check_prescale(setting: str, given: object) -> None:
+    """Refuses what is no 1 / W."""
+    accepted = "1 over a number of ranks, from 2**-24 to 1"
+    check_number(setting, given, accepted, "leave it at 1", 2.0**-24, 1)
+
+
+def check_cap(setting: str, given: object) -> None:
+    """Refuses what is no multiple of a density."""
+    accepted = "a multiple of the density, from 1 to 1e9"
+    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)

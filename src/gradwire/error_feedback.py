@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .collective._verbs import Steps
 from .contract import Compressor, Exchange, Member, Result, State, synchronise_by_run
 from .errors import InvalidSetting, invalid
 from .pairing import Pair
 from .spec import TensorSpec, working_dtype
+from .verbs import Steps
 
 
 def check_exchange(given: Any) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .collective._local import drive
-from .collective._types import Collective
-from .collective._verbs import Steps
 from .contract import Compressor, Exchange, Result, State
+from .contract.collective import Collective
 from .error_feedback import Wrapper, check_exchange, with_error_feedback
 from .errors import invalid
 from .load import load
+from .local import drive
 from .pairing import Pair, pair, suited
 from .spec import TensorSpec, check_gradient
+from .verbs import Steps
 
 
 def named_collective(exchange: object) -> Collective | None:

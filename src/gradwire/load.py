@@ -1,6 +1,7 @@
 """The folder listing is the registry: ``compress/topk.py`` defines ``topk``, and that is all.
 
-Files that start with an underscore are support and bear no public name.
+An algorithm with helpers of its own is a room: ``compress/deft/``. Files that start with an
+underscore are support and bear no public name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def names(kind: str) -> tuple[str, ...]:
     if kind not in KINDS:
         raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
     folder = Path(__file__).parent.joinpath(*kind.split("."))
-    return tuple(sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")))
+    files = [path.stem for path in folder.glob("*.py")]
+    rooms = [path.parent.name for path in folder.glob("*/__init__.py")]
+    return tuple(sorted(name for name in (*files, *rooms) if not name.startswith("_")))
 
 
 def load(kind: str, name: str) -> Any:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .collective._types import Collective
-from .collective._verbs import Steps
 from .collective.allgather_sparse import allgather_sparse
 from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
 from .contract import Compressor, Exchange, Layout, Member, State, synchronise_alone
+from .contract.collective import Collective
 from .errors import IncompatiblePair, InvalidSetting, invalid
 from .spec import TensorSpec
 from .tensorwise import tensor_sizes, tensorwise
+from .verbs import Steps
 
 
 class PairState(NamedTuple):

@@ -107,3 +107,9 @@ def chunk_bounds(numel: int, num_chunks: int) -> tuple[tuple[int, int], ...]:
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and residuals: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def spec_of(grad_N: torch.Tensor) -> TensorSpec:
+    """The nameless spec of a flat gradient; refuses what is none."""
+    check_gradient(grad_N)
+    return TensorSpec("", grad_N.numel(), grad_N.dtype)

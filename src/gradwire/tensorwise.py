@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .contract import Compressor, State, Traits
+from .contract.hollow import Hollow
 from .errors import RanksDiffer, invalid
-from .hollow import Hollow
 from .payload import Field, Format, Payload, slot_bytes
 from .spec import TensorSpec
 

@@ -17,8 +17,9 @@ from tests.arch.source import BESIDE, PACKAGE, ROOT, Source, read, sources
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 40
+ROOMS = ("dsl", "sparse", "compress")
 MAX_DEPTH = 2
-MAX_LINES = 41_250
+MAX_LINES = 43_750
 """Lines of Python and C++ below ``src/``. Weight is a cost: to go beyond, take away or argue."""
 WRITTEN = (".py", ".cpp", ".h")
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
@@ -93,9 +94,9 @@ def test_no_file_has_a_vague_name(folder: str) -> None:
 
 
 def test_the_tree_is_shallow() -> None:
-    """Folders of files; only the compiler, a program of its own, and formats have rooms inside."""
+    """Folders of files; the compiler, formats, and algorithms with helpers have rooms inside."""
     files = [p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")]
-    deep = [p for p in files if len(p.parts) > MAX_DEPTH + (p.parts[0] in ("dsl", "sparse"))]
+    deep = [p for p in files if len(p.parts) > MAX_DEPTH + (p.parts[0] in ROOMS)]
     assert [str(path) for path in deep] == []
 
 

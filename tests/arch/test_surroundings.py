@@ -125,5 +125,5 @@ def test_the_rule_of_encodings_bites(text: str, num_wrong: int) -> None:
     ],
 )
 def test_the_rule_of_optional_packages_bites(text: str, num_wrong: int) -> None:
-    found = early_imports(read("planner/_tune.py", text), frozenset({"optuna"}))
+    found = early_imports(read("planning/tune.py", text), frozenset({"optuna"}))
     assert len(found) == num_wrong

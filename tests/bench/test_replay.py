@@ -7,11 +7,11 @@ import torch
 
 from gradwire import catalogue
 from gradwire.bench.replay import Block, Device, Memory, Replay, scaled
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
-from gradwire.planner._plan import plan
-from gradwire.planner._price import iteration_s
+from gradwire.planning.plan import plan
+from gradwire.planning.price import iteration_s
 from gradwire.runtime.attach import attach
 
 OVERSHOOT_S = 0.25

@@ -11,11 +11,11 @@ from gradwire.bench import schedule
 from gradwire.bench.replay import scaled
 from gradwire.bench.schedule import ScheduleBench
 from gradwire.bench.schedule_rank import at_full_size, make_plan
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.cluster import Cluster
+from gradwire.data.fit import LineFit
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
-from gradwire.planner._price import iteration_s
+from gradwire.planning.price import iteration_s
 from gradwire.units import parse_rate
 
 PROFILE = Profile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.bench._draws import Draws, Found
+from gradwire.bench.draws import Draws, Found
 from gradwire.bench.sparse import SparseBench, run
 from gradwire.bench.sparse_rank import SCHEMES
 from gradwire.errors import InvalidSetting, UnknownName

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import partition as bench
-from gradwire.bench._draws import Draws
+from gradwire.bench.draws import Draws
 from gradwire.errors import InvalidSetting
 
 DRAWS = Draws(numel=70_000, world=5, density=0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import catalogue
-from gradwire.cost.profile import Profile
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting, UnknownName
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render

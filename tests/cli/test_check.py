@@ -43,7 +43,7 @@ class loses_the_sign(none):
 EXCHANGE = """
 from dataclasses import dataclass
 from gradwire import Exchange
-from gradwire.collective._verbs import AllReduce
+from gradwire.verbs import AllReduce
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from gradwire.cli import _diagnosis as diagnosis
 from gradwire.cli.doctor import fit_rows, link_warnings
-from gradwire.cost.fit import LineFit
+from gradwire.data.fit import LineFit
 from gradwire.measure.allreduce import LinkReport
 from tests.cli.conftest import Ended
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import __version__
-from gradwire.cli import _output
+from gradwire.report import output as _output
 
 ROWS: list[dict[str, object]] = [
     {"name": "ddp", "step_s": 0.5, "loss": math.nan},

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gradwire import catalogue
-from gradwire.cost.cluster import Cluster
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
 from gradwire.laws.inputs import profile_of
 from gradwire.load import names
-from gradwire.planner._price import iteration_s
-from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.usbyte import usbyte
+from gradwire.planning.price import iteration_s
 from tests.cli.conftest import Ended
 
 Gradwire = Callable[..., Ended]

@@ -13,9 +13,9 @@ import pytest
 from gradwire.bench.links_rank import LinksBench
 from gradwire.bench.ranks import run_ranks
 from gradwire.cli import profile as verb
-from gradwire.cost.cluster import COLLECTIVES, Cluster, CodecFit
-from gradwire.cost.fit import fit_line
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import COLLECTIVES, Cluster, CodecFit
+from gradwire.data.fit import fit_line
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.report import fits
 from gradwire.testbed.hosts import Testbed, open_hosts

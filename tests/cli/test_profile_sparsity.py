@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cost.profile import Profile
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.report import sparsity
 from tests.cli.conftest import Ended

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.collective._local import drive
-from gradwire.collective._verbs import (
+from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.local import drive
+from gradwire.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -20,7 +21,6 @@ from gradwire.collective._verbs import (
     Send,
     Steps,
 )
-from gradwire.errors import Deadlock, InvalidSetting
 
 
 def values(rank: int, numel: int = 4) -> Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective._local import drive
-from gradwire.collective._verbs import Compute, Recv, Send
 from gradwire.exchange import texts
+from gradwire.local import drive
+from gradwire.verbs import Compute, Recv, Send
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.collective._local import drive
-from gradwire.collective._rows import Rows, average_rows
-from gradwire.collective._types import Collective
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.zen import zen
 from gradwire.contract import Member
+from gradwire.contract.collective import Collective
 from gradwire.cost.sparse_schemes import OF_ROWS
 from gradwire.errors import RanksDiffer
 from gradwire.load import examples
+from gradwire.local import drive
+from gradwire.moves.rows import Rows, average_rows
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange import texts
+from gradwire.local import drive
 from gradwire.pairing import Pair, suited
 from gradwire.spec import TensorSpec
 from tests.laws.variable import above, trimmed

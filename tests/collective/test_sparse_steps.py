@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.errors import RanksDiffer
 from gradwire.exchange import texts
+from gradwire.local import drive
 from gradwire.spec import TensorSpec
 
 WORLD, NUMEL = 5, 1003

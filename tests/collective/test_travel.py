@@ -7,17 +7,10 @@ import itertools
 import pytest
 import torch
 
-from gradwire.collective._travel import (
-    NAMES,
-    bytes_on_average,
-    bytes_sent,
-    copies_sent,
-    sent_bytes,
-    travel,
-)
-from gradwire.collective._verbs import Broadcast
-from gradwire.cost.cluster import COLLECTIVES, Cluster
+from gradwire.data.cluster import COLLECTIVES, Cluster
 from gradwire.errors import UnknownName
+from gradwire.travel import NAMES, bytes_on_average, bytes_sent, copies_sent, sent_bytes, travel
+from gradwire.verbs import Broadcast
 
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 100)
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Member, Selection, Shards
 from gradwire.error_feedback import with_error_feedback
+from gradwire.local import drive
 
 
 class Grid:

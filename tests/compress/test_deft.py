@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._allocation import Allocation, owners
-from gradwire.compress._layer_k import layer_k
-from gradwire.compress._partition import Partition
 from gradwire.compress.deft import _united
+from gradwire.compress.deft.allocation import Allocation, owners
+from gradwire.compress.deft.layer_k import layer_k
+from gradwire.compress.deft.partition import Partition
 from gradwire.contract import Member
-from gradwire.cost.cluster import CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import CodecFit
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
 from gradwire.exchange import exchange_for
-from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from gradwire.sim.stages import Joint, Tariff, stages_of
 from tests.compress.test_support import MODEL, Run, draw, spec_of
 from tests.runtime.plans import CLUSTER, profile_of_model

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.bench.select import layer_sizes as resnet50_sizes
-from gradwire.compress import _packing
-from gradwire.compress._allocation import Allocation, owners
-from gradwire.compress._layer_k import layer_k, shares
-from gradwire.compress._layerwise import select_layers
 from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress._partition import Partition, packable, partition_of, two_stage
+from gradwire.compress.deft import packing as _packing
+from gradwire.compress.deft.allocation import Allocation, owners
+from gradwire.compress.deft.layer_k import layer_k, shares
+from gradwire.compress.deft.layerwise import select_layers
+from gradwire.compress.deft.partition import Partition, packable, partition_of, two_stage
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
 from tests.strategies import bounded

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.kernels.nonzero import nonzero as kept_units
 from gradwire.spec import TensorSpec
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.dsl.library import matrix
 from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state, exchange_for, texts
 from gradwire.laws.tolerance import same_bits
+from gradwire.local import drive
 from tests.compress.allocations import Allocations
 from tests.strategies import bounded
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.compress.sharded_dgc import sharded_dgc
 from gradwire.compress.topk import topk
 from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.local import drive
 from tests.compress.grid import Grid
 
 Drawn = list[list[Tensor]]

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.compress._support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
 from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange import exchange_for
 from gradwire.laws.tolerance import same_bits
+from gradwire.local import drive
 from gradwire.measure.codecs import measure_codecs
 from tests.compress.allocations import Allocations
 from tests.strategies import bounded

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gradwire.cost.cluster import COLLECTIVES, Cluster, CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import COLLECTIVES, Cluster, CodecFit
+from gradwire.data.fit import LineFit
 from gradwire.errors import InvalidSetting, UnknownName
 
 

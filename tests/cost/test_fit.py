@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.cost.fit import LineFit, fit_line, student_t
+from gradwire.data.fit import LineFit, fit_line, student_t
 from gradwire.errors import InvalidSetting
 
 SIZES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)

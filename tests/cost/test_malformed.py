@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from gradwire.cost._stored import Stored
-from gradwire.cost.cluster import Cluster, CodecFit
-from gradwire.cost.fit import fit_line
-from gradwire.cost.profile import Measurement, Profile
-from gradwire.cost.sparsity import SparsityProfile
+from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.fit import fit_line
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Measurement, Profile
+from gradwire.data.sparsity import SparsityProfile
+from gradwire.data.stored import Stored
 from gradwire.errors import GradwireError, InvalidSetting
 from gradwire.load import names
-from gradwire.planner._explain import alternatives, explain
-from gradwire.planner._plan import plan as make_plan
-from gradwire.planner._types import Plan
+from gradwire.planning.explain import alternatives, explain
+from gradwire.planning.plan import plan as make_plan
 from gradwire.sim.timeline import simulate
 from tests.planner.test_zen import SLOW, profile, sparsity
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from gradwire.cost.profile import Layer, Measurement, Profile, ProfiledTensor
+from gradwire.data.profile import Layer, Measurement, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
 
 PROFILE = Profile(

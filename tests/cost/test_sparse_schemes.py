@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.collective._local import drive
-from gradwire.cost.cluster import Cluster
 from gradwire.cost.counted import counted, fastest, other_way_s
 from gradwire.cost.sparse_schemes import (
     SCHEMES,
@@ -23,7 +21,8 @@ from gradwire.cost.sparse_schemes import (
     sparse_ps,
     zen,
 )
-from gradwire.cost.sparsity import (
+from gradwire.data.cluster import Cluster
+from gradwire.data.sparsity import (
     BLOCK,
     Densification,
     Handling,
@@ -33,6 +32,7 @@ from gradwire.cost.sparsity import (
     UnitSparsity,
     unit_sparsity,
 )
+from gradwire.local import drive
 from tests.strategies import bounded
 
 RATE = 1e8

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
-from gradwire.cost.sparsity import (
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.sparsity import (
     DOUBLINGS,
     Densification,
     Indices,

@@ -36,7 +36,7 @@ from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
 from gradwire.laws.inputs import make_gradient
 from gradwire.laws.tolerance import same_bits

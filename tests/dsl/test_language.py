@@ -29,7 +29,7 @@ from gradwire.dsl.language import (
     whole,
 )
 from gradwire.dsl.program import Program
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from tests.dsl.attempts import codes, program
 
 

@@ -32,7 +32,7 @@ from gradwire.dsl.library.e4m3 import from_e4m3, to_e4m3
 from gradwire.dsl.operators import Operator, register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
 from gradwire.laws.tolerance import same_bits
 from tests.strategies import bounded

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import _build, cache, cast, compiler, select
+from gradwire.kernels import build as _build
+from gradwire.kernels import cache, cast, compiler, select
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.kernels.distinct import count_distinct
 
 from .vectors import compiled, num_threads

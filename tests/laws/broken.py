@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.collective._types import Collective
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.none import none
@@ -17,6 +16,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
+from gradwire.contract.collective import Collective
 from gradwire.laws import collectives as on_collectives
 from gradwire.laws import compressors as on_compressors
 from gradwire.laws import exchanges as on_exchanges

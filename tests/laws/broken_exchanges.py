@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.collective._types import Collective
-from gradwire.collective._verbs import Steps
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor, Member, Result, State
+from gradwire.contract.collective import Collective
 from gradwire.exchange import clone_state
 from gradwire.pairing import Pair
 from gradwire.spec import TensorSpec, working_dtype
+from gradwire.verbs import Steps
 
 
 class Hoard(NamedTuple):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.collective._verbs import Steps
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, Result, State
 from gradwire.laws import momentum as laws
 from gradwire.pairing import Pair, pair
+from gradwire.verbs import Steps
 from gradwire.wrap.momentum import MomentumCorrection
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.profile import Profile
 from gradwire.laws import planners as laws
-from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from gradwire.planner.wfbp import wfbp
 from gradwire.trace.span import Span, Trace
 

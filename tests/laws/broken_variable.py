@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.collective._verbs import AllGather
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.contract import Compressor, State
 from gradwire.payload import Format, Payload
 from gradwire.spec import TensorSpec
+from gradwire.verbs import AllGather
 
 from .variable import Encoded, above
 

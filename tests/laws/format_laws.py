@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.laws.tolerance import same_bits
 from gradwire.sparse.entries import Entries
-from gradwire.sparse.formats._types import SparseFormat
+from gradwire.sparse.format import SparseFormat
 from gradwire.sparse.parts import Part, part_length
 
 PUSH_CONSTANT, PULL_CONSTANT = 3.0, math.sqrt(6.0)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Profile
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange import exchange_for, pair, run_local
 from gradwire.laws.tolerance import largest
 from gradwire.load import examples
-from gradwire.planner._plan import plan
-from gradwire.planner._price import iteration_s
+from gradwire.planning.plan import plan
+from gradwire.planning.price import iteration_s
 from gradwire.spec import TensorSpec
 
 WHOLE = (

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gradwire.contract import Exchange
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
-from gradwire.planner._types import Plan
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.sim.network import NEVER, Flow, Network
 from gradwire.spec import TensorSpec, squarest
 from gradwire.trace.span import Span, Trace

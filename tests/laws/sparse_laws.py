@@ -15,12 +15,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.collective._local import drive
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.laws.tolerance import assert_near, largest, same_bits
+from gradwire.local import drive
 from gradwire.pairing import Pair
 from gradwire.sparse.parts import parts_of
 from gradwire.spec import TensorSpec

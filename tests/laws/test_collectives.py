@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from gradwire.collective._types import Collective
 from gradwire.contract import Compressor
+from gradwire.contract.collective import Collective
 from gradwire.errors import IncompatiblePair
 from gradwire.laws.cases import EVERY_WORLD_AND_SIZE
 from gradwire.laws.collectives import LAWS, law_equals_the_dense_mean

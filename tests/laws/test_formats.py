@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.laws.tolerance import same_bits
 from gradwire.load import examples
 from gradwire.sparse.entries import Entries

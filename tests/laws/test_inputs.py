@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import gradwire as gw
 from gradwire import catalogue
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.kernels.compiler import reference_only
 from gradwire.laws.inputs import profile_of
 from gradwire.load import examples, load, names
-from gradwire.planner._plan import settings_of
-from gradwire.planner._tune import tune
-from gradwire.planner._types import Plan
+from gradwire.planning.plan import settings_of
+from gradwire.planning.tune import tune
 from tests.strategies import bounded
 
 from . import broken_inputs as broken

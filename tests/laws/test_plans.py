@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.check import check
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.laws.inputs import MIXED, profile_of
 from gradwire.laws.planners import LAWS, Planner
 from gradwire.load import examples, load, names
-from gradwire.planner._check import check
-from gradwire.planner._price import iteration_s
-from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
 from gradwire.sim.timeline import simulate
 from gradwire.trace.span import Trace
 from tests.planner.profiles import clusters, exact_cluster, profiles

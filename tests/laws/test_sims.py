@@ -14,16 +14,16 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract import Exchange
-from gradwire.cost.cluster import Cluster, CodecFit
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import ExchangeSetting, Plan
+from gradwire.data.profile import Profile
 from gradwire.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange import by_name
 from gradwire.laws.inputs import profile_of
 from gradwire.laws.planners import Planner
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair
-from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.network import Network

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.collective._types import Collective
 from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.compress.nonzero import nonzero
+from gradwire.contract.collective import Collective
 from gradwire.exchange import run_local
 from gradwire.load import examples
 from gradwire.pairing import Pair, pair

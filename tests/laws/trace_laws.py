@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
-from gradwire.planner._price import iteration_s
-from gradwire.planner._types import Plan
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
+from gradwire.planning.price import iteration_s
 from gradwire.trace.span import Span, Trace
 
 SLACK = 1e-9

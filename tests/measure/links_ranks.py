@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gradwire.cost.cluster import CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import CodecFit
+from gradwire.data.fit import LineFit
 from gradwire.measure.links import host_share, measure_cluster
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cost.fit import LineFit, fit_line
+from gradwire.data.fit import LineFit, fit_line
 from gradwire.errors import GradwireError
 from gradwire.measure import allreduce
 from gradwire.measure.allreduce import LinkReport

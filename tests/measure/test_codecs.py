@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.collective._verbs import Compute, Verb
 from gradwire.contract import Compressor, Exchange
-from gradwire.cost.cluster import PRIMITIVES, Cluster
+from gradwire.data.cluster import PRIMITIVES, Cluster
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import load, names
 from gradwire.measure import codecs
 from gradwire.measure.codecs import measure_codecs
 from gradwire.sim.timeline import simulate_exchange
 from gradwire.spec import squarest
+from gradwire.verbs import Compute, Verb
 
 SIZES = (256, 1024, 2**18)
 

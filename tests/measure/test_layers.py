@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.cost.profile import Profile
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.measure.layers import profile
 

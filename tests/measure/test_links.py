@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cost.cluster import COLLECTIVES, HOP_S, Cluster
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import COLLECTIVES, HOP_S, Cluster
+from gradwire.data.fit import LineFit
 from gradwire.errors import InvalidSetting
 from gradwire.measure import links
 from gradwire.measure.links import measure_cluster

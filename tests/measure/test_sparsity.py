@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.bench.sparsity_rank import measure_group
-from gradwire.cost.profile import Profile
-from gradwire.cost.sparsity import SparsityProfile, unit_sparsity
+from gradwire.data.profile import Profile
+from gradwire.data.sparsity import SparsityProfile, unit_sparsity
 from gradwire.errors import InvalidSetting
 from gradwire.measure.layers import profile
 from gradwire.measure.sparsity import measure_handling, measure_sparsity

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gradwire.bench import sparse_rank
-from gradwire.bench._draws import Found
-from gradwire.bench._likeness import LIKENESSES, draws_like
+from gradwire.bench.draws import Found
+from gradwire.bench.likeness import LIKENESSES, draws_like
 from gradwire.errors import InvalidSetting, UnknownName
 from papers.zen import captured
 from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 
 from gradwire.bench import schedule
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Profile
 from gradwire.errors import TestbedUnavailable
 from gradwire.laws.inputs import profile_of as drawn
-from gradwire.planner._buckets import buckets
-from gradwire.planner._phases import Instance
-from gradwire.planner._price import iteration_s
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.buckets import buckets
+from gradwire.planning.phases import Instance
+from gradwire.planning.price import iteration_s
 from papers import page
 from papers.frame import Ask, Findings, Reproduction
 from papers.usbyte import blocks as usbyte_blocks

@@ -6,9 +6,9 @@ import random
 
 from hypothesis import strategies as st
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.fit import LineFit
+from gradwire.data.profile import Profile
 from gradwire.laws.inputs import MIXED, Row, profile_of
 
 TEN_GBIT = 1.25e9

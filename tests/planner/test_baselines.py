@@ -10,16 +10,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.laws.inputs import MIXED, Row, profile_of
-from gradwire.planner._price import iteration_s
-from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.ddp import ddp
 from gradwire.planner.mgwfbp import mgwfbp
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
 from gradwire.sim.clock import run
 from tests.planner.profiles import clusters, exact_cluster, random_instance
 from tests.strategies import bounded

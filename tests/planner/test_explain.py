@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from gradwire.cost.cluster import Cluster
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Chunk, Message, Plan
 from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
-from gradwire.planner._explain import alternatives, explain
-from gradwire.planner._exposed import Account, Wait, ready_times
-from gradwire.planner._price import iteration_s
-from gradwire.planner._types import Chunk, Message, Plan
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.explain import alternatives, explain
+from gradwire.planning.exposed import Account, Wait, ready_times
+from gradwire.planning.price import iteration_s
 from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)

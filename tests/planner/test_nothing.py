@@ -8,17 +8,17 @@ import pytest
 
 from gradwire.cli.plan import message_rows
 from gradwire.cli.simulate import Case
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.fit import LineFit
+from gradwire.data.profile import Profile
 from gradwire.laws.inputs import profile_of
 from gradwire.laws.planners import Planner
 from gradwire.load import examples, names
-from gradwire.planner._buckets import buckets
-from gradwire.planner._explain import alternatives, explain
-from gradwire.planner._phases import Block, Instance
-from gradwire.planner._price import iteration_s
 from gradwire.planner.usbyte import usbyte
+from gradwire.planning.buckets import buckets
+from gradwire.planning.explain import alternatives, explain
+from gradwire.planning.phases import Block, Instance
+from gradwire.planning.price import iteration_s
 from gradwire.sim.timeline import simulate
 from tests.laws.cases import name_of
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting, UnknownName
-from gradwire.planner._price import iteration_s
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
 from tests.planner.profiles import TEN_GBIT, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)

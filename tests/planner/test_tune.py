@@ -13,18 +13,18 @@ from functools import partial
 import optuna
 import pytest
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Profile
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
-from gradwire.planner._plan import settings_of
-from gradwire.planner._price import iteration_s
-from gradwire.planner._space import WholeNumbers
-from gradwire.planner._tune import search_space, tune
-from gradwire.planner._types import Plan
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.usbyte_extended import usbyte_extended
+from gradwire.planning.plan import settings_of
+from gradwire.planning.price import iteration_s
+from gradwire.planning.space import WholeNumbers
+from gradwire.planning.tune import search_space, tune
 from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -160,7 +160,7 @@ def test_unknown_planners_are_named() -> None:
 
 
 def test_importing_planners_does_not_import_optuna() -> None:
-    source = inspect.getsource(importlib.import_module("gradwire.planner._tune"))
+    source = inspect.getsource(importlib.import_module("gradwire.planning.tune"))
     assert "\nimport optuna" not in source
     assert "\nfrom optuna" not in source
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gradwire.cost.cluster import Cluster
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
 from gradwire.errors import InvalidSetting
-from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 
 PLAN = Plan(
     planner="by hand",

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import catalogue
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.fit import LineFit
-from gradwire.cost.profile import Profile
+from gradwire.data.check import check
+from gradwire.data.cluster import Cluster
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import Plan
+from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
 from gradwire.laws.inputs import MIXED, profile_of
-from gradwire.planner._buckets import buckets, merged
-from gradwire.planner._check import check
-from gradwire.planner._phases import Instance
-from gradwire.planner._price import iteration_s
-from gradwire.planner._tune import search_space, tune
-from gradwire.planner._types import Plan
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.usbyte_extended import usbyte_extended
 from gradwire.planner.wfbp import wfbp
+from gradwire.planning.buckets import buckets, merged
+from gradwire.planning.phases import Instance
+from gradwire.planning.price import iteration_s
+from gradwire.planning.tune import search_space, tune
 from gradwire.sim.clock import run
 from tests.planner.profiles import (
     TEN_GBIT,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
 from gradwire.cost.sparse_schemes import SCHEMES
-from gradwire.cost.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.data.cluster import Cluster
+from gradwire.data.exchanges import exchanges_of
+from gradwire.data.plan import DENSE, Plan
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
 from gradwire.errors import InvalidSetting
 from gradwire.laws.planners import LAWS
-from gradwire.planner._exchanges import exchanges_of
-from gradwire.planner._explain import explain
-from gradwire.planner._plan import plan as make_plan
-from gradwire.planner._types import DENSE, Plan
 from gradwire.planner.mgwfbp import mgwfbp
 from gradwire.planner.zen import zen
+from gradwire.planning.explain import explain
+from gradwire.planning.plan import plan as make_plan
 from gradwire.sim.timeline import simulate
 from tests.planner.profiles import exact_cluster
 

@@ -6,11 +6,11 @@ import random
 
 from torch import nn
 
-from gradwire.cost.cluster import Cluster
-from gradwire.cost.profile import Layer, Profile, ProfiledTensor
+from gradwire.data.check import check
+from gradwire.data.cluster import Cluster
+from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.load import examples
-from gradwire.planner._check import check
-from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from tests.runtime.training import Net
 
 CLUSTER = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
+from gradwire.local import drive
 from gradwire.report import density as report
 from gradwire.runtime.engine import StepCounters
 from gradwire.runtime.recorder import Recorder

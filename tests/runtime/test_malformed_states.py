@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import clone_state
 from gradwire.laws.tolerance import same_bits
+from gradwire.local import drive
 from gradwire.runtime.checkpoint import Origin, collect, loaded
 from gradwire.runtime.messages import Message, Part, leaves
 from gradwire.runtime.settings import tables

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
-from gradwire.collective._verbs import AllReduce, Steps
 from gradwire.contract import Exchange, Result, State
+from gradwire.local import drive
 from gradwire.runtime.accounting import outgrown
 from gradwire.runtime.messages import Message, Part
+from gradwire.verbs import AllReduce, Steps
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train
 

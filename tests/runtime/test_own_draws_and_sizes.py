@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.planner._types import ExchangeSetting, Plan
+from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.messages import Slot
 from gradwire.spec import TensorSpec
 from tests.laws.variable import above

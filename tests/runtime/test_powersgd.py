@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.cost.cluster import CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import CodecFit
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.planner._types import Chunk, ExchangeSetting, Message, Plan
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Exchange
+from gradwire.local import drive
 from gradwire.runtime.messages import Message, Part
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed

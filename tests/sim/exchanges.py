@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwire.collective._verbs import Compute, Steps, Verb
 from gradwire.contract import Exchange, Member, Result, State
 from gradwire.spec import TensorSpec
+from gradwire.verbs import Compute, Steps, Verb
 
 Row = Verb | tuple[Verb, ...]
 

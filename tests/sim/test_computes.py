@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.collective._local import drive
-from gradwire.collective._types import Collective
-from gradwire.collective._verbs import Compute, Steps
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.sparcml import sparcml
@@ -24,14 +21,17 @@ from gradwire.compress.powersgd import powersgd
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange, Member
-from gradwire.cost.cluster import PRIMITIVES, CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.contract.collective import Collective
+from gradwire.data.cluster import PRIMITIVES, CodecFit
+from gradwire.data.fit import LineFit
 from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state
+from gradwire.local import drive
 from gradwire.pairing import pair
 from gradwire.sim.stages import NOT_MEASURED
 from gradwire.sim.timeline import simulate_exchange
 from gradwire.spec import TensorSpec, squarest
+from gradwire.verbs import Compute, Steps
 from gradwire.wrap.momentum import with_momentum_correction
 from tests.laws.cases import name_of, own_exchanges, pairs
 from tests.planner.profiles import exact_cluster

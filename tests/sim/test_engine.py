@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.collective._verbs import (
+from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.sim.engine import Traffic, play
+from gradwire.sim.stages import Hop, Joint, Price, Stage, Work
+from gradwire.sim.timeline import simulate_exchange
+from gradwire.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -15,10 +19,6 @@ from gradwire.collective._verbs import (
     ReduceScatter,
     Send,
 )
-from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.sim.engine import Traffic, play
-from gradwire.sim.stages import Hop, Joint, Price, Stage, Work
-from gradwire.sim.timeline import simulate_exchange
 from tests.planner.profiles import exact_cluster
 
 from .exchanges import Says, looks_at_values

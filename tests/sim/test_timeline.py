@@ -17,14 +17,14 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
-from gradwire.cost.cluster import Cluster, CodecFit
-from gradwire.cost.fit import LineFit
+from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.error_feedback import with_error_feedback
 from gradwire.errors import InvalidSetting
 from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.pairing import pair
-from gradwire.planner._types import ExchangeSetting, Plan
 from gradwire.planner.wfbp import wfbp
 from gradwire.sim.timeline import simulate, simulate_exchange
 from tests.planner.profiles import exact_cluster

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels._build import reference_only
+from gradwire.kernels.build import reference_only
 from gradwire.sparse.entries import Entries, check_entries, nonzero
 from gradwire.sparse.formats.bitmap import bitmap
 from gradwire.sparse.formats.coo import coo

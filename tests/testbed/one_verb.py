@@ -12,10 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gradwire.collective._travel import sent_bytes
-from gradwire.collective._verbs import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
 from gradwire.runtime.wire import carry_out, open_channels
 from gradwire.testbed.counters import own_counters
+from gradwire.travel import sent_bytes
+from gradwire.verbs import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
 
 NUMEL = int(sys.argv[1])
 torch.set_num_threads(1)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads import _fashion_mnist, _places, _text
+from gradwire.workloads import fashion_mnist as _fashion_mnist
+from gradwire.workloads import places as _places
+from gradwire.workloads import text as _text
 from papers.workloads import movielens as _movielens
 from papers.workloads.applications import movielens_deepfm, movielens_ncf
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
-from gradwire.collective._travel import sent_bytes
 from gradwire.contract import Exchange, Member
 from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local
+from gradwire.local import drive
 from gradwire.sim.stages import record
+from gradwire.travel import sent_bytes
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 NUMEL, WORLD = 20_000, 2

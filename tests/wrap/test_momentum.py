@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.contract import Member
 from gradwire.error_feedback import ErrorFeedback
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local
+from gradwire.local import drive
 from gradwire.wrap.momentum import momentum_of
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective._local import drive
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.cost.counted import LOSSLESS, counted, fastest
@@ -18,6 +17,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange import Exchange, run_local
 from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
+from gradwire.local import drive
 from gradwire.spec import TensorSpec
 from gradwire.wrap.momentum import with_momentum_correction
 from gradwire.wrap.natural import INNER, Natural, count_units, with_natural_sparsity

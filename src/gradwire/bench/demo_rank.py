@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from ..collective._travel import sent_bytes
-from ..collective._verbs import AllReduce
 from ..load import load
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
 from ..testbed.counters import own_counters
 from ..trace.span import Span, Trace
+from ..travel import sent_bytes
+from ..verbs import AllReduce
 from ..workloads.task import Task
 from .ranks import Report
 from .tasks import make_task

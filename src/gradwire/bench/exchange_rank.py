@@ -22,7 +22,7 @@ from ..compress.onebit import onebit
 from ..contract import Exchange, Member
 from ..error_feedback import with_error_feedback
 from ..exchange import exchange_for
-from ..kernels._build import backend
+from ..kernels.build import backend
 from ..load import load, names
 from ..pairing import pair
 from ..runtime.engine import Engine

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout
 from ..errors import invalid
-from ..kernels._build import backend
+from ..kernels.build import backend
 from ..load import load, names
 from ..spec import TensorSpec
 

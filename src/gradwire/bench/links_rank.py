@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..cost.cluster import COLLECTIVES, Cluster
+from ..data.cluster import COLLECTIVES, Cluster
 from ..measure.codecs import SIZES, measure_codecs
 from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
 from ..runtime.engine import Engine

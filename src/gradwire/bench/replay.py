@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cost.profile import Layer, Profile, ProfiledTensor
+from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import invalid
 from ..runtime.lanes import wall_clock
 from ..trace.span import Span

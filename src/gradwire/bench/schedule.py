@@ -22,11 +22,11 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from ..catalogue import load_or_read
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
 from ..errors import UnknownName, invalid
 from ..load import names
-from ..planner._types import Plan
 from ..report import timeline
 from ..sim.timeline import simulate
 from ..testbed.hosts import Testbed, shaped_hosts

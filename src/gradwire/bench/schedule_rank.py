@@ -19,14 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.check import check
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
 from ..load import load
 from ..measure.links import measure_cluster
-from ..planner._check import check
-from ..planner._plan import plan as plan_for
-from ..planner._tune import tune
-from ..planner._types import Plan
+from ..planning.plan import plan as plan_for
+from ..planning.tune import tune
 from ..runtime.attach import attach
 from ..runtime.engine import Engine
 from ..runtime.handle import Handle

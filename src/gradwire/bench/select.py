@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from .. import catalogue
-from ..compress._allocation import owners
-from ..compress._layer_k import layer_k
-from ..compress._layerwise import select_layers
-from ..compress._packing import loads, work
-from ..compress._partition import partition_of
+from ..compress.deft.allocation import owners
+from ..compress.deft.layer_k import layer_k
+from ..compress.deft.layerwise import select_layers
+from ..compress.deft.packing import loads, work
+from ..compress.deft.partition import partition_of
 from ..compress.dgc import dgc
 from ..compress.gaussiank import gaussiank
 from ..compress.graddrop import graddrop

@@ -1,7 +1,7 @@
 """How long each scheme takes to average one sparse gradient on shaped links, beside the dense one.
 
 All sides take their turns in one run, on the same gradients: index sets of stated density, overlap
-and skew (``_draws``). What the sets turned out to be is in every row.
+and skew (``draws``). What the sets turned out to be is in every row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..collective._push_pull import PushPull
 from ..compress.nonzero import nonzero
 from ..errors import UnknownName, invalid
+from ..moves.push_pull import PushPull
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
-from ._draws import Draws, Found
+from .draws import Draws, Found
 from .ranks import Report, run_ranks
 from .sparse_rank import DENSE, SCHEMES, exchange_of
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collective._types import Collective
 from ..compress.nonzero import nonzero
 from ..contract import Exchange, Member
+from ..contract.collective import Collective
 from ..exchange import exchange_for
 from ..load import examples, load
 from ..pairing import pair
@@ -20,7 +20,7 @@ from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import InterfaceCounters, own_counters
-from ._draws import Draws
+from .draws import Draws
 from .ranks import Report
 
 DENSE = "dense"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..cost.sparsity import SparsityProfile
+from ..data.sparsity import SparsityProfile
 from ..measure.layers import Step
 from ..measure.sparsity import measure_sparsity
 from ..runtime.engine import Engine

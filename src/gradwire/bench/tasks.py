@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
-from ..workloads import _fashion_mnist, _text
+from ..workloads import fashion_mnist as _fashion_mnist
+from ..workloads import text as _text
 from ..workloads.task import Batch, Task, class_loss, mean_over, random_of
 from ..workloads.transformer import CausalLM
 

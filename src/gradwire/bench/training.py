@@ -19,7 +19,7 @@ from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load, names
-from ..workloads import _text
+from ..workloads import text as _text
 from ..workloads.gpt import GPT
 from ..workloads.task import Batch as Examples
 from ..workloads.task import Task, class_loss, mean_over, random_of

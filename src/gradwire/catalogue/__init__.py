@@ -2,7 +2,7 @@
 
 Tensors come from the models' definitions and times from a throughput model of one GPU that each
 profile's ``source`` states in full; none is a measurement. ``scripts/make_catalogue.py`` writes
-these files. May import: errors, cost.profile.
+these files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from ..cost.profile import Profile
+from ..data.profile import Profile
 from ..errors import UnknownName
 
 _SUFFIX = ".json"

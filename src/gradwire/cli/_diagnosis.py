@@ -10,8 +10,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..report.output import installed_version, machine
 from ..report.table import heading, shown
-from ._output import installed_version, machine
 
 Rows = list[dict[str, object]]
 
@@ -107,7 +107,7 @@ def shaper() -> Rows:
 
 def kernels() -> Rows:
     """The C++ compiler and which implementation of the kernels serves; builds them if need be."""
-    from ..kernels._build import backend
+    from ..kernels.build import backend
     from ..kernels.compiler import find_compiler
 
     return [{"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()}]

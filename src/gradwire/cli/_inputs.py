@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..bounds import check_whole
-from ..cost._stored import MOST_RANKS
-from ..cost.cluster import Cluster, check_rate
+from ..data.cluster import Cluster, check_rate
+from ..data.stored import MOST_RANKS
 from ..errors import invalid
 from ..units import parse_bytes, parse_rate
 

@@ -130,8 +130,8 @@ def _named(module: ModuleType) -> dict[str, Any]:
 
 
 def _is_algorithm(value: Any, module: ModuleType) -> bool:
-    from ..collective._types import Collective
     from ..contract import Compressor, Exchange
+    from ..contract.collective import Collective
 
     if isinstance(value, type):
         own = value.__module__ == module.__name__ and not inspect.isabstract(value)
@@ -145,7 +145,7 @@ def _is_algorithm(value: Any, module: ModuleType) -> bool:
 
 def _plans(function: Any) -> bool:
     """Whether a function looks like a planner: it returns a Plan of a profile and a cluster."""
-    from ..planner._types import Plan
+    from ..data.plan import Plan
 
     try:
         returns = typing.get_type_hints(function).get("return")

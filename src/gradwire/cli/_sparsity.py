@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..cost.sparsity import SparsityProfile
+from ..data.sparsity import SparsityProfile
 from ..errors import invalid
+from ..report.output import progress
 from ._inputs import read_settings
-from ._output import progress
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,13 +15,13 @@ from ..bench import schedule as schedule_bench
 from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
 from ..bench import training as training_bench
-from ..bench._draws import Draws
-from ..bench._likeness import draws_like
+from ..bench.draws import Draws
+from ..bench.likeness import draws_like
 from ..bench.sparse_rank import SCHEMES
 from ..errors import invalid
+from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
 from ._checkout import beside_src, is_checkout
-from ._output import Fractions, emit, progress
 
 app = typer.Typer(no_args_is_help=True)
 _log = logging.getLogger("gradwire")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..report.output import emit, progress
 from ._inputs import read_settings
-from ._output import emit, progress
 from ._own import subjects_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import invalid
+from ..report.output import emit, progress
 from ._inputs import read_settings
-from ._output import emit, progress
 from ._own import TEXT, check_no_text, made_with, module_of, program_of_text
 
 app = typer.Typer(no_args_is_help=True)

@@ -12,8 +12,8 @@ import typer
 from ..bench.demo import CONSTANT, Demo, Outcome, run, write_report
 from ..bench.demo_rank import COMPRESSORS
 from ..errors import NotInstalled
+from ..report.output import Fractions, emit, machine, progress
 from ..units import parse_rate
-from ._output import Fractions, emit, machine, progress
 
 app = typer.Typer()
 

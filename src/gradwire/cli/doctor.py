@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import GradwireError
+from ..report.output import emit, progress
 from ..report.table import markdown
 from ..units import format_bytes
 from . import _diagnosis as diagnosis
-from ._output import emit, progress
 
 if TYPE_CHECKING:
     from ..measure.allreduce import LinkReport

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import invalid
-from ._output import emit
+from ..report.output import emit
 
 app = typer.Typer()
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .._version import __version__
 from ..errors import GradwireError, InvalidSetting
+from ..version import __version__
 
 FOLDER = Path(__file__).parent
 

@@ -9,17 +9,17 @@ import typer
 
 from .. import catalogue
 from ..catalogue import load_or_read
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.check import check
+from ..data.cluster import Cluster
+from ..data.plan import Message, Plan
+from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
-from ..planner._check import check
-from ..planner._explain import alternatives, explain
-from ..planner._exposed import Account, ready_times
-from ..planner._plan import plan as make_plan
-from ..planner._types import Message, Plan
+from ..planning.explain import alternatives, explain
+from ..planning.exposed import Account, ready_times
+from ..planning.plan import plan as make_plan
+from ..report.output import emit, progress
 from ..units import format_rate
 from ._inputs import RANKS, RATE, read_cluster, read_settings
-from ._output import emit, progress
 
 app = typer.Typer()
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import catalogue
-from ..cost.cluster import PRIMITIVES, Cluster
-from ..cost.profile import Profile
+from ..data.cluster import PRIMITIVES, Cluster
+from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ..load import names
+from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
 from . import _sparsity
-from ._output import Fractions, emit, progress
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,19 +11,19 @@ from typing import Annotated
 import typer
 
 from ..catalogue import load_or_read
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.cluster import Cluster
+from ..data.profile import Profile
 from ..errors import invalid
 from ..load import load, names
-from ..planner._plan import plan as make_plan
-from ..planner._tune import search_space
+from ..planning.plan import plan as make_plan
+from ..planning.tune import search_space
 from ..report import curves, timeline
+from ..report.output import emit, progress
 from ..sim.timeline import simulate as run_plan
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_rate, ratio
 from ._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
-from ._output import emit, progress
 
 app = typer.Typer()
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from ..report.output import emit
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, explain, launch
 from ..units import parse_rate
-from ._output import emit
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

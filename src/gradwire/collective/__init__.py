@@ -1,8 +1,7 @@
 """Collectives, one a file: generators that yield verbs and so combine payloads among ranks.
 
 No collective imports ``torch.distributed`` or a compressor: drivers carry out the verbs, and codecs
-come in as arguments. May import: errors, units, spec, payload, contract, hollow, load, kernels,
-sparse.
+come in as arguments. The steps that several share lie in ``moves``.
 """
 
 from __future__ import annotations

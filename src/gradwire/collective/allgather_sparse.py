@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
+from ..contract.collective import Collective, Dimensions, Needs
+from ..moves.entries import value_dtype
+from ..moves.selection import note_union
+from ..moves.sizes import announced_bytes, tell_all
 from ..payload import Payload, slot_bytes
 from ..sparse.formats.coo import coo
 from ..spec import TensorSpec, working_dtype
-from ._entries import value_dtype
-from ._selection import note_union
-from ._sizes import announced_bytes, tell_all
-from ._types import Collective, Dimensions, Needs
-from ._verbs import AllGather, Compute, Steps
+from ..verbs import AllGather, Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
+from ..contract.collective import Collective, Needs
 from ..spec import TensorSpec
-from ._travel import bytes_sent
-from ._types import Collective, Needs
-from ._verbs import AllReduce, Compute, Steps
+from ..travel import bytes_sent
+from ..verbs import AllReduce, Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
+from ..contract.collective import Collective, Needs
+from ..moves.chunks import Chunks, chunks_of, first_states
+from ..moves.sizes import announced_bytes, tell_all, tell_each
 from ..payload import slot_bytes
 from ..spec import TensorSpec, working_dtype
 from ..tensorwise import decode_each, encode_each
-from ._chunks import Chunks, chunks_of, first_states
-from ._sizes import announced_bytes, tell_all, tell_each
-from ._types import Collective, Needs
-from ._verbs import AllGather, AllToAll, Compute, Steps
+from ..verbs import AllGather, AllToAll, Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
+from ..contract.collective import Collective, Needs
+from ..moves.chunks import chunks_of, first_states
 from ..payload import Payload
 from ..spec import TensorSpec, working_dtype
-from ._chunks import chunks_of, first_states
-from ._types import Collective, Needs
-from ._verbs import Compute, Steps
+from ..verbs import Compute, Steps
 from .ring import hop
 
 

@@ -4,7 +4,7 @@ Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 an
 Differences: in bulk: a worker sends an aggregator all its blocks at once, each with its number,
     where OmniReduce streams them and sends the number of the next one. Aggregators are the ranks.
     Blocks hold whole units of the codec (one of rows: ``block`` / width rows, at least 1).
-Wire: see ``_push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block * itemsize) k
+Wire: see ``push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block * itemsize) k
     bytes of k blocks. The last block is filled up with zeros.
 State: the codec's.
 Contributed: what the codec encoded.
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ..bounds import check_whole
 from ..contract import Compressor, Member
+from ..contract.collective import Dimensions
+from ..moves.push_pull import PushPull
 from ..sparse.entries import MOST_WIDTH, Entries, num_units
 from ..sparse.formats.blocks import blocks
-from ._push_pull import PushPull
-from ._types import Dimensions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
+from ..contract.collective import Collective, Needs
 from ..spec import TensorSpec, chunk_bounds
-from ._types import Collective, Needs
-from ._verbs import Compute, Recv, Send, Steps, Verb
+from ..verbs import Compute, Recv, Send, Steps, Verb
 from .allreduce import payload_buffer
 
 

@@ -25,19 +25,19 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, Selection, State
+from ..contract.collective import Collective, Dimensions, Needs
 from ..kernels.distinct import count_distinct
+from ..moves.entries import expected_union, merged, num_entries, scaled
+from ..moves.selection import asked_of
+from ..moves.sizes import SIZE_BYTES
 from ..payload import Payload
 from ..sparse.entries import Entries, num_units
-from ..sparse.formats._types import SparseFormat
+from ..sparse.format import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.formats.dense import dense
 from ..sparse.parts import Part
 from ..spec import TensorSpec, working_dtype
-from ._entries import expected_union, merged, num_entries, scaled
-from ._selection import asked_of
-from ._sizes import SIZE_BYTES
-from ._types import Collective, Dimensions, Needs
-from ._verbs import Compute, Recv, Send, Steps, Verb
+from ..verbs import Compute, Recv, Send, Steps, Verb
 
 
 class Whole(NamedTuple):

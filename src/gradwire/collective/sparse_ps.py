@@ -2,7 +2,7 @@
 
 Source: Li et al., OSDI 2014, as ZEN (OSDI 2025, appendix B.1) describes it for sparse gradients.
 Differences: servers sit with the workers. Entries are merged in rank order.
-Wire: see ``_push_pull``; PULL(k) = COO(k). Where most entries lie in one range, its server sends
+Wire: see ``push_pull``; PULL(k) = COO(k). Where most entries lie in one range, its server sends
     and receives most bytes: the skewness ratio times as many as an equal share.
 State: the codec's.
 Contributed: what the codec encoded.
@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ._push_pull import PushPull
-from ._types import Dimensions
+from ..contract.collective import Dimensions
+from ..moves.push_pull import PushPull
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Differences: the hash is a seeded permutation of the units (``sparse/permutation
     several formats, by counts that both sides know; among them Elias and Fano's code, which the
     paper does not have. ``formats="paper"`` is its own form: push in COO, pull in the smallest of
     hash bitmap, COO and dense. Entries are merged in rank order.
-Wire: see ``_push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width * itemsize, are
+Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width * itemsize, are
     the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L (dense, pull alone), and
     v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / k))
     (``elias_fano``) bytes. A part holds about 1 / W of what is taken: theorem 2, and ``Imbalance``.
@@ -24,15 +24,15 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ..bounds import MOST_SEED, check_whole
+from ..contract.collective import Dimensions
 from ..errors import invalid
+from ..moves.push_pull import Cut, PushPull
 from ..sparse.choose import LISTS, OF_PARTS, Formats, choose
-from ..sparse.formats._types import SparseFormat
+from ..sparse.format import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.formats.dense import dense
 from ..sparse.formats.hash_bitmap import hash_bitmap
 from ..sparse.permutation import Permutation
-from ._push_pull import Cut, PushPull
-from ._types import Dimensions
 
 
 class _Sent(NamedTuple):

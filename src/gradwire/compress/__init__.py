@@ -1,7 +1,6 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-May import: errors, units, spec, payload, contract, load, kernels, sparse, dsl,
-collective.
+An algorithm with helpers of its own is a folder: ``deft``, ``powersgd``.
 """
 
 from __future__ import annotations

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..bounds import check_number
 from ..contract import Compressor
 from ..errors import invalid
 from ..kernels import select
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec, working_dtype
-
-_LEAST_SHARE = 5e-324
-"""The number next to 0: one element of whatever is left."""
 
 
 def layout(num_kept: int, values: torch.dtype = torch.float32) -> Format:
@@ -31,23 +27,6 @@ def check_addressable(name: str, spec: TensorSpec) -> None:
     if spec.numel >= 2**31:
         given = f"{spec.numel} elements"
         raise invalid(f"{name} gradient", given, "below 2**31", "cut it into chunks")
-
-
-def check_share(setting: str, given: object) -> None:
-    """Refuses what is no share of a gradient, such as a density."""
-    check_number(setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1)
-
-
-def check_prescale(setting: str, given: object) -> None:
-    """Refuses what is no 1 / W."""
-    accepted = "1 over a number of ranks, from 2**-24 to 1"
-    check_number(setting, given, accepted, "leave it at 1", 2.0**-24, 1)
-
-
-def check_cap(setting: str, given: object) -> None:
-    """Refuses what is no multiple of a density."""
-    accepted = "a multiple of the density, from 1 to 1e9"
-    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)
 
 
 def share_of(density: float, numel: int) -> int:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..spec import TensorSpec, check_gradient, working_dtype
-
-
-def spec_of(grad_N: Tensor) -> TensorSpec:
-    """The nameless spec of a flat gradient; refuses what is none."""
-    check_gradient(grad_N)
-    return TensorSpec("", grad_N.numel(), grad_N.dtype)
+from ..spec import working_dtype
 
 
 def as_working(grad_N: Tensor) -> Tensor:

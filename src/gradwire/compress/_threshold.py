@@ -14,13 +14,14 @@ from math import log
 import torch
 from torch import Tensor
 
+from ..bounds import check_cap, check_share
 from ..contract import Layout, State, Traits
 from ..kernels import select
 from ..payload import Format, Payload
-from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_cap, check_share, layout, round_to_wire, share_of
+from ..spec import TensorSpec, spec_of
+from ._coo import Coo, check_addressable, layout, round_to_wire, share_of
 from ._magnitudes import Magnitudes
-from ._settle import as_working, spec_of
+from ._settle import as_working
 
 _CAP = 2.0
 

@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_prescale
 from ..contract import Compressor, Layout, State, Traits
 from ..errors import invalid
 from ..kernels import cast
 from ..payload import Field, Format, Payload
-from ..spec import TensorSpec
-from ._coo import check_prescale
-from ._settle import as_working, spec_of
+from ..spec import TensorSpec, spec_of
+from ._settle import as_working
 
 
 @dataclass(frozen=True, kw_only=True)

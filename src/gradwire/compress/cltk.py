@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..collective._travel import bytes_on_average
-from ..collective._verbs import Broadcast, Steps
 from ..contract import Member
 from ..kernels import select
 from ..spec import TensorSpec
+from ..travel import bytes_on_average
+from ..verbs import Broadcast, Steps
 from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
 from ._support import Chosen, Pending, SharedSupport, nothing, values_bytes

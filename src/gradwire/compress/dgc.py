@@ -19,10 +19,10 @@ State: (stream, step) of the random sample. Contributed: the elements sent.
 
 from __future__ import annotations
 
+from ..bounds import check_share
 from ..contract import Layout
 from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
 from ..dsl.program import Program
-from ._coo import check_share
 from ._sampled import reaching
 
 

@@ -18,12 +18,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..bounds import check_share
 from ..contract import Layout, State, Traits
 from ..payload import Format, Payload
-from ..spec import TensorSpec
-from ._coo import check_share, layout, share_of
+from ..spec import TensorSpec, spec_of
+from ._coo import layout, share_of
 from ._quantise import check_positive
-from ._settle import as_working, spec_of
+from ._settle import as_working
 from ._threshold import Reaching
 
 _USUAL_DENSITY = 0.01

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..bounds import check_prescale
 from ..contract import Compressor, Layout, State, Traits
 from ..payload import Field, Format, Payload
-from ..spec import TensorSpec
-from ._coo import check_prescale
-from ._settle import settle, spec_of
+from ..spec import TensorSpec, spec_of
+from ._settle import settle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from ..payload import Field, Format, Payload
 from ..sparse.entries import Entries, check_width
 from ..sparse.parts import Part
 from ..sparse.scatter import scatter
-from ..spec import TensorSpec
-from ._settle import settle, spec_of
+from ..spec import TensorSpec, spec_of
+from ._settle import settle
 
 
 @dataclass(frozen=True, kw_only=True)

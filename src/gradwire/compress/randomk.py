@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from ..bounds import MOST_SEED, check_whole
-from ..collective._verbs import Steps
 from ..contract import Member
 from ..dsl.philox import words
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
+from ..verbs import Steps
 from ._coo import check_addressable
 from ._support import Chosen, Pending, SharedSupport, values_bytes
 

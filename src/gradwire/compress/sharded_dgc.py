@@ -30,17 +30,17 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ..bounds import MOST_SEED, check_whole
-from ..collective._types import Collective
-from ..collective._verbs import AllGather, Among, Steps
+from ..bounds import MOST_SEED, check_cap, check_share, check_whole
 from ..collective.allgather_sparse import allgather_sparse
 from ..contract import Exchange, Member, Shards, State, Traits, synchronise_alone
+from ..contract.collective import Collective
+from ..contract.hollow import Hollow
 from ..dsl.philox import below
 from ..errors import invalid
-from ..hollow import Hollow
 from ..payload import Format, Payload
 from ..spec import TensorSpec, working_dtype
-from ._coo import check_cap, check_share, layout, share_of
+from ..verbs import AllGather, Among, Steps
+from ._coo import layout, share_of
 from ._sampled import LEAST_ABOVE
 from ._settle import as_working
 from ._support import nothing

@@ -24,13 +24,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_share
 from ..contract import Layout, State, Traits
 from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
-from ..spec import TensorSpec
-from ._coo import Coo, check_addressable, check_share, layout, round_to_wire, share_of
-from ._settle import as_working, spec_of
+from ..spec import TensorSpec, spec_of
+from ._coo import Coo, check_addressable, layout, round_to_wire, share_of
+from ._settle import as_working
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -1,4 +1,1 @@
-"""Costs of things: profiles of models, links between ranks, fits of measurements.
-
-Data and pure functions only. May import: errors, units, spec, payload, contract, trace, collective.
-"""
+"""Costs of schemes for sparse gradients, as formulas of counts and of index sets."""

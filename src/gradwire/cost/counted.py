@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import torch
 
+from ..data.cluster import Cluster
+from ..data.sparsity import Densification, UnitSparsity
 from ..sparse.entries import num_units
-from .cluster import Cluster
 from .sparse_schemes import TIE, Prediction, Scheme, Setting, allgather_sparse, sparcml, zen
-from .sparsity import Densification, UnitSparsity
 
 RATE_BYTES_PER_S = 1.25e8
 """1 Gbit: between a slow link, where only bytes count, and a fast one, where only rounds do."""

@@ -21,17 +21,17 @@ from typing import NamedTuple
 
 import torch
 
-from ..collective._cut import Cut
-from ..collective._push_pull import PushPull, Told
-from ..collective._rounds import abreast
-from ..collective._sizes import SIZE_BYTES
 from ..compress.nonzero import nonzero
+from ..data.cluster import Cluster
+from ..data.sparsity import Handling, TensorSparsity, UnitSparsity
 from ..load import load
+from ..moves.cut import Cut
+from ..moves.push_pull import PushPull, Told
+from ..moves.rounds import abreast
+from ..moves.sizes import SIZE_BYTES
 from ..sparse.formats.coo import coo
 from ..spec import TensorSpec
 from ..units import format_seconds
-from .cluster import Cluster
-from .sparsity import Handling, TensorSparsity, UnitSparsity
 
 TOLD_BYTES = SIZE_BYTES * len(Told._fields)
 """Bytes that a server sends each other rank about its part, beside the part."""

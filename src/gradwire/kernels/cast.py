@@ -13,8 +13,8 @@ import math
 import torch
 
 from ..errors import invalid
-from ._build import load_library
-from ._operands import address, check_floating, check_vector, serves_cpp
+from .build import load_library
+from .operands import address, check_floating, check_vector, serves_cpp
 
 _DTYPES = (torch.float16, torch.bfloat16)
 

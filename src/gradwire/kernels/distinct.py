@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting
-from ._build import load_library
-from ._operands import INT32_MAX, check_vector
+from .build import load_library
+from .operands import INT32_MAX, check_vector
 
 
 def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from ._build import load_library
-from ._operands import address, check_floating, check_vector, serves_cpp
+from .build import load_library
+from .operands import address, check_floating, check_vector, serves_cpp
 
 
 def take(

@@ -15,8 +15,8 @@ import ctypes
 import torch
 
 from ..errors import invalid
-from ._build import load_library
-from ._operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+from .build import load_library
+from .operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
 
 NUM_BINS = 1 << 15
 _NORM_BLOCK, _LANES = 8192, 16

@@ -12,8 +12,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ._build import load_library
-from ._operands import address, check_floating, check_vector, serves_cpp
+from .build import load_library
+from .operands import address, check_floating, check_vector, serves_cpp
 
 
 def accumulate(

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 from ..errors import InvalidSetting, invalid
-from ._build import load_library
-from ._operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+from .build import load_library
+from .operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""

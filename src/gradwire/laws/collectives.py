@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collective._local import Outcome, drive
-from ..collective._verbs import AllToAll, Compute, Steps, Verb
 from ..contract import Exchange, Member, State
 from ..error_feedback import synchronise
 from ..errors import Deadlock, InvalidSetting, LawBroken
 from ..exchange import texts
+from ..local import Outcome, drive
 from ..pairing import Pair
 from ..tensorwise import tensor_sizes
+from ..verbs import AllToAll, Compute, Steps, Verb
 from .cases import Case
 from .tolerance import assert_near, largest, must, same_bits
 

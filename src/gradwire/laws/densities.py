@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collective._local import drive
 from ..contract import Compressor, Member, Traits
 from ..errors import LawBroken
+from ..local import drive
 from ..spec import TensorSpec
 from .tolerance import must
 

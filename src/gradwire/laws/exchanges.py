@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collective._local import drive
-from ..collective._verbs import Steps
 from ..contract import Exchange, Member, Result, State
 from ..error_feedback import (
     ErrorFeedback,
     synchronise,
 )
 from ..exchange import clone_state, run_local
+from ..local import drive
 from ..pairing import Pair
 from ..spec import TensorSpec, working_dtype
+from ..verbs import Steps
 from . import many_steps
 from .cases import Case, kept_of, states_of
 from .tolerance import assert_near, largest, must, same_bits

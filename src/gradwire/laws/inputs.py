@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..cost.cluster import Cluster
-from ..cost.fit import LineFit
-from ..cost.profile import DType, Layer, Profile, ProfiledTensor
+from ..data.cluster import Cluster
+from ..data.fit import LineFit
+from ..data.profile import DType, Layer, Profile, ProfiledTensor
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FINITE_KINDS = (

@@ -10,10 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..collective._local import drive
 from ..contract import Exchange, Member
 from ..error_feedback import feedback_refusal, synchronise, with_error_feedback
 from ..exchange import run_local
+from ..local import drive
 from ..pairing import Pair
 from .cases import Case, kept_of, states_of
 from .tolerance import must

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ..planner._check import check
-from ..planner._types import Plan
+from ..data.check import check
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
 from .tolerance import must
 
 Planner = Callable[[Profile, Cluster], Plan]

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..collective._types import Collective
 from ..contract import Compressor, Exchange
+from ..contract.collective import Collective
 from ..dsl.program import Program
 from ..error_feedback import ErrorFeedback
 from ..errors import IncompatiblePair, LawBroken, invalid

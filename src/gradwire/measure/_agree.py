@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ..collective._verbs import Broadcast, Steps, Verb
-from ..cost._stored import Stored
+from ..data.stored import Stored
+from ..verbs import Broadcast, Steps, Verb
 
 if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
     from ..runtime.engine import Engine

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..collective._travel import travel
-from ..cost._stored import Frozen
-from ..cost.fit import LineFit, fit_line
+from ..data.fit import LineFit, fit_line
+from ..data.stored import Frozen
 from ..errors import GradwireError, InvalidSetting
+from ..travel import travel
 
 SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 """Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100 Gbit/s."""

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collective._verbs import AllGather, Compute, Verb
 from ..collective.allreduce import payload_buffer
 from ..contract import Compressor, Exchange, Member
-from ..cost.cluster import PRIMITIVES, CodecFit, Primitive
-from ..cost.fit import LineFit, fit_line
+from ..data.cluster import PRIMITIVES, CodecFit, Primitive
+from ..data.fit import LineFit, fit_line
 from ..errors import invalid
 from ..load import load, names
 from ..spec import TensorSpec, squarest
+from ..verbs import AllGather, Compute, Verb
 
 SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 """Elements of float32: from a bias to the largest layers, in and out of the caches."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..cost.profile import DType, Layer, Measurement, Profile, ProfiledTensor
+from ..data.profile import DType, Layer, Measurement, Profile, ProfiledTensor
 from ..errors import InvalidSetting, invalid
 from ._recorder import Recorder, hooked
 from ._untouched import untouched, versions

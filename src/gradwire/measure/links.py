@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..collective._travel import travel
-from ..collective._verbs import (
+from ..compress.none import none
+from ..contract import Member
+from ..data.cluster import COLLECTIVES, HOP_S, Cluster, CodecFit, Collective
+from ..data.fit import LineFit, fit_line
+from ..errors import InvalidSetting, UnknownName, invalid
+from ..exchange import exchange_for
+from ..spec import TensorSpec
+from ..travel import travel
+from ..verbs import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -36,13 +43,6 @@ from ..collective._verbs import (
     Steps,
     Verb,
 )
-from ..compress.none import none
-from ..contract import Member
-from ..cost.cluster import COLLECTIVES, HOP_S, Cluster, CodecFit, Collective
-from ..cost.fit import LineFit, fit_line
-from ..errors import InvalidSetting, UnknownName, invalid
-from ..exchange import exchange_for
-from ..spec import TensorSpec
 from ._agree import agree, rank_0s, verb_text
 
 if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks

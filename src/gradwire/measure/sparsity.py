@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..collective._verbs import AllGather
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Layout
-from ..cost.sparsity import (
+from ..data.sparsity import (
     BLOCK,
     DOUBLINGS,
     Handling,
@@ -40,6 +39,7 @@ from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
+from ..verbs import AllGather
 from ._agree import agree, rank_0s
 from ._untouched import untouched
 from .layers import Step, looked_into, no_progress

@@ -1,8 +1,7 @@
 """Planners, one a file: pure functions ``(profile, cluster, *, settings) -> Plan``.
 
 ``gradwire.planner.usbyte`` is the function that ``usbyte.py`` defines. A plan is data: runtime and
-simulator read the same one. ``_types`` and ``_check`` may import: errors, units, spec, cost; the
-others may import sim as well.
+simulator read the same one. What planners share lies in ``planning``.
 """
 
 from __future__ import annotations

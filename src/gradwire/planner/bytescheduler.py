@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.cluster import Cluster
+from ..data.plan import Message, Plan
+from ..data.profile import Profile
+from ..planning.buckets import buckets, check_bytes, check_count, check_credit
+from ..planning.space import LANES, SIZES
 from ..sim.clock import ByPriority, backward_ends, carry
-from ._buckets import buckets, check_bytes, check_count, check_credit
-from ._space import LANES, SIZES
-from ._types import Message, Plan
 
 SEARCH = {"partition_bytes": SIZES, "credit": LANES}
 

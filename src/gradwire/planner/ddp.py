@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ._buckets import check_bytes
-from ._space import SIZES
-from ._types import Chunk, Message, Plan
+from ..data.cluster import Cluster
+from ..data.plan import Chunk, Message, Plan
+from ..data.profile import Profile
+from ..planning.buckets import check_bytes
+from ..planning.space import SIZES
 
 SEARCH = {"first_bucket_bytes": SIZES, "bucket_bytes": SIZES}
 

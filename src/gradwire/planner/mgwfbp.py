@@ -12,11 +12,11 @@ Order: backward; the next forward starts when all communication has ended.
 
 from __future__ import annotations
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+from ..planning.buckets import Bucket, buckets, whole
 from ..sim.clock import backward_ends
-from ._buckets import Bucket, buckets, whole
-from ._types import Plan
 
 
 def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:

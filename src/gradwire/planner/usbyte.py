@@ -27,14 +27,14 @@ from __future__ import annotations
 from functools import partial
 
 from ..bounds import check_whole
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ._buckets import buckets, check_bytes
-from ._orders import MOST_TRIALS, search
-from ._phases import Instance, messages_of
-from ._price import iteration_s
-from ._space import SIZES
-from ._types import Plan
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+from ..planning.buckets import buckets, check_bytes
+from ..planning.orders import MOST_TRIALS, search
+from ..planning.phases import Instance, messages_of
+from ..planning.price import iteration_s
+from ..planning.space import SIZES
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

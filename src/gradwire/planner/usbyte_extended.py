@@ -22,14 +22,14 @@ import itertools
 import math
 from functools import partial
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ._buckets import Bucket, buckets, check_credit, merged
-from ._orders import search
-from ._phases import Instance, messages_of
-from ._price import fewest_messages, iteration_s
-from ._space import LANES, SIZES
-from ._types import Plan, Setting
+from ..data.cluster import Cluster
+from ..data.plan import Plan, Setting
+from ..data.profile import Profile
+from ..planning.buckets import Bucket, buckets, check_credit, merged
+from ..planning.orders import search
+from ..planning.phases import Instance, messages_of
+from ..planning.price import fewest_messages, iteration_s
+from ..planning.space import LANES, SIZES
 from .usbyte import usbyte
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}

@@ -9,10 +9,10 @@ Order: backward; nothing is cut, nothing is merged.
 
 from __future__ import annotations
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ._buckets import buckets, whole
-from ._types import Plan
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+from ..planning.buckets import buckets, whole
 
 
 def wfbp(profile: Profile, cluster: Cluster) -> Plan:

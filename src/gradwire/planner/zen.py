@@ -15,12 +15,12 @@ Order: backward; a sparse tensor is a message of its own. Nothing is cut; the ne
 from __future__ import annotations
 
 from ..contract import Compressor
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ..cost.sparsity import SparsityProfile, UnitSparsity
+from ..data.cluster import Cluster
+from ..data.plan import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
+from ..data.profile import Profile
+from ..data.sparsity import SparsityProfile, UnitSparsity
 from ..exchange import algorithm_by_name
-from ._sparse import schemes_of
-from ._types import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
+from ..planning.sparse import schemes_of
 from .mgwfbp import mgwfbp
 
 

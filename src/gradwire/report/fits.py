@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cost.cluster import PRIMITIVES, Cluster
-from ..cost.fit import LineFit
-from ..cost.profile import Layer
+from ..data.cluster import PRIMITIVES, Cluster
+from ..data.fit import LineFit
+from ..data.profile import Layer
 from ..errors import InvalidSetting
 from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
 from .timeline import COLOURS

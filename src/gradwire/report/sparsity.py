@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cost.sparsity import HEATMAP_PARTS, SparsityProfile, TensorSparsity
+from ..data.sparsity import HEATMAP_PARTS, SparsityProfile, TensorSparsity
 from ..errors import InvalidSetting
 from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
 

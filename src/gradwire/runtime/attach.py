@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
+from ..data.exchanges import exchanges_of
+from ..data.plan import Plan
 from ..errors import invalid
 from ..exchange import named_collective
-from ..kernels._build import backend
-from ..planner._exchanges import exchanges_of
-from ..planner._types import Plan
+from ..kernels.build import backend
 from ..wrap.momentum import beside, momentum_of
 from ..wrap.natural import is_pair, with_natural_sparsity
 from . import ddp

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..collective._travel import sent_bytes
-from ..collective._verbs import Compute, Steps, Verb
 from ..errors import InvalidSetting
+from ..travel import sent_bytes
+from ..verbs import Compute, Steps, Verb
 from .lanes import Task
 from .wire import carry_out, is_among_shards
 

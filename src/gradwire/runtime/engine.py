@@ -24,9 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..collective._verbs import Steps
 from ..errors import GradwireError, InvalidSetting, RankFailed
 from ..trace.span import Span
+from ..verbs import Steps
 from .driver import AMONG_SHARDS, COMPUTE, Driver
 from .lanes import Task, TaskManager
 from .membership import ALONE, STORE_PATIENCE, Membership

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .._version import __version__
 from ..errors import RankFailed, RanksDiffer
+from ..version import __version__
 from .membership import Membership
 
 Fingerprint = dict[str, Any]

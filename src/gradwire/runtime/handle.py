@@ -13,9 +13,9 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
+from ..data.plan import Plan
 from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
-from ..planner._types import Plan
 from ..trace.span import Span, Trace
 from . import checkpoint
 from .accounting import density_of_step, outgrown, spread

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member, State
 from ..error_feedback import synchronise
 from ..spec import TensorSpec
+from ..verbs import Compute, Steps
 from .scaling import copy_scaled, inverse, travels_scaled
 from .streams import Copying
 

@@ -28,35 +28,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InvalidSetting
-from .gates import Gates
+from .gates import Arrivals, Gates
 from .hooked import Hooked, untraced
 from .pending import PendingGrad, Round, pending, pending_parameters, stands_for, unfit
 from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
-
-
-class Arrivals(Protocol):
-    """The means of the last backward pass, on their way into the gradients handed in."""
-
-    def arrived(self, name: str) -> bool:
-        """Whether the mean of a parameter is complete; does not block."""
-
-    def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
-
-    def finish(self) -> None:
-        """Waits for the whole step, and sets the gradients of parameters that took no part."""
-
-    def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank, tells the others; returns the error to raise."""
 
 
 class Overlap:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..collective._types import Collective
 from ..contract import Exchange
-from ..cost.profile import Layer, Profile, ProfiledTensor
+from ..contract.collective import Collective
+from ..data.check import check
+from ..data.exchanges import exchanges_of, refuse_cuts
+from ..data.plan import Plan
+from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
-from ..planner._check import check
-from ..planner._exchanges import exchanges_of, refuse_cuts
-from ..planner._types import Plan
 from .messages import Message, Part
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage

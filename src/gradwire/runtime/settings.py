@@ -14,12 +14,12 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..collective._types import Collective
 from ..contract import Compressor, Exchange
+from ..contract.collective import Collective
+from ..data.plan import Plan
 from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
-from ..planner._types import Plan
 from ..spec import DTYPE_NAMES, DTYPES
 from .scaling import check_scaler
 

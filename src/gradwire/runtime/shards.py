@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..contract.member import Shards
 from ..errors import RanksDiffer, invalid
-from ..member import Shards
 from .fingerprint import refusal_in
 from .membership import ALONE, Membership, join
 from .messages import Message

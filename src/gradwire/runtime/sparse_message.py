@@ -13,13 +13,13 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from ..collective._rows import average_rows
-from ..collective._types import Collective
-from ..collective._verbs import Compute, Steps
 from ..contract import Exchange, Member
+from ..contract.collective import Collective
 from ..cost.counted import counted, fastest
 from ..cost.sparse_schemes import allgather_sparse, zen
 from ..load import load
+from ..moves.rows import average_rows
+from ..verbs import Compute, Steps
 from .messages import Grads
 from .streams import Copying
 

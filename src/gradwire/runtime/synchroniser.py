@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..collective._verbs import AllReduce, Steps
+from ..verbs import AllReduce, Steps
 from .engine import Engine
 from .lanes import Task
 from .messages import Grads, Message

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
-from ..collective._verbs import (
+from ..verbs import (
     AllGather,
     AllReduce,
     AllToAll,

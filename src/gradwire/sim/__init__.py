@@ -2,7 +2,4 @@
 
 Closed forms for a rank that stands for all (``clock``), or every rank by events (``engine``) on
 links that all transfers share (``network``), from the very texts that training runs (``stages``).
-
-May import: errors, units, spec, payload, contract, trace, load, collective, compress, cost,
-exchange, planner/_types, planner/_check.
 """

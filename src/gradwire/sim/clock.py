@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from ..cost.cluster import Cluster
-from ..cost.profile import Profile
-from ..planner._types import Plan
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
 from ..trace.span import Span
 from .demand import Demand
 from .engine import Traffic, play

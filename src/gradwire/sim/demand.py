@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cost.profile import Profile
-from ..planner._check import check
-from ..planner._exchanges import keeping_whole, refuse_cuts
-from ..planner._types import DENSE, Message, Plan
+from ..data.check import check
+from ..data.exchanges import keeping_whole, refuse_cuts
+from ..data.plan import DENSE, Message, Plan
+from ..data.profile import Profile
 from ..spec import TensorSpec
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..contract import Exchange
-from ..cost.cluster import Cluster
-from ..planner._exchanges import exchanges_of
+from ..data.cluster import Cluster
+from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
 from .engine import Traffic, play

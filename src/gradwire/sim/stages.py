@@ -15,24 +15,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..collective._travel import NAMES, sent_bytes, travel
-from ..collective._verbs import (
-    AllGather,
-    AllToAll,
-    Among,
-    Broadcast,
-    Compute,
-    Recv,
-    Send,
-    Verb,
-)
 from ..contract import Compressor, Exchange, Layout, Member
-from ..cost.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
-from ..cost.fit import LineFit
+from ..contract.hollow import Hollow
+from ..data.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
+from ..data.fit import LineFit
 from ..error_feedback import synchronise
 from ..errors import InvalidSetting, invalid
-from ..hollow import Hollow
 from ..spec import TensorSpec
+from ..travel import NAMES, sent_bytes, travel
+from ..verbs import AllGather, AllToAll, Among, Broadcast, Compute, Recv, Send, Verb
 
 T = TypeVar("T")
 

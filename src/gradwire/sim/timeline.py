@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 
 from ..contract import Exchange
-from ..cost.cluster import Cluster
-from ..cost.profile import Layer, Profile
+from ..data.cluster import Cluster
+from ..data.exchanges import exchanges_of
+from ..data.plan import Plan
+from ..data.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
-from ..planner._exchanges import exchanges_of
-from ..planner._types import Plan
 from ..spec import TensorSpec
 from ..trace.span import Span, Trace
 from .clock import Timing, backward_ends, forward_times, run

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..units import format_bytes
-from .formats._types import SparseFormat
+from .format import SparseFormat
 from .formats.bitmap import bitmap
 from .formats.blocks import blocks
 from .formats.coo import coo

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from ..kernels._build import load_library
-from ..kernels._operands import address
+from ..kernels.build import load_library
 from ..kernels.gpu import available
+from ..kernels.operands import address
+from .bits import NO_MEMORY
 from .entries import Entries, check_entries
-from .formats._bits import NO_MEMORY
 from .gpu import partition as gpu
 from .parts import Parts, out_of_range, part_length
 from .permutation import Permutation

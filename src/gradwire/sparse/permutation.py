@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from ..kernels._build import load_library
-from ..kernels._operands import INT32_MAX, address
+from ..kernels.build import load_library
+from ..kernels.operands import INT32_MAX, address
 
 ROUNDS = 3
 _WORD = 2**64 - 1

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from ..kernels._build import load_library
-from ..kernels._operands import address, serves_cpp
+from ..kernels.build import load_library
+from ..kernels.operands import address, serves_cpp
 from .entries import Entries, check_entries, num_units
 from .parts import Part
 

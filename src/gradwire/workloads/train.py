@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..collective._local import drive
 from ..contract import Exchange, Member, State
 from ..error_feedback import residuals, synchronise
 from ..errors import invalid
+from ..local import drive
 from ..runtime.fusing import Named, default_cap_bytes, fuse
 from ..runtime.settings import matrices
 from ..spec import TensorSpec

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from ..bounds import check_number
-from ..collective._verbs import Steps
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import Wrapper, synchronise
 from ..exchange import exchange_for
 from ..kernels.magnitudes import range_norms
 from ..spec import TensorSpec, working_dtype
+from ..verbs import Steps
 
 
 @dataclass(frozen=True)

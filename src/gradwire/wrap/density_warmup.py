@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..bounds import check_whole
-from ..collective._verbs import Steps
-from ..compress._coo import check_share
+from ..bounds import check_share, check_whole
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import Wrapper, synchronise
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..spec import TensorSpec
+from ..verbs import Steps
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""

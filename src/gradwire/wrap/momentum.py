@@ -28,7 +28,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective._verbs import Compute, Steps
 from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import ErrorFeedback, Wrapper, synchronise
@@ -36,6 +35,7 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..kernels import momentum as kernel
 from ..spec import TensorSpec, working_dtype
+from ..verbs import Compute, Steps
 from .clipping import Clipping
 
 

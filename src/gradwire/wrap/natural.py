@@ -23,8 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective._sizes import SIZE_BYTES
-from ..collective._verbs import AllGather, Steps
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..cost.counted import counted, fastest, other_way_s
@@ -32,10 +30,12 @@ from ..error_feedback import ErrorFeedback, Wrapper, synchronise
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load
+from ..moves.sizes import SIZE_BYTES
 from ..pairing import Pair, pair
 from ..payload import Payload
 from ..sparse.entries import check_width, num_units
 from ..spec import TensorSpec
+from ..verbs import AllGather, Steps
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""

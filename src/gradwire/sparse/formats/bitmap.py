@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ...errors import invalid
 from ...payload import Format, Payload
+from .. import bits as _bits
 from ..entries import Entries, check_entries
+from ..format import SparseFormat
 from ..parts import Part
-from . import _bits
-from ._types import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import invalid
 from ...payload import Field, Format, Payload
 from ..entries import Entries, check_entries, drop_unset
-from ._types import SparseFormat
+from ..format import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

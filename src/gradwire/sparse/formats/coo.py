@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...payload import Field, Format, Payload
 from ..entries import Entries, check_entries
-from ._types import SparseFormat
+from ..format import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

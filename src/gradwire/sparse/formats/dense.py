@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...payload import Field, Format, Payload
 from ..entries import Entries, check_entries, drop_unset
+from ..format import SparseFormat
 from ..scatter import put_units
-from ._types import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ...kernels._build import load_library
-from ...kernels._operands import address
+from ...kernels.build import load_library
+from ...kernels.operands import address
 from ...payload import Field, Format, Payload
+from .. import bits as _bits
 from ..entries import Entries, check_entries
-from . import _bits
-from ._types import SparseFormat
+from ..format import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

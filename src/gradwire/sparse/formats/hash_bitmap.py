@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...payload import Format, Payload
+from .. import bits as _bits
 from ..entries import Entries, check_entries
-from . import _bits
-from ._types import SparseFormat
+from ..format import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

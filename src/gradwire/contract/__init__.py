@@ -1,0 +1,18 @@
+"""The contracts: what a compressor, a collective and an exchange are, and what they declare."""
+
+from .collective import Collective as Collective
+from .collective import Dimensions as Dimensions
+from .collective import Needs as Needs
+from .compressor import MOST_COUNTED as MOST_COUNTED
+from .compressor import Compressor as Compressor
+from .compressor import Layout as Layout
+from .compressor import State as State
+from .compressor import Traits as Traits
+from .exchange import Exchange as Exchange
+from .exchange import Result as Result
+from .exchange import synchronise_alone as synchronise_alone
+from .exchange import synchronise_by_run as synchronise_by_run
+from .member import Imbalance as Imbalance
+from .member import Member as Member
+from .member import Selection as Selection
+from .member import Shards as Shards

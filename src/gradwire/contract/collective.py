@@ -1,0 +1,107 @@
+"""The contract of collectives, and their needs of a compressor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from ..spec import TensorSpec
+from ..verbs import Steps
+from .compressor import Compressor, Layout, State, Traits
+from .hollow import Hollow
+from .member import Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """The traits that a collective asks of a compressor; ``None`` and ``False`` ask nothing."""
+
+    additive: bool = False
+    exact_size: bool = False
+    layout: Layout | None = None
+
+    def refusal(self, traits: Traits) -> str | None:
+        """Why a compressor of these traits cannot be used, or None if it can."""
+        if self.additive and not traits.additive and traits.layout is Layout.SPARSE:
+            return (
+                "it sums payloads entry by entry, and here each rank takes its own elements, so "
+                "entries of different elements would be added up (there is no shared support)"
+            )
+        if self.additive and not traits.additive:
+            return "it sums payloads on the way, and these payloads cannot be summed"
+        if self.exact_size and not traits.exact_size:
+            return "it cuts messages by size beforehand, and these payloads vary in size"
+        if self.layout is not None and traits.layout is not self.layout:
+            return f"it needs {self.layout.value} payloads, and these are {traits.layout.value}"
+        return None
+
+
+class Dimensions(NamedTuple):
+    """The features that tell sparse schemes apart: ZEN (OSDI 2025), section 2.2 and table 3."""
+
+    communication: Literal["ring", "hierarchy", "point-to-point"]
+    aggregation: Literal["one-shot", "incremental"]
+    """Payloads are summed after all have arrived, or at every stage on the way."""
+    partition: Literal["centralization", "parallelism"]
+    """Gradients travel whole, or each in parts that are aggregated in different places."""
+    balance: Literal["balanced", "imbalanced"] | None
+    """Parts carry equally much, or may not; None where there are no parts."""
+
+
+class Collective(ABC):
+    """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses."""
+
+    needs: ClassVar[Needs]
+    dimensions: ClassVar[Dimensions | None] = None
+    """The features of a scheme for sparse payloads; None for any other collective."""
+    exact_size: ClassVar[bool] = True
+    """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
+    carries_rows: ClassVar[bool] = False
+    """Row-sparse gradients can take it: see ``rows``. A row that some rank has must be in the
+    mean, be it all zeros, so what turns dense or into other units on its way cannot."""
+
+    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> State:
+        """State before the first step. Default: the codec's."""
+        return codec.init(spec)
+
+    @abstractmethod
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[State]:
+        """Leaves the mean over ranks in ``out_N`` and returns the new state.
+
+        ``out_N`` may be ``grad_N`` itself. With ``residual_N`` (working dtype) the sum of both is
+        what this rank contributes, and ``residual_N`` afterwards holds what of it did not arrive
+        in the mean, losses at this rank's re-encoding included.
+        """
+
+    @abstractmethod
+    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends for one tensor, of payloads as large as ``codec.format``.
+
+        Where sizes vary that is a bound.
+        """
+
+    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends with payloads of typical size: predictions use them."""
+        return self.wire_bytes(Hollow(codec), spec, world)
+
+    def bytes_of(
+        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
+    ) -> list[int] | None:
+        """Bytes that each rank sends if the ranks take the units ``taken`` (int32, ascending).
+
+        For codecs whose payloads are indices and values. None where that is no question, as of
+        collectives that know nothing of entries.
+        """
+        return None

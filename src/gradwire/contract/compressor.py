@@ -1,0 +1,216 @@
+"""Compressor: gradient to payload and back, and the traits that it declares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidSetting, invalid
+from ..payload import Format, Payload
+from ..spec import TensorSpec, working_dtype
+
+State = Any
+"""Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.
+
+Numbers in it are finite, and integers count: from 0 to ``MOST_COUNTED``. What a checkpoint holds
+beyond that is refused as damaged, unless ``init`` makes such values too.
+"""
+MOST_COUNTED = 2**32 - 1
+
+
+class Layout(Enum):
+    """The kind of content that a payload holds."""
+
+    DENSE = "dense"
+    PACKED = "packed"
+    SPARSE = "sparse"
+    LOW_RANK = "low rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The promises of a compressor; ``pair`` decides by these and never by a name."""
+
+    layout: Layout
+    lossless: bool = False
+    """decode(encode(x)) is x, bit for bit, in the gradient's own dtype."""
+    additive: bool = False
+    """Payloads may be summed element by element by a library all-reduce."""
+    exact_sum: bool = True
+    """A sum of payloads is as accurate as one in the gradient's working dtype."""
+    exact_size: bool = True
+    """The payload's size follows from the spec alone; else ``format`` is the largest there is."""
+    unbiased: bool = False
+    """The expectation of decode(encode(x)) is x."""
+    contraction: bool = False
+    """||x - decode(encode(x))|| <= ||x|| for every x within the wire dtype's range."""
+    error_feedback: bool = False
+    """Trains well only if what was not sent is kept for the next step."""
+    reads_latest: bool = False
+    """The payload depends on the gradient and the residual apart, and not on their sum alone."""
+    shared_scale: bool = False
+    """Elements share numbers that they are decoded with, as a scale or a mean.
+
+    So tensors that travel in one message are encoded apart. A program in the language need not say
+    so: it follows from its fields.
+    """
+    shared_support: bool = False
+    """All ranks take the same elements, so values at them are summed by an all-reduce."""
+    density_range: tuple[float, float] | None = None
+    """Least and most that is taken, as factors of the ``density`` asked for; None: none is.
+
+    Both hold for every gradient; the least where 64 elements or more are asked for, and as many are
+    not 0.
+    """
+    whole_tensors: bool = False
+    """Acts on tensors in their shapes: an exchange that must get them uncut."""
+    same_threads: bool = False
+    """Every rank computes for itself what all must hold alike, and does so with as many threads."""
+
+
+class Compressor(ABC):
+    """Encodes a flat gradient into a payload and back.
+
+    Concrete compressors are frozen keyword-only dataclasses: settings only. What changes from step
+    to step is the state, made by ``init`` and owned by the caller.
+    """
+
+    traits: ClassVar[Traits]
+    """The traits of the default settings; an instance has its own where a setting changes them."""
+
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        """The variant that ``rank`` uses among ``world`` ranks; most depend on neither.
+
+        ``rank`` may change what is encoded, as the random numbers that are drawn. It changes
+        neither layouts, nor what a payload decodes to, nor the states that ``init`` makes.
+        """
+        return self
+
+    def chunk(self, start: int, stop: int) -> Compressor:
+        """The variant for elements ``start`` to ``stop`` of the gradient that this one is for.
+
+        Default: itself, as most are for any gradient.
+        """
+        return self
+
+    def init(self, spec: TensorSpec) -> State:
+        """State before the first step. Default: none."""
+        return None
+
+    @abstractmethod
+    def format(self, spec: TensorSpec) -> Format:
+        """Layout, and so size, of the payload of a gradient of this spec.
+
+        Where sizes vary (``traits.exact_size`` is False) it is the layout of the largest payload.
+        """
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        """Layout of a payload of so many bytes.
+
+        Raises ``InvalidSetting`` for a size that no payload of this spec has. Default: only
+        ``format(spec)`` is known.
+        """
+        form = self.format(spec)
+        if size_bytes != form.size_bytes:
+            raise self.no_such_size(spec, size_bytes)
+        return form
+
+    def no_such_size(self, spec: TensorSpec, size_bytes: int) -> InvalidSetting:
+        """The error that ``received`` raises for a size that no payload has."""
+        most = self.format(spec).size_bytes
+        return invalid(
+            f"size of a payload of {spec.numel} elements of {spec.dtype} by {self!r}",
+            size_bytes,
+            f"{most} bytes" if self.traits.exact_size else f"whole fields of at most {most} bytes",
+            "give every rank the same compressor and settings",
+        )
+
+    def typical(self, spec: TensorSpec) -> Format:
+        """Layout of a payload as large as is usual: what plans and predictions count with.
+
+        Default: ``format(spec)``. Where sizes vary and are mostly far below the largest, say so.
+        """
+        return self.format(spec)
+
+    @abstractmethod
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        """Encodes ``grad_N`` (never written); refuses what ``check_gradient`` in spec.py does.
+
+        With ``residual_N`` (working dtype) the sum of both is encoded, and ``residual_N`` then
+        holds what of that sum the payload lacks. ``buffer`` (uint8, ``format(spec).size_bytes``
+        long) is where the payload is to lie; without it a new one is made. A payload that is
+        smaller than that lies at the buffer's front, and what is behind it is undefined.
+        """
+
+    @abstractmethod
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
+        sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
+
+    @property
+    def width(self) -> int:
+        """Elements of a sparse payload that share one index; 1 but where rows travel whole."""
+        return 1
+
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        """A sparse payload's entries: (indices_K int32, ascending, without duplicates; values_K).
+
+        Values are decoded, in the working dtype. Default: the fields ``indices`` and ``values``.
+        Where ``width`` is not 1, indices count units of so many elements, and there are as many
+        values for each. Raises ``InvalidSetting`` where the payload has none.
+        """
+        names = {part.name for part in payload.format}
+        if not {"indices", "values"} <= names:
+            raise invalid(
+                "payload", payload, "a sparse one, of indices and values", "use a sparse codec"
+            )
+        values_K = payload["values"]
+        return payload["indices"], values_K.to(working_dtype(values_K.dtype))
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        """``encode`` of several gradients, each bit for bit as alone; may be one kernel call.
+
+        Batch compression: HiPress, section 3.2.
+        """
+        nothing = [None] * len(grads)
+        operands = zip(states, grads, residuals or nothing, buffers or nothing, strict=True)
+        return [
+            self.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
+            for state, grad_N, residual_N, buffer in operands
+        ]
+
+    def decode_many(
+        self, payloads: Sequence[Payload], outs: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
+        """``decode`` of several payloads, each as alone; may be one kernel call."""
+        for payload, out_N in zip(payloads, outs, strict=True):
+            self.decode(payload, out_N, scale=scale)
+
+    def merge_many(
+        self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
+    ) -> None:
+        """``merge`` of several payloads, each as alone into its own sum; may be one kernel call."""
+        for payload, sum_N in zip(payloads, sums, strict=True):
+            self.merge(payload, sum_N, scale=scale)

@@ -1,0 +1,134 @@
+"""Exchange: the whole way of one gradient, from this rank's values to the mean over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..spec import TensorSpec, working_dtype
+from ..verbs import Compute, Steps
+from .compressor import State, Traits
+from .member import Member
+
+Result = tuple[Tensor, Tensor, State]
+"""(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
+
+
+class Exchange(ABC):
+    """Averages one flat gradient over ranks.
+
+    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
+    the mean. Subclasses write ``synchronise``, the form that allocates nothing, or ``run``, which
+    is easier to read, or both with the same results: each is given here in terms of the other.
+    """
+
+    traits: ClassVar[Traits | None] = None
+    """The traits of an algorithm in ``compress/`` that is an exchange of its own; else None."""
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether it acts on tensors in their shapes, so that none may be cut among messages."""
+        return self.traits is not None and self.traits.whole_tensors
+
+    @property
+    def same_threads(self) -> bool:
+        """Whether all ranks must have the same ``torch.get_num_threads()``."""
+        return self.traits is not None and self.traits.same_threads
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.run is Exchange.run and cls.synchronise is Exchange.synchronise:
+            raise TypeError(f"{cls.__name__} defines neither run nor synchronise; define one")
+
+    @abstractmethod
+    def init(self, spec: TensorSpec, world: int) -> State:
+        """State before the first step."""
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
+        residual_N = torch.zeros(
+            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
+        )
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
+        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
+
+        With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
+        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+        """
+        return synchronise_by_run(self, me, state, grad_N, out_N, residual_N)
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """Bytes that each rank sends for one gradient, the network's own headers aside.
+
+        None where the exchange does not state them, as where they vary with the gradient's values.
+        """
+        return None
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
+        return self.wire_bytes(spec, world)
+
+
+def synchronise_by_run(
+    exchange: Any,
+    me: Member,
+    state: State,
+    grad_N: Tensor,
+    out_N: Tensor,
+    residual_N: Tensor | None,
+) -> Steps[State]:
+    """``Exchange.synchronise`` in terms of ``run``.
+
+    The exchange was initialised for the gradient's dtype and gets the sum in that; what this
+    rounding of the sum drops stays in the residual, as all that was not contributed does.
+    """
+    sent_N = grad_N
+    if residual_N is not None:
+        pending_N = residual_N
+
+        def add() -> Tensor:
+            return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
+
+        sent_N = yield Compute("accumulate", add, grad_N.numel())
+    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
+
+    def finish() -> None:
+        out_N.copy_(mean_N)
+        if residual_N is not None:
+            residual_N.sub_(contributed_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+    yield Compute("finish", finish, grad_N.numel())
+    return state
+
+
+def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:
+    """``Exchange.synchronise`` of a single rank: nothing is sent, so nothing is lost.
+
+    Plain training, bit for bit; where more ranks have left a residual, that arrives now, but for
+    what a 16-bit gradient cannot hold beside it.
+    """
+
+    def decode() -> None:
+        if residual_N is None or not bool(residual_N.any()):
+            out_N.copy_(grad_N)
+        else:
+            out_N.copy_(residual_N.add_(grad_N))
+            residual_N.sub_(out_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+    yield Compute("decode", decode, grad_N.numel())

@@ -1,0 +1,123 @@
+"""A rank's part in a message: its place among ranks, its buffers, and what a step was like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import RanksDiffer
+from ..verbs import Compute
+
+if TYPE_CHECKING:
+    from .compressor import Compressor
+
+T = TypeVar("T")
+
+
+class Selection(NamedTuple):
+    """How many elements of one message were asked for, taken and averaged in one step."""
+
+    asked: float
+    """The density asked for, times the number of elements; NaN where a codec has no density."""
+    selected: int
+    """The number of elements that this rank took."""
+    arrived: int
+    """The number of elements in the mean: in the union of what all ranks took."""
+
+
+class Imbalance(NamedTuple):
+    """How much more than its equal share the busiest part had: 1 is balanced, W is all on one rank.
+
+    Source: ZEN (OSDI 2025), definition 8. The same on every rank.
+    """
+
+    push: float
+    """max over ranks i and parts j of W * |what i pushed to j| / |what i pushed|."""
+    pull: float
+    """max over parts j of W * |what j holds of all ranks| / |what all hold|."""
+
+
+class Shards(NamedTuple):
+    """How a message's layers are cut among a tensor-parallel group: this rank holds one part."""
+
+    place: int
+    """This rank's part, counted in the group's order."""
+    numels: tuple[int, ...]
+    """How many elements of the message each part has."""
+
+
+class Member:
+    """One rank's place in one message: who it is, among how many, and the buffers it may reuse.
+
+    Buffers are found by name, so the second and all later steps allocate nothing.
+    """
+
+    __slots__ = ("_buffers", "imbalance", "rank", "selection", "shards", "way", "world")
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.selection: Selection | None = None
+        """The last step's selection; None where nothing was selected, as for dense gradients."""
+        self.imbalance: Imbalance | None = None
+        """The last step's imbalance; None where gradients are not cut into parts."""
+        self.way: str | None = None
+        """The last step's way (see ``wrap.natural``); None where ranks choose none."""
+        self.shards: Shards | None = None
+        """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
+        self._buffers: dict[str, Tensor] = {}
+
+    def variant_of(self, codec: Compressor) -> Compressor:
+        """The codec as this rank uses it."""
+        return codec.for_world(self.world, self.rank)
+
+    def scratch(
+        self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False
+    ) -> Tensor:
+        """A buffer of ``numel`` elements on the device of ``like``: zeros, or what was left in it.
+
+        Where ``numel`` ``varies`` from step to step it is the front of a buffer that only grows,
+        each time by a quarter more than is needed: soon it grows no more.
+        """
+        found = self._buffers.get(name)
+        fits = found is not None and (found.numel() >= numel if varies else found.numel() == numel)
+        if found is None or not fits or found.dtype != dtype or found.device != like.device:
+            kept = numel + numel // 4 if varies else numel
+            found = torch.zeros(kept, dtype=dtype, device=like.device)
+            self._buffers[name] = found
+        return found[:numel] if varies else found
+
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        """The sizes that ranks told this one, each checked against its limit.
+
+        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where nobody tells
+        anything, goes on with; by default the limits. Raises ``RanksDiffer`` if a size is beyond
+        its limit.
+        """
+        found: list[int] = told_W.tolist()
+        for rank, size, limit in zip(ranks or range(self.world), found, limits, strict=True):
+            if not 0 <= size <= limit:
+                raise RanksDiffer(
+                    f"rank {rank} of {self.world} announces a payload of {size} {unit}, and "
+                    f"rank {self.rank} can take {limit}; give every rank the same model, "
+                    "compressor and settings"
+                )
+        return found
+
+    def sized(self, name: str, fn: Callable[[], T], numel: int, usual: Callable[[], T]) -> Compute:
+        """A computation on whose result the sizes of later verbs depend.
+
+        A simulation, which has no values, goes on with ``usual()``.
+        """
+        return Compute(name, fn, numel)

@@ -1,0 +1,198 @@
+"""Cluster: how many ranks there are, what its links carry, and what every verb then takes.
+
+Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the cost of a hop
+    and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
+    decode and merge as lines over the number of elements.
+Differences from the papers: where a verb was measured its own line counts; where not, hops and
+    bytes are those of ``travel.py``, and b comes from the link's rate, because the two
+    values of b that US-Byte prints contradict its own links, and the time to add two numbers (its
+    gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which is the default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import Field
+
+from ..bounds import check_number, check_whole
+from ..errors import InvalidSetting, UnknownName, invalid
+from ..travel import bytes_sent, travel
+from ..units import format_rate, format_seconds
+from .fit import LineFit
+from .stored import MOST_RANKS, MOST_S, Frozen, Stored
+
+HOP_S = 65e-6
+"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
+
+LEAST_RATE, MOST_RATE = 1e-3, 1e18
+"""Bytes a second of a link: what lies beyond makes seconds that are none."""
+
+
+def check_rate(what: str, given: float) -> None:
+    """Refuses what no link carries, in bytes a second."""
+    accepted = f"{LEAST_RATE:g} to {MOST_RATE:g} bytes a second"
+    check_number(what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE)
+
+
+Collective = Literal[
+    "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"
+]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+"""Names of the verbs that cost something on the wire. Sizes are bytes of the buffer; for all_gather
+of the rank's own contribution, for all_to_all and reduce_scatter of the whole input buffer."""
+
+Primitive = Literal["encode", "decode", "merge"]
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+
+
+class CodecFit(Frozen):
+    """Seconds of a compressor's three primitives, as lines over the number of elements.
+
+    Of an exchange of its own each line is that of one computation of this name, on average. Encode
+    includes error feedback where the compressor's traits ask for it.
+    """
+
+    encode: LineFit
+    decode: LineFit
+    merge: LineFit
+
+
+class Cluster(Stored):
+    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
+
+    ``collectives`` and ``codecs`` hold what was measured; where a verb was not, a formula counts.
+    Raises ``ValueError`` (pydantic's) for figures that no cluster has.
+
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
+    '910 us + 1.4 ns a byte'
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire profile"
+
+    num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    hop_s: Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)] = HOP_S
+    collectives: dict[Collective, LineFit] = Field(default_factory=dict)
+    """Measured lines over bytes, by verb; see ``COLLECTIVES`` for what a size means."""
+    codecs: dict[str, CodecFit] = Field(default_factory=dict)
+    """Measured lines over elements, by compressor."""
+    host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of a collective's latency that is the host's own time: no other collective gets
+    on meanwhile, where the rest of their latencies passes at the same time."""
+    source: Annotated[str, Field(min_length=1)] = "stated"
+    """How the figures were got."""
+
+    @property
+    def alpha_s(self) -> float:
+        """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
+        return self.line("all_reduce").alpha_s
+
+    @property
+    def beta_s_per_byte(self) -> float:
+        """Seconds that each byte of an all-reduce's buffer adds; 0 for one rank."""
+        return self.line("all_reduce").per_unit_s
+
+    def collective_s(self, verb: str, size_bytes: float) -> float:
+        """Seconds of one verb of ``COLLECTIVES`` by itself; nothing to send costs nothing.
+
+        As it was measured, where it was: see ``LineFit.measured_s``.
+
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
+        0.6
+        """
+        return self.line(verb).measured_s(size_bytes)
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
+        return self.collective_s("all_reduce", size_bytes)
+
+    def codec_s(self, compressor: str, primitive: str, numel: float) -> float:
+        """Seconds of one primitive of a measured compressor on ``numel`` elements.
+
+        Raises ``InvalidSetting`` for a compressor that was not measured, as no formula knows it.
+        """
+        if compressor not in self.codecs:
+            accepted = ", ".join(sorted(self.codecs)) or "none"
+            raise InvalidSetting(
+                f"the cluster file holds no times of compressor {compressor!r} (measured: "
+                f"{accepted}); measure them with gradwire profile --codecs"
+            )
+        if primitive not in PRIMITIVES:
+            raise UnknownName("primitive", primitive, PRIMITIVES)
+        line: LineFit = getattr(self.codecs[compressor], primitive)
+        return line.seconds(numel)
+
+    def wire_bytes(self, size_bytes: int) -> int:
+        """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
+        return bytes_sent("all_reduce", size_bytes, self.num_ranks)
+
+    def scaled(
+        self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
+    ) -> Cluster:
+        """The same kind of cluster with another number of ranks or another rate.
+
+        Where an all-reduce was measured, its hop is alpha / 2(N-1), and the share of the rate that
+        arrives (headers cost some) is that of the measurement; both are kept. Measured lines of
+        verbs hold for their own size and rate only and are dropped; those of codecs stay. Raises
+        ``InvalidSetting`` for figures that no cluster has.
+        """
+        if num_ranks is None and rate_bytes_per_s is None:
+            raise invalid("scaled()", "no figure", "num_ranks, rate_bytes_per_s", "give one")
+        hop_s, arriving = self._hop_and_rate()
+        rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        ranks = self.num_ranks if num_ranks is None else num_ranks
+        scaled = rate * arriving / self.rate_bytes_per_s
+        check_whole("ranks", ranks, "write --ranks 8", most=MOST_RANKS)
+        check_rate(f"rate of a cluster scaled to {rate:g} bytes a second", scaled)
+        return Cluster(
+            num_ranks=ranks,
+            rate_bytes_per_s=scaled,
+            hop_s=hop_s,
+            codecs=self.codecs,
+            host_share=self.host_share,
+            source=(
+                f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
+                f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
+                f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
+                f"{self.source}"
+            ),
+        )
+
+    @property
+    def tells_rate(self) -> bool:
+        """Whether other rates can be told from it, as ``scaled`` does: not where an all-reduce was
+        measured that takes no longer for more bytes."""
+        fit = self.collectives.get("all_reduce")
+        return self.num_ranks == 1 or fit is None or fit.per_unit_s > 0
+
+    def _hop_and_rate(self) -> tuple[float, float]:
+        """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
+        fit, ranks = self.collectives.get("all_reduce"), self.num_ranks
+        if fit is None or ranks == 1:
+            return self.hop_s, self.rate_bytes_per_s
+        if not self.tells_rate:
+            raise InvalidSetting(
+                "the measured all-reduce takes no longer for more bytes, so it tells no rate to "
+                "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
+            )
+        rounds, copies = travel("all_reduce", ranks)
+        return fit.alpha_s / rounds, copies / fit.per_unit_s
+
+    def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
+        """Seconds of latency, and of a whole link, that ``collective_s`` is made of."""
+        return self.line(verb).parts(size_bytes, self.host_share)
+
+    def line(self, verb: str) -> LineFit:
+        """The cost of a verb by its size in bytes: as it was measured, else by formula."""
+        if self.num_ranks == 1 and verb in COLLECTIVES:
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        measured = self.collectives.get(verb)  # type: ignore[call-overload]
+        if measured is not None:
+            return measured  # type: ignore[no-any-return]
+        rounds, copies = travel(verb, self.num_ranks)
+        # Not held to the bounds of what is read: many hops of the longest are longer.
+        return LineFit.model_construct(
+            alpha_s=rounds * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s
+        )

@@ -1,0 +1,87 @@
+"""Plan: what is sent together, in which pieces, in which order and through which exchange, as data.
+
+The runtime carries a plan out and the simulator predicts it; neither decides anything that is not
+written here, so all ranks that hold the same plan issue the same messages in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from .stored import Frozen, Stored, Whole
+
+DENSE = "dense"
+"""The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
+
+MOST_CREDIT = 2**16
+"""The most channels of a plan; each is a process group of its own."""
+
+Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
+
+
+class Chunk(Frozen):
+    """Elements ``start`` up to, not including, ``stop`` of a tensor's flat gradient."""
+
+    tensor: str
+    start: Whole
+    stop: Whole
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class Message(Frozen):
+    """Chunks that travel together, one behind the other, through one exchange."""
+
+    chunks: tuple[Chunk, ...]
+    exchange: str = DENSE
+    after: tuple[Whole, ...] = ()
+    """Numbers of messages that must have ended before this one is launched; all stand before it."""
+
+
+class ExchangeSetting(Frozen):
+    """How an exchange is made: names of files in ``compress/`` and ``collective/``.
+
+    An algorithm that is an exchange of its own takes no collective.
+    """
+
+    compressor: str
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    collective: str | None = None
+    error_feedback: bool = False
+
+
+class Plan(Stored):
+    """Messages in issue order, numbered from 0, and the rules under which they are launched.
+
+    Message i is launched as soon as
+
+    - all messages before it were launched: the head of the line waits (US-Byte, algorithm 3);
+    - all its gradients are ready;
+    - the messages in its ``after`` have ended;
+    - message i - ``credit`` has ended. So there are ``credit`` channels, message i travels on
+      channel i mod ``credit``, and each carries one message at a time, in issue order. One that is
+      free early is not used early: which channel carries what is the same on every rank, whatever
+      the network does.
+
+    With ``overlap_forward`` a layer's next forward waits for the layers before it and for its own
+    messages; without, the next forward waits for all messages.
+
+    ``gradwire.data.check.check`` finds out whether a plan is sound for a model.
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire plan"
+
+    planner: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)]
+    """``Profile.model`` of the profile that was planned for."""
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    """The settings that the planner was called with; a record, which nothing acts upon."""
+    messages: tuple[Message, ...]
+    credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
+    """The number of channels, and so the most messages that are on the wire at once."""
+    overlap_forward: bool = False
+    exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

@@ -1,0 +1,177 @@
+"""Profile: what was measured of a model, as data: all that planners and the simulator know of it.
+
+Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own several tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..errors import InvalidSetting
+from .sparsity import SparsityProfile
+from .stored import MOST_ELEMENTS, MOST_S, Frozen, Stored, Whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Seconds = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
+DType = Literal["float32", "float16", "bfloat16", "float64"]
+_ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class ProfiledTensor(Frozen):
+    """One parameter whose gradient is exchanged."""
+
+    name: Annotated[str, Field(min_length=1)]
+    shape: tuple[Whole, ...]
+    dtype: DType = "float32"
+
+    @model_validator(mode="after")
+    def _can_be_held(self) -> Self:
+        if self.numel > MOST_ELEMENTS:
+            raise ValueError(f"a tensor of more than {MOST_ELEMENTS} elements")
+        return self
+
+    @property
+    def numel(self) -> int:
+        total = 1
+        for extent in self.shape:
+            total *= extent
+        return total
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * _ITEM_BYTES[self.dtype]
+
+
+class Layer(Frozen):
+    """One layer: its tensors, and the seconds of its forward and backward computation.
+
+    All its gradients are ready when its backward ends; its forward may start when all its
+    parameters are up to date.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    tensors: tuple[ProfiledTensor, ...]
+    forward_s: Seconds
+    backward_s: Seconds
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+class Measurement(Frozen):
+    """How a profile was measured, and what measuring cost and changed."""
+
+    iterations: Annotated[Whole, Field(ge=1)]
+    """Steps that the times are medians of, and as many without hooks."""
+    profiling_s: Seconds
+    """Seconds that measuring took in all, warm-up included."""
+    step_s: Seconds
+    """Seconds of a step without hooks, forward and backward: what the layers' seconds add up to."""
+    hooked_step_s: Seconds
+    """Seconds of a step with the hooks and the synchronisation they add."""
+    backward_order: tuple[str, ...] = ()
+    """Names of all tensors in the order in which their gradients became ready, first one first."""
+
+    @property
+    def slowdown(self) -> float:
+        """How much slower a step is with the hooks: 0.02 is 2 %; negative within the noise."""
+        return self.hooked_step_s / self.step_s - 1 if self.step_s else 0.0
+
+
+class Profile(Stored):
+    """A model's layers in forward order, and where the figures come from.
+
+    Raises ``InvalidSetting`` when read from a file that is empty, of another schema, or holds a
+    negative, NaN or doubled entry; the message names the entry.
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire profile"
+
+    model: Annotated[str, Field(min_length=1)]
+    source: Annotated[str, Field(min_length=1)]
+    """How the times were got: device and date of a measurement, or the stated throughput model."""
+    batch_size: Annotated[Whole, Field(ge=1)]
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    measurement: Measurement | None = None
+    """The measurement of the times; None where they are a throughput model's."""
+    sparsity: SparsityProfile | None = None
+    """The sparsity of the gradients; None where it was not measured."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for what, names in (
+            ("layer", [layer.name for layer in self.layers]),
+            ("tensor", [tensor.name for layer in self.layers for tensor in layer.tensors]),
+        ):
+            seen: set[str] = set()
+            for name in names:
+                if name in seen:
+                    raise ValueError(f"{what} {name!r} is listed twice")
+                seen.add(name)
+        return self
+
+    @model_validator(mode="after")
+    def _sparsity_is_of_these_tensors(self) -> Self:
+        numels = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors}
+        for one in () if self.sparsity is None else self.sparsity.tensors:
+            numel = numels.get(one.name)
+            if numel is None:
+                raise ValueError(f"sparsity of {one.name!r}, which is no tensor of the model")
+            for units in (one.units, one.blocks):
+                if units.num_units != -(-numel // units.width):
+                    raise ValueError(
+                        f"sparsity of {one.name!r} is of {units.num_units} units of {units.width} "
+                        f"elements, and it has {numel} elements"
+                    )
+        return self
+
+    def with_sparsity(self, sparsity: SparsityProfile) -> Self:
+        """The same with another sparsity; raises ``ValueError`` if it is of other tensors."""
+        return type(self).model_validate({**dict(self), "sparsity": sparsity})
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all gradients together."""
+        return sum(layer.size_bytes for layer in self.layers)
+
+    @property
+    def forward_s(self) -> float:
+        return sum(layer.forward_s for layer in self.layers)
+
+    @property
+    def backward_s(self) -> float:
+        return sum(layer.backward_s for layer in self.layers)
+
+    def check_model(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Raises ``InvalidSetting`` unless these are the profiled tensors.
+
+        ``parameters`` are (name, parameter) as ``model.named_parameters()`` gives them; those that
+        need no gradient do not count. Names, shapes and dtypes must agree; the order need not.
+        """
+        listed = {tensor.name: tensor for layer in self.layers for tensor in layer.tensors}
+        for name, parameter in parameters:
+            if not parameter.requires_grad:
+                continue
+            tensor = listed.pop(name, None)
+            if tensor is None:
+                raise self._another_model(f"the model's parameter {name!r} is not in it")
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            if (tensor.shape, tensor.dtype) != (tuple(parameter.shape), dtype):
+                raise self._another_model(
+                    f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} in it and {dtype} "
+                    f"{list(parameter.shape)} in the model"
+                )
+        if listed:
+            raise self._another_model(f"its tensor {next(iter(listed))!r} is not in the model")
+
+    def _another_model(self, why: str) -> InvalidSetting:
+        return InvalidSetting(
+            f"the profile of {self.model!r} is of another model: {why}; profile the model that is "
+            "trained, with gradwire.profile(model, step)"
+        )

@@ -1,0 +1,52 @@
+"""Sizes of payloads that vary: ranks tell each other before the payloads themselves travel.
+
+Where a compressor's sizes follow from the spec, they are known and nothing is sent. So which verbs
+come in which order follows from the compressor alone.
+Wire: 8 bytes for each other rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Member
+from ..verbs import AllGather, AllToAll, Steps
+
+SIZE_BYTES = torch.int64.itemsize
+"""Bytes of one size on the wire."""
+
+
+def announced_bytes(codec: Compressor, world: int) -> int:
+    """Bytes that a rank sends for one announcement of sizes; 0 where sizes are known."""
+    return 0 if codec.traits.exact_size else (world - 1) * SIZE_BYTES
+
+
+def tell_all(
+    me: Member, codec: Compressor, size_bytes: int, limits: Sequence[int], like: Tensor
+) -> Steps[list[int]]:
+    """Tells every rank this one's size; returns all ranks' sizes, in rank order.
+
+    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads.
+    """
+    if codec.traits.exact_size:
+        return list(limits)
+    own_1 = me.scratch("own size", 1, like, torch.int64).fill_(size_bytes)
+    told_W = me.scratch("told sizes", me.world, like, torch.int64)
+    yield AllGather(told_W, own_1)
+    return me.sizes(told_W, limits)
+
+
+def tell_each(
+    me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int], like: Tensor
+) -> Steps[list[int]]:
+    """Tells rank i ``sizes[i]``; returns what each rank told this one."""
+    if codec.traits.exact_size:
+        return list(limits)
+    own_W = me.scratch("own sizes", me.world, like, torch.int64).copy_(torch.tensor(sizes))
+    told_W = me.scratch("told sizes", me.world, like, torch.int64)
+    one_each = (1,) * me.world
+    yield AllToAll(told_W, own_W, one_each, one_each)
+    return me.sizes(told_W, limits)

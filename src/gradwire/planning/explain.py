@@ -1,0 +1,243 @@
+"""Why a plan takes the time it takes, in words and figures, and what other planners would take.
+
+All figures are predictions: an iteration on a cluster whose ranks are alike and whose links carry
+the bytes per second that the cluster file says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from ..data.cluster import Cluster
+from ..data.plan import DENSE, Plan
+from ..data.profile import Profile
+from ..load import load, names
+from ..units import format_bytes, format_rate, format_seconds, ratio
+from .exposed import Account
+from .plan import with_settings
+from .price import iteration_s
+from .sparse import sentences
+
+WORTH = 0.02
+"""A gain below this share is called none, as predictions are hardly more exact."""
+
+_SPREAD, _STEPS = 1000.0, 24
+"""The rates looked at go from a thousandth of the cluster's to a thousand times it, in ``_STEPS``
+steps."""
+
+Planned = Callable[[Cluster], float]
+"""Seconds of an iteration that a planner gives for a cluster."""
+
+
+def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
+    """Sentences: the bound, what is not hidden and why, whether scheduling helps at all."""
+    account = Account.of(plan, profile, cluster)
+    return [
+        *_bounds(account, cluster),
+        *_waits(account),
+        *_faults(account),
+        *_scaling(account, profile, cluster),
+        *sentences(profile, cluster),
+        *_helps(plan, profile, cluster),
+    ]
+
+
+def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
+    """A row for ``plan`` and one for every other planner with its default settings, fastest first.
+
+    ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses.
+    """
+    plans = {name: load("planner", name)(profile, cluster) for name in names("planner")}
+    accounts = {
+        n: Account.of(p, profile, cluster) for n, p in (plans | {plan.planner: plan}).items()
+    }
+    wfbp_s = accounts["wfbp"].iteration_s
+    best = min(accounts.values(), key=lambda account: account.iteration_s)
+    rows: list[dict[str, object]] = [
+        {
+            "name": name,
+            "simulated_s": account.iteration_s,
+            "exposed_s": account.exposed_s,
+            "messages": len(account.plan.messages),
+            "latency_s": account.latency_s,
+            "speedup_vs_wfbp": ratio(wfbp_s, account.iteration_s),
+            "why": why(account, best),
+        }
+        for name, account in accounts.items()
+    ]
+    return sorted(rows, key=lambda row: float(str(row["simulated_s"])))
+
+
+def why(account: Account, best: Account) -> str:
+    """The dearest cause that keeps a plan from the bound, or from a better plan if there is one."""
+    if account.iteration_s <= account.bound_s * (1 + WORTH):
+        return "nothing: within 2 % of the bound"
+    own, others = _costs(account), _costs(best)
+    fastest = account.iteration_s <= best.iteration_s
+    if not fastest:
+        own = {cause: seconds - others[cause] for cause, seconds in own.items()}
+    cause, seconds = max(own.items(), key=lambda cost: cost[1])
+    if seconds < WORTH / 2 * account.iteration_s:
+        cause = "what comes last has little left to hide it"
+    else:
+        cause = f"{cause}, {format_seconds(seconds)}"
+    return cause if not fastest else f"the fastest; {cause}"
+
+
+def _costs(account: Account) -> dict[str, float]:
+    """Seconds of an iteration that each cause may cost; some of them may overlap."""
+    timing, profile = account.timing, account.profile
+    after_s = max(timing.message_end_s, default=0.0) - timing.backward_end_s[0]
+    waits_s = 0.0 if account.plan.overlap_forward else min(after_s, profile.forward_s)
+    return {
+        "the link: its bytes take longer than all that could hide them": (
+            account.transfer_s - account.compute_s
+        ),
+        "latency of more messages, one behind the other": account.latency_s / account.plan.credit,
+        "the head of the line keeps others waiting": account.idle_though_ready()[0],
+        "the next forward waits for all messages": waits_s,
+    }
+
+
+def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
+    profile, total_bytes = account.profile, sum(account.timing.message_bytes)
+    count = len(account.plan.messages)
+    others = sum(message.exchange != DENSE for message in account.plan.messages)
+    yield (
+        f"Computation alone takes {format_seconds(account.compute_s)}: backward "
+        f"{format_seconds(profile.backward_s)}, forward {format_seconds(profile.forward_s)}."
+    )
+    yield (
+        f"Communication alone takes {format_seconds(account.latency_s + account.transfer_s)}: "
+        f"{count} messages of {format_seconds(cluster.alpha_s)} latency each "
+        f"({format_seconds(account.latency_s)}), {format_bytes(total_bytes)} of gradients "
+        f"({format_seconds(account.transfer_s)})."
+    )
+    if others:
+        yield f"{others} of them go by other exchanges, which are not in these two figures."
+    larger = "computation" if account.bound_s <= account.compute_s else "communication"
+    yield (
+        f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. This one takes "
+        f"{format_seconds(account.iteration_s)}: {format_seconds(account.exposed_s)} of "
+        "communication is not hidden."
+    )
+
+
+def _waits(account: Account, most: int = 3) -> Iterator[str]:
+    waits, timing, plan = account.waits(), account.timing, account.plan
+    for wait in waits[:most]:
+        layer = account.profile.layers[wait.layer].name
+        start_s, end_s = timing.message_start_s[wait.message], timing.message_end_s[wait.message]
+        size = format_bytes(timing.message_bytes[wait.message])
+        what = f"its message {wait.message}" if plan.overlap_forward else f"message {wait.message}"
+        yield (
+            f"Forward of {layer} waits {format_seconds(wait.seconds)} for {what} ({size}), on the "
+            f"wire from {format_seconds(start_s)} to {format_seconds(end_s)}; the backward pass "
+            f"ends at {format_seconds(timing.backward_end_s[0])}."
+        )
+    if len(waits) > most:
+        rest_s = sum(wait.seconds for wait in waits[most:])
+        yield f"{len(waits) - most} more layers wait {format_seconds(rest_s)} together."
+
+
+def _faults(account: Account) -> Iterator[str]:
+    """Orders that are sound and yet cannot overlap what they might."""
+    plan, timing = account.plan, account.timing
+    idle_s, head = account.idle_though_ready()
+    if idle_s > WORTH * account.iteration_s:
+        yield (
+            f"The link stands idle for {format_seconds(idle_s)} while gradients are ready: message "
+            f"{head} is next in the order and its own are not."
+        )
+    if plan.messages and min(timing.message_start_s) >= timing.backward_end_s[0] > 0:
+        yield "Nothing is sent before the backward pass has ended, so nothing of it hides anything."
+    if not plan.overlap_forward:
+        yield "The next forward pass hides nothing: it waits for all messages."
+    if account.latency_s / plan.credit > max(account.transfer_s, WORTH * account.iteration_s):
+        yield (
+            "The messages' latencies take longer than their bytes: fewer, larger ones would help, "
+            "or more at once. usbyte_extended merges layers and sends several blocks at once."
+        )
+
+
+def _scaling(account: Account, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    ranks = cluster.num_ranks
+    speedup = ranks * account.compute_s / account.iteration_s if account.iteration_s else 1.0
+    yield (
+        f"{ranks} ranks do {speedup:.2f} times the work of one "
+        f"({100 * speedup / ranks:.0f} % of ideal): "
+        f"{ranks * profile.batch_size / account.iteration_s:.4g} samples a second."
+        if account.iteration_s
+        else "The profile's layers take no time at all, so there is nothing to compare with."
+    )
+
+
+def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """At which rates the planner gains anything over wfbp, and from which rate ranks do."""
+    if plan.planner not in names("planner") or cluster.num_ranks == 1:
+        return
+    if not cluster.tells_rate:
+        yield (
+            "What it gains at other rates is not told: the measured all-reduce takes no longer for "
+            "more bytes."
+        )
+        return
+    planner = with_settings(plan.planner, **plan.settings)
+
+    def planned_s(at: Cluster) -> float:
+        return iteration_s(planner(profile, at), profile, at)
+
+    def wfbp_s(at: Cluster) -> float:
+        return iteration_s(load("planner", "wfbp")(profile, at), profile, at)
+
+    if plan.planner != "wfbp":
+        yield from _gain(plan.planner, planned_s, wfbp_s, cluster)
+    yield from _break_even(planned_s, profile, cluster)
+
+
+def _gain(name: str, planned_s: Planned, wfbp_s: Planned, cluster: Cluster) -> Iterator[str]:
+    rates = [
+        cluster.rate_bytes_per_s * _SPREAD ** (2 * step / _STEPS - 1) for step in range(_STEPS + 1)
+    ]
+    at = [cluster.scaled(rate_bytes_per_s=rate) for rate in rates]
+    gains = [ratio(wfbp_s(one), planned_s(one)) - 1 for one in at]
+    worth = [place for place, gain in enumerate(gains) if gain >= WORTH]
+    if not worth:
+        yield f"At no rate does {name} gain 2 % over wfbp: this schedule does not help this model."
+        return
+    best = max(worth, key=gains.__getitem__)
+    yield (
+        f"{name} gains most over wfbp, {100 * gains[best]:.0f} %, near {format_rate(rates[best])}."
+    )
+    if worth[0] > 0:
+        yield (
+            f"Below {format_rate(rates[worth[0] - 1])} it gains less than 2 %: the link takes far "
+            "longer than all computation that could hide it. Send fewer bytes instead."
+        )
+    if worth[-1] < _STEPS:
+        yield (
+            f"Above {format_rate(rates[worth[-1] + 1])} it gains less than 2 %: bytes cost next to "
+            "nothing there, and what is left it does not shorten."
+        )
+
+
+def _break_even(planned_s: Planned, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """The rate at which all ranks together do the work of one, by bisection."""
+    ranks, alone_s = cluster.num_ranks, profile.forward_s + profile.backward_s
+
+    def pays(factor: float) -> bool:
+        at = cluster.scaled(rate_bytes_per_s=cluster.rate_bytes_per_s * factor)
+        return planned_s(at) <= ranks * alone_s
+
+    low, high = 1 / _SPREAD, _SPREAD
+    if not pays(high):
+        yield f"At no rate do {ranks} ranks do more than one: latency alone takes too long."
+        return
+    if pays(low):
+        return
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    rate = format_rate(cluster.rate_bytes_per_s * high)
+    yield f"Below {rate} {ranks} ranks together do less than one alone."

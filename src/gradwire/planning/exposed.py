@@ -1,0 +1,152 @@
+"""Where the time of a plan's iteration goes: what is hidden, what is not, and what waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress
+
+from ..data.cluster import Cluster
+from ..data.plan import DENSE, Plan
+from ..data.profile import Profile
+from ..sim.clock import Timing, backward_ends, run
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A layer's next forward that could run, were it not for a message."""
+
+    layer: int
+    """The layer's place in forward order."""
+    message: int
+    """The message that ends last among the messages that the layer waits for."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """One iteration of a plan under the model, and where its seconds go."""
+
+    plan: Plan
+    profile: Profile
+    timing: Timing
+    latency_s: float
+    """The sum of the latencies of all dense messages."""
+    transfer_s: float
+    """Seconds that the bytes of all dense messages take on a link that does nothing else."""
+    bound_s: float
+    """The least seconds that an iteration takes under any plan that sends these bytes."""
+
+    @classmethod
+    def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Account:
+        timing = run(plan, profile, cluster)
+        dense = [message.exchange == DENSE for message in plan.messages]
+        transfer_s = cluster.beta_s_per_byte * sum(compress(timing.message_bytes, dense))
+        least_s = cluster.alpha_s + transfer_s if any(dense) else 0.0
+        return cls(
+            plan=plan,
+            profile=profile,
+            timing=timing,
+            latency_s=cluster.alpha_s * sum(dense),
+            transfer_s=transfer_s,
+            bound_s=_bound_s(profile, timing, least_s),
+        )
+
+    @property
+    def iteration_s(self) -> float:
+        return self.timing.iteration_s
+
+    @property
+    def compute_s(self) -> float:
+        return self.profile.forward_s + self.profile.backward_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that communication adds to those of the computation."""
+        return max(0.0, self.iteration_s - self.compute_s)
+
+    def waits(self) -> list[Wait]:
+        """Every layer's forward that waits for a message, the longest wait first."""
+        timing, layer_of = self.timing, _layers(self.profile)
+        last = [-1] * len(self.profile.layers)
+        for number, message in enumerate(self.plan.messages):
+            own = {layer_of[c.tensor] for c in message.chunks} if self.plan.overlap_forward else {0}
+            for layer in own:
+                if (
+                    last[layer] < 0
+                    or timing.message_end_s[number] > timing.message_end_s[last[layer]]
+                ):
+                    last[layer] = number
+        before_s = [timing.backward_end_s[0], *timing.forward_end_s[:-1]]
+        found = [
+            Wait(layer, last[layer], start_s - could_s)
+            for layer, (start_s, could_s) in enumerate(
+                zip(timing.forward_start_s, before_s, strict=True)
+            )
+            if start_s > could_s
+        ]
+        return sorted(found, key=lambda wait: -wait.seconds)
+
+    def hidden_behind(self, number: int) -> tuple[str, float]:
+        """The layers that a message's time is hidden behind, in words, and for how many seconds."""
+        start_s, end_s = self.timing.message_start_s[number], self.timing.message_end_s[number]
+        names = [layer.name for layer in self.profile.layers]
+        timing = self.timing
+        lanes = (
+            ("backward", names[::-1], timing.backward_start_s[::-1], timing.backward_end_s[::-1]),
+            ("forward", names, timing.forward_start_s, timing.forward_end_s),
+        )
+        words, hidden_s = [], 0.0
+        for lane, layers, starts_s, ends_s in lanes:
+            shared = [
+                (name, min(end_s, e) - max(start_s, s))
+                for name, s, e in zip(layers, starts_s, ends_s, strict=True)
+                if min(end_s, e) > max(start_s, s)
+            ]
+            hidden_s += sum(seconds for _, seconds in shared)
+            if shared:
+                first, until = shared[0][0], shared[-1][0]
+                words.append(f"{lane} of {first}" + (f" to {until}" if until != first else ""))
+        return " and ".join(words) or "nothing", hidden_s
+
+    def idle_though_ready(self) -> tuple[float, int]:
+        """Seconds in which nothing is on the wire though gradients are ready behind the head of the
+        line, and the message that is longest such a head (-1 where there is none)."""
+        timing, ready_s = self.timing, ready_times(self.plan, self.profile)
+        found_s, longest_s, head = 0.0, 0.0, -1
+        earliest_s = [float("inf")] * (len(ready_s) + 1)
+        for number in range(len(ready_s) - 1, -1, -1):
+            earliest_s[number] = min(earliest_s[number + 1], ready_s[number])
+        free_s = 0.0
+        for number, start_s in enumerate(timing.message_start_s):
+            idle_s = start_s - max(free_s, earliest_s[number + 1])
+            if idle_s > 0:
+                found_s += idle_s
+                if idle_s > longest_s:
+                    longest_s, head = idle_s, number
+            free_s = max(free_s, timing.message_end_s[number])
+        return found_s, head
+
+
+def ready_times(plan: Plan, profile: Profile) -> list[float]:
+    """When all gradients of each message are ready."""
+    layer_of, ends_s = _layers(profile), backward_ends(profile)
+    return [max(ends_s[layer_of[c.tensor]] for c in m.chunks) for m in plan.messages]
+
+
+def _layers(profile: Profile) -> dict[str, int]:
+    return {t.name: place for place, layer in enumerate(profile.layers) for t in layer.tensors}
+
+
+def _bound_s(profile: Profile, timing: Timing, communication_s: float) -> float:
+    """The longer of two ways that no plan can shorten: the computation, and the communication
+    between the first gradient that is ready and the last layer's forward."""
+    first_ready_s = min(
+        (
+            end_s
+            for layer, end_s in zip(profile.layers, timing.backward_end_s, strict=True)
+            if layer.size_bytes
+        ),
+        default=0.0,
+    )
+    alone_s = profile.forward_s + profile.backward_s
+    return max(alone_s, first_ready_s + communication_s + profile.layers[-1].forward_s)

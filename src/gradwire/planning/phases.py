@@ -1,0 +1,189 @@
+"""The two phases of US-Byte: from an order of priorities to unequal blocks and when they start.
+
+Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second phase).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..data.cluster import Cluster
+from ..data.plan import Message
+from ..data.profile import Profile
+from ..sim.clock import backward_ends
+from .buckets import Bucket
+
+
+class Block(NamedTuple):
+    """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic`` on."""
+
+    bucket: int
+    first_basic: int
+    num_basic: int
+    start_s: float
+    end_s: float
+
+
+def messages_of(
+    cut: Sequence[Bucket], instance: Instance, blocks: Sequence[Block]
+) -> tuple[Message, ...]:
+    """The messages of an instance's blocks, whose buckets are ``cut``."""
+    found = []
+    for index, first, count, _, _ in blocks:
+        bucket, step = cut[index], instance.basic_bytes[index] // cut[index].item_bytes
+        stop = min((first + count) * step, bucket.numel)
+        found.append(Message(chunks=bucket.chunks(first * step, stop)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The input of algorithm 1: buckets in forward order, cut into basic blocks, and all times.
+
+    ``layer_ends_s`` and ``forward_s`` have an element for each layer; ``layer``, ``size_bytes``,
+    ``basic_bytes`` and ``num_basic`` one for each bucket.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    layer_ends_s: list[float]
+    """The second at which each layer's backward ends; layers are in forward order."""
+    forward_s: list[float]
+    layer: list[int]
+    """The place in forward order of each bucket's layer."""
+    size_bytes: list[int]
+    basic_bytes: list[int]
+    num_basic: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        cut: Sequence[Bucket],
+        basic_bytes: int,
+        credit: int = 1,
+    ) -> Instance:
+        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each.
+
+        Where ``credit`` messages travel at once, each waits for its own latency while the others
+        use the link. So a message costs the link a ``credit``-th of the latency, and times are
+        estimates.
+        """
+        blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
+        sizes = [b.size_bytes for b in cut]
+        return cls(
+            alpha_s=cluster.alpha_s / credit,
+            beta_s_per_byte=cluster.beta_s_per_byte,
+            layer_ends_s=backward_ends(profile),
+            forward_s=[layer.forward_s for layer in profile.layers],
+            layer=[b.layer for b in cut],
+            size_bytes=sizes,
+            basic_bytes=blocks_bytes,
+            num_basic=[-(-size // block) for size, block in zip(sizes, blocks_bytes, strict=True)],
+        )
+
+    def blocks(self, place: Sequence[int]) -> list[Block]:
+        """All blocks in issue order; the bucket of the smallest ``place`` is the most urgent.
+
+        Between the ends of two layers the most urgent bucket that is ready sends as many basic
+        blocks as fit, and at least one. If that bucket is still the most urgent one after the
+        second end, its block grows.
+        """
+        sent = [0] * len(self.layer)
+        blocks = self._first_phase(place, sent)
+        free_s = max(self.layer_ends_s[0], blocks[-1].end_s if blocks else 0.0)
+        for bucket, num_basic in enumerate(self.num_basic):
+            if sent[bucket] == num_basic:
+                continue
+            first, start_s = sent[bucket], free_s
+            if blocks and blocks[-1].bucket == bucket:
+                _, first, _, start_s, _ = blocks.pop()
+            blocks.append(self._block(bucket, first, num_basic - first, start_s))
+            free_s = blocks[-1].end_s
+        return blocks
+
+    def iteration_s(self, blocks: Sequence[Block]) -> float:
+        """The second at which the last layer's forward ends (equations 11 and 12)."""
+        done_s = [self.layer_ends_s[0]] * len(self.forward_s)
+        layer = self.layer
+        for block in blocks:
+            done_s[layer[block.bucket]] = max(block.end_s, done_s[layer[block.bucket]])
+        now_s = 0.0
+        for layer_done_s, forward_s in zip(done_s, self.forward_s, strict=True):
+            now_s = (now_s if now_s > layer_done_s else layer_done_s) + forward_s
+        return now_s
+
+    def uncut(self) -> list[Block]:
+        """Every bucket whole: in backward order until the backward pass ends, then in forward
+        order (theorem 1)."""
+        blocks: list[Block] = []
+        backward_s, free_s = self.layer_ends_s[0], 0.0
+        left = len(self.layer)
+        while left:
+            start_s = max(free_s, self.layer_ends_s[self.layer[left - 1]])
+            if start_s >= backward_s:
+                break
+            left -= 1
+            blocks.append(self._block(left, 0, self.num_basic[left], start_s))
+            free_s = blocks[-1].end_s
+        for bucket in range(left):
+            start_s = max(free_s, backward_s)
+            blocks.append(self._block(bucket, 0, self.num_basic[bucket], start_s))
+            free_s = blocks[-1].end_s
+        return blocks
+
+    def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[Block]:
+        """Algorithm 1 with its accumulation mended; counts in ``sent`` what it sends."""
+        blocks: list[Block] = []
+        waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
+        coming, began_s = len(self.layer) - 1, 0.0
+        last, first, start_s, done_s = -1, 0, 0.0, 0.0  # the block that may still grow
+        for layer in range(len(self.layer_ends_s) - 1, -1, -1):
+            end_s = self.layer_ends_s[layer]
+            while waiting and max(done_s, began_s) < end_s:
+                bucket = waiting[0][1]
+                if bucket != last:
+                    if last >= 0:
+                        blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+                    last, first = bucket, sent[bucket]
+                    start_s = max(done_s, began_s)
+                # This counts the whole block, of which a part may be counted already. The paper
+                # takes it off what that part has left of the bucket, and so loses blocks.
+                sent[bucket] = self._reach(bucket, first, sent[bucket], end_s - start_s)
+                if sent[bucket] == self.num_basic[bucket]:
+                    heapq.heappop(waiting)
+                done_s = start_s + self._seconds(bucket, first, sent[bucket])
+            while coming >= 0 and self.layer[coming] == layer:
+                heapq.heappush(waiting, (place[coming], coming))
+                coming -= 1
+            began_s = end_s
+        if last >= 0:
+            blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+        return blocks
+
+    def _reach(self, bucket: int, first: int, reached: int, gap_s: float) -> int:
+        """Where a block from basic block ``first`` on stops that starts ``gap_s`` before the
+        layer's end (equations 4 to 7): at least one basic block beyond where it had ``reached``."""
+        basic_bytes = self.basic_bytes[bucket]
+        room_s = gap_s - self.alpha_s
+        if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):
+            return self.num_basic[bucket]
+        fit = first
+        if room_s > 0:  # then a byte costs something, or all of them would have fitted
+            fit += math.ceil(room_s / (self.beta_s_per_byte * basic_bytes))
+        return min(max(fit, reached + 1), self.num_basic[bucket])
+
+    def _seconds(self, bucket: int, first: int, stop: int) -> float:
+        """Seconds that basic blocks ``first:stop`` take as one message."""
+        basic_bytes, size_bytes = self.basic_bytes[bucket], self.size_bytes[bucket]
+        stop_bytes = size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
+        return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
+
+    def _block(self, bucket: int, first: int, num_basic: int, start_s: float) -> Block:
+        end_s = start_s + self._seconds(bucket, first, first + num_basic)
+        return Block(bucket, first, num_basic, start_s, end_s)
