@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._support import SharedSupport
+from gradwire.compress.deft.support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
 from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair

@@ -30,7 +30,7 @@ from ..travel import bytes_on_average
 from ..verbs import Broadcast, Steps
 from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
-from ._support import Chosen, Pending, SharedSupport, nothing, values_bytes
+from .deft.support import Chosen, Pending, SharedSupport, nothing, values_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

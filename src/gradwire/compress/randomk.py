@@ -29,7 +29,7 @@ from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
 from ..verbs import Steps
 from ._coo import check_addressable
-from ._support import Chosen, Pending, SharedSupport, values_bytes
+from .deft.support import Chosen, Pending, SharedSupport, values_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

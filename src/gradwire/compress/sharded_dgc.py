@@ -43,8 +43,8 @@ from ..verbs import AllGather, Among, Steps
 from ._coo import layout, share_of
 from ._sampled import LEAST_ABOVE
 from ._settle import as_working
-from ._support import nothing
 from ._threshold import Reaching, estimating
+from .deft.support import nothing
 
 _LEAST_SHARE = 0.25
 """The least that a part's share is, as a fraction of an equal one: its sample may miss the few

@@ -1,7 +1,7 @@
 """deft: the largest elements of each layer, as many as its norm asks for, each layer by one rank.
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model layers for
-    scalable gradient sparsification", algorithms 1 to 5, each in a file: ``_support``,
+    scalable gradient sparsification", algorithms 1 to 5, each in a file: ``support``,
     ``partition``, ``layer_k``, ``packing`` (with ``allocation``), ``layerwise``.
 Differences from the paper (what one algorithm does otherwise stands in its file):
     - The layers are those of one message: n_g is its number of elements, and norms are compared
@@ -51,11 +51,11 @@ from ...travel import bytes_on_average
 from ...verbs import AllGather, Broadcast, Steps
 from .._coo import check_addressable
 from .._narrow import narrow, widen, width_of
-from .._support import Chosen, Pending, SharedSupport, nothing, values_bytes
 from .allocation import Allocation, owners
 from .layer_k import layer_k
 from .layerwise import select_layers
 from .partition import Partition, partition_of
+from .support import Chosen, Pending, SharedSupport, nothing, values_bytes
 
 _COUNT_BYTES = torch.int32.itemsize
 
