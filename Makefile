@@ -23,13 +23,14 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format setup system clean
+.PHONY: help demo test test-all check format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo     train one model six ways on four shaped hosts and write a report'
-	@echo 'make test     run the tests'
+	@echo 'make test     run the tests, but for the slow ones'
+	@echo 'make test-all run all tests'
 	@echo 'make check    lint, formatting, types'
 	@echo 'make format   rewrite the sources in the house format'
 	@echo 'make clean    remove the environment and what tools left behind'
@@ -37,9 +38,14 @@ help:
 demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
 
+PYTEST = $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-worker-restart=0 \
+  --dist=loadgroup
+
 test: system $(DEV_STAMP)
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-worker-restart=0 \
-	  --dist=loadgroup $(ARGS)
+	@$(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: system $(DEV_STAMP)
+	@$(PYTEST) $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/ruff check .

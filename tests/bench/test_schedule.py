@@ -18,6 +18,8 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.price import iteration_s
 from gradwire.units import parse_rate
 
+pytestmark = pytest.mark.slow
+
 PROFILE = Profile(
     model="made up",
     source="made up",

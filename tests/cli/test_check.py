@@ -24,6 +24,8 @@ from gradwire.laws.subjects import held_to
 from gradwire.planner.wfbp import wfbp
 from tests.cli.conftest import Ended
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Ended]
 
 ROOT = Path(__file__).parents[2]

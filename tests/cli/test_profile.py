@@ -21,6 +21,8 @@ from gradwire.report import fits
 from gradwire.testbed.hosts import Testbed, open_hosts
 from tests.cli.conftest import Ended
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Ended]
 
 SOURCE = """

@@ -15,6 +15,8 @@ import torch
 from gradwire.compress.tbq import tbq
 from gradwire.kernels import cache, compiler
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
 LOAD = """

@@ -18,7 +18,10 @@ import pytest
 
 from gradwire.kernels import compiler
 
-pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler"),
+    pytest.mark.slow,
+]
 
 PROGRAM = """
 import logging, resource, signal, tempfile

@@ -19,6 +19,8 @@ import torch
 from gradwire.kernels import build as _build
 from gradwire.kernels import cache, cast, compiler, select
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._narrow import narrow, width_of
-from gradwire.compress._support import Chosen, Pending
 from gradwire.compress.deft import DeftState, deft
 from gradwire.compress.deft.allocation import owners
 from gradwire.compress.deft.layer_k import layer_k
+from gradwire.compress.deft.support import Chosen, Pending
 from gradwire.compress.randomk import randomk
 from gradwire.contract import Member
 from gradwire.verbs import Broadcast, Steps

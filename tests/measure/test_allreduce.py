@@ -12,6 +12,8 @@ from gradwire.errors import GradwireError
 from gradwire.measure import allreduce
 from gradwire.measure.allreduce import LinkReport
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_rate_is_that_of_a_ring() -> None:
     # 4 ranks send 1.5 bytes for each byte of the buffer: 1.5 / beta.

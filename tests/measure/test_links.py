@@ -20,6 +20,8 @@ from gradwire.runtime.membership import Membership
 
 from .links_ranks import SIZES_BYTES
 
+pytestmark = pytest.mark.slow
+
 WORLD = 3
 
 

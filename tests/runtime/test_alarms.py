@@ -17,6 +17,8 @@ from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
 
+pytestmark = pytest.mark.slow
+
 anything = st.text(st.characters(exclude_categories=()))
 """Lone surrogates too, which no encoding takes."""
 Met = tuple[str, tuple[int, ...] | None, str]

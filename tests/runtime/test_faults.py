@@ -28,7 +28,7 @@ from gradwire.exchange import exchange_for
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
 
-pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
 WORLD = 4
 STEP = 3
 """The step that cannot be finished."""

@@ -20,7 +20,7 @@ from gradwire.runtime import engine
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import DENSE, Net
 
-pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
 WORLD = 3
 TIMEOUT = timedelta(seconds=4)
 LIMIT_S = 90.0

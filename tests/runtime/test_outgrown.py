@@ -18,6 +18,8 @@ from gradwire.verbs import AllReduce, Steps
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train
 
+pytestmark = pytest.mark.slow
+
 WORLD = 2
 
 

@@ -22,7 +22,7 @@ from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, adamw, ddp, digest, loss_of, named
 
-pytestmark = pytest.mark.multi
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
 
 codecs, together = gw.compress, gw.collective
 NUM_STEPS = 12

@@ -11,6 +11,8 @@ import pytest
 from gradwire.testbed.hosts import Testbed, shaped_hosts
 from gradwire.testbed.launch import launch
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(Path(__file__).with_name("one_verb.py"))
 NUMEL = 6 * 50_000
 HEADERS, OTHERS_BYTES = 0.03, 40_000
