@@ -1,7 +1,8 @@
 """check: does a plan carry every element of every gradient exactly once, and can it be carried out?
 
-Sound is not fast: an order whose head waits for the last gradient of the backward pass overlaps
-nothing and is met all the same, so it is no error. ``gradwire plan --explain`` says what it costs.
+A sound plan may be slow: an order whose first message waits for the last gradient of the backward
+pass overlaps nothing, but it can be carried out, so it is no error. ``gradwire plan --explain``
+says what it costs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .plan import DENSE, Chunk, Plan
 from .profile import Profile, ProfiledTensor
 
 _Range = tuple[int, int, int]
-"""First element, element behind the last one, number of the message."""
+"""A range of a tensor: its first element, the one behind its last, and its message's number."""
 
 
 def check(plan: Plan, profile: Profile) -> None:
@@ -67,7 +68,7 @@ def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, Profil
 
 
 def _check_order(plan: Plan) -> None:
-    """Refuses what would wait for ever.
+    """Refuses a plan in which messages would wait for ever.
 
     A message waits for others to be launched (those before it) or to have ended (its ``after``, and
     the one before it on its lane). All of them stand before it, or nothing would move; so an order

@@ -1,4 +1,4 @@
-"""The exchanges that a plan names, made: what the runtime carries out and the simulator prices."""
+"""The exchanges that a plan names, made for the runtime and the simulator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .plan import DENSE, Plan
 def exchanges_of(plan: Plan) -> dict[str, Exchange]:
     """Every exchange by its name in the plan, "dense" among them.
 
-    Raises ``InvalidSetting`` for an unknown compressor, collective or setting, and for a pair that
-    cannot be.
+    Raises ``InvalidSetting`` for an unknown compressor, collective or setting, and for a compressor
+    and a collective that do not go together.
     """
     made = {
         name: by_name(

@@ -1,4 +1,4 @@
-"""Planners, one a file: pure functions ``(profile, cluster, *, settings) -> Plan``.
+"""Planners, one in each file: pure functions ``(profile, cluster, *, settings) -> Plan``.
 
 ``gradwire.planner.usbyte`` is the function that ``usbyte.py`` defines. A plan is data: runtime and
 simulator read the same one. What planners share lies in ``planning``.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from .phases import Block, Instance
 
 MOST_TRIALS = 10_000
-"""Orders that a search may price: a second or more a hundred, of large models."""
+"""The most orders that a search may price; a hundred take a second or more for large models."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Priorities (a place for each bucket, the smallest is the most urgent) and what they give."""
+    """Priorities (a place for each bucket, the smallest is the most urgent) and their blocks."""
 
     place: list[int]
     blocks: list[Block]
@@ -78,7 +78,7 @@ def search(instance: Instance, trials: int) -> list[Block]:
 def _climb(instance: Instance, found: Found, trials: int, tried: set[tuple[int, ...]]) -> Found:
     """Goes from priorities to better neighbours until there are none, or all trials are spent.
 
-    ``tried`` is shared among climbs: what another climb has seen is no better than its own end.
+    ``tried`` is shared among climbs: orders that another climb saw are no better than its end.
     """
     draw = random.Random(0)  # any order of neighbours will do, but the same one on every rank
     better: Found | None = found

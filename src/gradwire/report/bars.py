@@ -1,4 +1,4 @@
-"""Figures of several runs as horizontal bars, one panel a figure."""
+"""Figures of several runs as horizontal bars, with a panel for each figure."""
 
 from __future__ import annotations
 

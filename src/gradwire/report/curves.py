@@ -17,7 +17,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(series: Series, path: Path, *, title: str, x_label: str, y_label: str) -> Path:
-    """Draws one line a name through its (x, y) points and saves the picture as PNG.
+    """Draws a line for each name through its (x, y) points and saves the picture as PNG.
 
     The legend's order is that of the lines' right ends, so it reads like the picture. Raises
     InvalidSetting if no series has a point, or if matplotlib is missing.

@@ -1,4 +1,4 @@
-"""Densities of a trace's steps: what was asked for, selected and averaged, as rows and as words."""
+"""Densities of a trace's steps, asked for, selected and averaged, as rows and as words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..trace.span import Trace
 
 
 def rows(trace: Trace) -> list[dict[str, object]]:
-    """A row a step, for ``table``: what ranks have of their own is the mean over ranks.
+    """A row for each step, for ``table``; figures that differ among ranks are means over them.
 
     >>> rows(Trace.of([], [StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)]))
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -33,7 +33,7 @@ def rows(trace: Trace) -> list[dict[str, object]]:
 
 
 def summary(densities: Sequence[StepDensity]) -> str:
-    """In words, over all steps given; nothing where none were selected.
+    """The densities over all steps given, in words; "" where nothing was selected.
 
     >>> summary([StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)])
     'density 0.038 (0.01 asked)'

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_NAMES = 40
-"""Layers that are named on the axis; more would not be legible."""
+"""The most layers that are named on the axis; more would not be legible."""
 
 
 def draw(layers: Sequence[Layer], cluster: Cluster | None, path: Path, *, title: str) -> Path:
-    """Draws what there is of layers, collectives and codecs, a panel each, and saves it as PNG.
+    """Draws layers, collectives and codecs, a panel for each that there is, and saves a PNG.
 
-    Points are measured medians and lines what was fitted to them. Raises InvalidSetting if there is
+    Points are measured medians, and lines are fitted to them. Raises InvalidSetting if there is
     nothing to draw, or if matplotlib is missing.
     """
     panels: list[Callable[[Axes], None]] = []

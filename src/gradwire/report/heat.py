@@ -1,4 +1,4 @@
-"""Shares of a whole as a heat map: a row a name, a column a part, each cell with its number."""
+"""Shares of a whole as a heat map: a row for each name, a column for each part, numbered cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import InvalidSetting
 from ._figure import INK, new_figure, quiet, save
 
 _MOST_NUMBERED = 16
-"""Columns up to which a cell has room for its number."""
+"""The most columns with which a cell has room for its number."""
 
 
 def draw(
@@ -20,7 +20,7 @@ def draw(
     x_label: str,
     columns: Sequence[str] = (),
 ) -> Path:
-    """Draws one row of cells a name and saves the picture as PNG.
+    """Draws a row of cells for each name and saves the picture as PNG.
 
     ``shares`` are fractions in [0, 1]: the darker a cell, the larger its share. Rows need not be
     equally long. ``columns`` names the parts; without it they are counted from 1. Raises

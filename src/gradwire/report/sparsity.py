@@ -1,4 +1,4 @@
-"""How sparse gradients are, overlap, grow denser and are skewed, as one picture of four panels.
+"""The density, overlap, densification and skewness of gradients, as one picture of four panels.
 
 Source: ZEN (OSDI 2025), figures 2a, 2b, 3a and 3b.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST = len(SERIES)
-"""Tensors that are drawn, the largest: as many as there are colours."""
+"""The number of tensors that are drawn, the largest ones: one for each colour."""
 
 
 def draw(sparsity: SparsityProfile, path: Path, *, title: str) -> Path:
     """Draws the largest sparse tensors and saves the picture as PNG.
 
-    What was extrapolated is dashed. Raises InvalidSetting if no tensor is sparse, or if matplotlib
-    is missing.
+    Extrapolated lines are dashed. Raises InvalidSetting if no tensor is sparse, or if matplotlib is
+    missing.
     """
     if not sparsity.tensors:
         raise InvalidSetting(
@@ -53,7 +53,7 @@ def draw(sparsity: SparsityProfile, path: Path, *, title: str) -> Path:
 
 
 def _overlaps(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
-    """How many of the pairs of gradients overlap by how much, smoothed."""
+    """Draws the distribution of the overlap ratios of pairs of gradients, smoothed."""
     x_P = np.linspace(0.0, 1.0, 401)
     for place, tensor in enumerate(tensors):
         pairs = np.array(tensor.units.overlaps)

@@ -29,7 +29,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def without(rows: Sequence[Row], hidden: Collection[str]) -> list[dict[str, object]]:
-    """The rows without some keys: what is the same in all rows is said once, in the title.
+    """The rows without some keys, such as those that are the same in all rows.
 
     >>> without([{"name": "a", "num_hosts": 4}], {"num_hosts"})
     [{'name': 'a'}]
@@ -102,7 +102,7 @@ def is_numeric(rows: Sequence[Row], key: str) -> bool:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The text of every cell, a list a row, in the order of ``columns(rows)``."""
+    """The text of every cell, a list for each row, in the order of ``columns(rows)``."""
     keys = columns(rows)
     return [[shown(key, row[key]) if key in row else "" for key in keys] for row in rows]
 

@@ -4,6 +4,6 @@
 drives messages; `pulse` tells which rank died; `messages`, `fusing` and `planned` say which
 gradients travel together; `overlap`, with `pending`, `gates` and `stepping`, lets the next forward
 pass begin before all means are there; `membership` and `fingerprint` make ranks agree before they
-connect; `attach`, `settings` and `handle` are what a user sees. May import all rows above it:
-nothing of report or cli.
+connect; `attach`, `settings` and `handle` are the part that a user sees. May import all rows above
+it: nothing of report or cli.
 """

@@ -1,9 +1,10 @@
-"""Gates: which parameters the forward pass is about to use, told just before it does.
+"""Gates: hooks that name the parameters which a module is about to use, just before it runs.
 
-A module that is called uses the parameters it owns. Some are used by a module above that never
-calls their own (``nn.MultiheadAttention.out_proj``, ``nn.ParameterList``): which modules are called
-is learnt from the passes before the first backward pass ends, when nothing can be pending yet, and
-what a module owns that was not called belongs to the nearest module around it that was.
+A module that is called uses the parameters it owns. Some parameters are used by a module above that
+never calls their own module (``nn.MultiheadAttention.out_proj``, ``nn.ParameterList``). So gates
+learn which modules are called from the passes before the first backward pass ends, when nothing
+can be pending yet. The parameters of a module that was not called belong to the nearest module
+around it that was.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Gates:
         }
 
     def close_lesson(self) -> None:
-        """From now on the gates stand where the modules that were called so far need them."""
+        """Ends the learning: from now on gates stand only before modules that need them."""
         self.is_learning = False
         names_of: dict[nn.Module, list[str]] = {}
         ungated: list[str] = []
@@ -90,6 +91,6 @@ class Gates:
         return gate
 
     def remove(self, *modules: nn.Module) -> None:
-        """Takes the hooks of ``modules`` away, those of all without any named."""
+        """Removes the hooks of ``modules``, or of all modules if none is named."""
         for module in modules or tuple(self._hooks):
             self._hooks.pop(module).remove()

@@ -78,9 +78,9 @@ class ModuleHooks:
             self._queue_end()
 
     def _queue_end(self) -> None:
-        """Autograd calls back when this backward pass has ended, still inside backward().
+        """Has autograd call back when this backward pass has ended, still inside backward().
 
-        It drops the callback with a backward pass that raised, which is how that is noticed.
+        Autograd drops the callback if the backward pass raises; so the next one notices that.
         """
 
         def end() -> None:
@@ -90,7 +90,10 @@ class ModuleHooks:
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _refuse_wrong_step(self) -> None:
-        """Nothing was launched yet; all ranks run the same code, and are told if one refuses."""
+        """Refuses a backward pass that must not begin a step, before anything is launched.
+
+        The other ranks are told.
+        """
         self._strangers.before_backward()
         if _is_inside_a_segment():
             raise self.give_up(
@@ -99,10 +102,10 @@ class ModuleHooks:
             )
 
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
-        """The gradient in the form its messages read; what is done here is this rank's affair.
+        """The gradient in the form its messages read; no other rank takes part in this.
 
-        A sparse gradient where the module announced none is made dense, and one that is cut into
-        flat ranges lies in order.
+        A sparse gradient is made dense if its module did not announce one. A gradient that is cut
+        into flat ranges is made contiguous.
         """
         synchroniser, grad = self._handle.synchroniser, param.grad
         if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):

@@ -3,8 +3,8 @@
 Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; when a task completes,
 the manager clears it from those that wait for it and promotes every task that waits for nothing
 more.
-Differences: the communication queue is several lanes (one a process group), so that a message that
-waits for a peer does not hold up the others; the graph is grown as the messages' texts unfold.
+Differences: the communication queue is several lanes, one for each process group, so that a message
+that waits for a peer does not hold up the others; the graph grows as the messages' texts go on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Observer = Callable[[Task, float, float], None]
 
 
 class TaskManager:
-    """Runs tasks on lanes, one thread a lane, in the order that the dependency graph allows.
+    """Runs tasks on lanes, with a thread for each, in the order that the dependency graph allows.
 
     ``observe(task, start_s, end_s)`` is called after each task of a lane; ``on_error(task, error)``
     once, at the first task that raises. After that no further task is started.
@@ -100,7 +100,7 @@ class TaskManager:
                 condition.notify_all()
 
     def is_own_thread(self) -> bool:
-        """Whether the caller runs on a lane, where waiting for tasks would be for ever."""
+        """Whether the caller runs on a lane, where waiting for tasks would never end."""
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> None:
@@ -112,7 +112,7 @@ class TaskManager:
     def _promote(self, task: Task) -> None:
         """Queues a task, or runs one without a lane and promotes what that frees.
 
-        A loop and no recursion: a chain of tasks may be as long as there are messages.
+        It loops instead of recursing, as a chain of tasks may be as long as there are messages.
         """
         free = deque([task])
         while free:
@@ -144,7 +144,7 @@ class TaskManager:
                     self._promote(freed)
 
     def _run(self, task: Task) -> bool:
-        """Whether the task's work was done; what it raises stops everything."""
+        """Runs a task's work; returns whether it was done. An error in it stops everything."""
         try:
             task.result = task.fn()
         except BaseException as error:

@@ -1,10 +1,10 @@
-"""Loading is done by all ranks of a group or by none: they agree on it before one of them does it.
+"""Loading: all ranks of a group load a state, or none does; they agree before any of them loads.
 
 Ranks that train on with states of different steps, or some with a state and some without, would
 drift apart; where a state decides what is sent (the stage of a warm-up, who leads a step), they
-would wait for each other until their timeout. So each tells the others in the job's store what it
-is about to load, or that it cannot, and goes on when all have. Nobody waits there for a rank that
-has refused, nor for one that has begun the next step instead.
+would wait for each other until their timeout. So each rank tells the others in the job's store what
+it is about to load, or that it cannot, and goes on when all have done so. Nobody waits there for a
+rank that has refused, nor for one that has begun the next step instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .pulse import STORE_PATIENCE_S
 
 CALL = "load_state_dict()"
 SILENCE_S = STORE_PATIENCE_S
-"""How long a rank that is waited for may show no sign of life: reading a checkpoint takes long."""
+"""Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint
+takes long."""
 
 
 class Loading:
@@ -42,7 +43,7 @@ class Loading:
         refuse(self._shards, error)
 
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
-        """Returns when all ranks are about to load what belongs together.
+        """Returns when all ranks are about to load states that belong together.
 
         ``next_step`` is the step that would be run if nothing were loaded. Raises ``RanksDiffer``
         if one refused or they differ, and ``RankFailed`` if one trains on instead or does not come.
@@ -95,7 +96,7 @@ class Loading:
                 )
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
-        """Raises if one of these has begun the next step, having loaded once less, or is gone."""
+        """Raises if one of these ranks is gone, or has begun the next step without this load."""
         signs, now_s = self._engine.signs(), time.monotonic()
         for rank in absent if signs else ():
             beat, place = signs[rank]

@@ -22,7 +22,7 @@ class DensityTotals:
     arrived: int = 0
 
     def add(self, density: StepDensity) -> None:
-        """Counts one step more."""
+        """Adds the densities of one more step."""
         unknown = self.asked is None or density.asked is None
         self.asked = None if unknown else (self.asked or 0.0) + (density.asked or 0.0)
         self.numel += density.numel
@@ -30,7 +30,7 @@ class DensityTotals:
         self.arrived += density.arrived
 
     def stats(self) -> dict[str, float | None]:
-        """Densities over all steps; None where nothing was selected, or asked for."""
+        """The densities over all steps; None where nothing was selected or no density was set."""
         sums = {"asked": self.asked, "local": self.selected, "actual": self.arrived}
         return {
             f"density_{name}": None if total is None or not self.numel else total / self.numel

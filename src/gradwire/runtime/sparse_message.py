@@ -2,7 +2,7 @@
 
 Its rows take the collective that the user's exchange or plan names. Where it names none that
 carries rows, the way is decided in every step, from the counts of all ranks and from how many rows
-the last mean had: these all ranks know.
+the last mean had. All ranks know these numbers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WAYS = (allgather_sparse, zen)
 class SparseMessage:
     """Averages one sparse gradient without loss; the mean replaces it in the step's gradients.
 
-    ``exchange`` is None: rows travel as they are. ``collective`` is their way where it is named;
-    ``after`` as in ``Message``.
+    ``exchange`` is None, as rows travel as they are. ``collective`` is their way where one is
+    named. ``after`` is the same as in ``Message``.
     """
 
     exchange: Exchange | None = None
@@ -76,7 +76,7 @@ class SparseMessage:
         self._arrived = rows, values
 
     def _choose(self, counts: list[int]) -> Collective:
-        """A pure function of what all ranks know."""
+        """The collective of a step, from counts that all ranks know."""
         self._most = max(counts)
         if self._collective is not None:
             return self._collective
@@ -97,7 +97,7 @@ class SparseMessage:
 
     @torch.no_grad()
     def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
-        """Makes the mean of what arrived, and puts it in the gradient's place."""
+        """Makes the mean of the rows that arrived, and puts it in the gradient's place."""
         assert self._arrived is not None
         rows, values = self._arrived
         values = values.reshape(-1, *self._shape[1:])

@@ -1,7 +1,8 @@
 """Synchroniser: from "this gradient is ready" to "all gradients are means".
 
-Messages are launched in issue order, each as soon as it and all before it are complete: gradients
-may become ready in any order, on each rank in another, and still every rank launches alike.
+Messages are launched in issue order, each as soon as it and all before it are complete. So
+gradients may become ready in any order, even in another one on each rank, and still every rank
+launches messages in the same order.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from .streams import Copying, Cuda, Mark, Streams
 
 AnyMessage = Message | SparseMessage
 _LET_GO = torch.empty(0, device="cpu")
-"""Stands for a gradient that has its mean: kept here, it would hold memory that the user freed."""
+"""A stand-in for a gradient that has its mean. The gradient itself would hold memory that the user
+freed."""
 
 
 class Synchroniser:
     """One rank's view of the messages of a model.
 
-    ``begin`` opens a step, ``ready`` hands in gradients, ``close`` hands in those that will not
-    come, ``finish`` waits. Means are written into the gradients that were handed in. ``params`` are
+    ``begin`` opens a step, ``ready`` hands in gradients, ``close`` counts who used which parameter,
+    ``finish`` waits. Means are written into the gradients that were handed in. ``params`` are
     all parameters that are exchanged, by name; one without elements is in no message. ``streams``
-    orders copies of what does not lie in host memory.
+    orders copies of gradients that do not lie in host memory.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Synchroniser:
         self._presence: Task | None = None
 
     def begin(self, step: int, scale: float = 1.0) -> None:
-        """Opens a step; no gradient of it has been handed in, and all will be of this scale."""
+        """Opens a step without gradients; all that are handed in will have this scale."""
         self.engine.check()
         self.engine.begin_step(step)
         if scale != self._scale:
@@ -82,7 +84,7 @@ class Synchroniser:
         self.open = True
 
     def ready(self, name: str, grad: Tensor | None) -> None:
-        """Hands in one gradient (None: it counts as zero) and launches what became complete."""
+        """Hands in one gradient (None counts as zero) and launches messages that are complete."""
         self.engine.check()
         with self._lock:
             if name in self.grads:
@@ -122,10 +124,10 @@ class Synchroniser:
         return partial(self._streams.behind, marks, allocates=allocates)
 
     def abandon(self, name: str) -> None:
-        """A backward pass did not end: its step can neither be ended nor repeated.
+        """Gives up a step whose backward pass did not end, as it cannot be ended or repeated.
 
-        ``name`` is the parameter whose gradient told. Alone, nobody is held up by the old attempt,
-        and it is forgotten.
+        ``name`` is the parameter whose gradient showed that. Where this rank is alone, nobody waits
+        for the old step, and it is forgotten.
         """
         if self.engine.world > 1:
             raise self.engine.give_up(
@@ -163,7 +165,7 @@ class Synchroniser:
         self.engine.wait([self._ends[index] for index in self.ends_of(names)])
 
     def is_sparse(self, name: str) -> bool:
-        """Whether a parameter's gradients are row-sparse by announcement of its module."""
+        """Whether a parameter's module announces row-sparse gradients."""
         return any(isinstance(message, SparseMessage) for message in self._messages_of[name])
 
     def is_cut(self, name: str) -> bool:
@@ -175,7 +177,7 @@ class Synchroniser:
         return self._params[name].numel()
 
     def mean(self, name: str) -> Tensor:
-        """A new tensor with the mean of one parameter, for those that handed in None."""
+        """A new tensor with the mean of a parameter for which this rank handed in None."""
         param = self._params[name]
         mean = torch.empty(param.shape, dtype=param.dtype, device="cpu")
         for message in self._messages_of[name]:
@@ -185,7 +187,7 @@ class Synchroniser:
         return mean.to(param.device)
 
     def close(self) -> None:
-        """All gradients of this rank are handed in: counts the ranks that used each parameter.
+        """Starts the count of the ranks that used each parameter, once all gradients are handed in.
 
         The count travels while the last messages are on their way.
         """
@@ -200,7 +202,7 @@ class Synchroniser:
         """Waits for all means; returns the names that handed in None but have a gradient now.
 
         A parameter that no rank used is not among them: its gradient stays None on every rank, as
-        in plain training, and what is pending for it stays pending.
+        in plain training, and its residual waits for its next use.
         """
         self.engine.wait(self._ends if self._presence is None else [*self._ends, self._presence])
         self.open = False
@@ -214,7 +216,7 @@ class Synchroniser:
 
 
 def _let_go(names: Sequence[str], grads: Grads, num_left: dict[str, int]) -> None:
-    """Drops gradients of which no message has anything left."""
+    """Drops gradients whose messages have all ended."""
     for name in names:
         num_left[name] -= 1
         if not num_left[name] and grads[name] is not None:

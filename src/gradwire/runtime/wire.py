@@ -37,9 +37,9 @@ def open_channels(
     """``count`` process groups of the same ranks, each for one message at a time.
 
     They are gloo groups whatever the backend of the user's group is: buffers lie in host memory.
-    ``name`` is known to these ranks and used once. Groups that ``dist.new_group`` makes are named
-    by how many groups a process has, so ranks that are in different numbers of them would wait for
-    each other for ever; and such groups are kept, with their connections, until the job ends.
+    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
+    groups by how many a process has, so ranks that are in different numbers of groups would wait
+    for each other for ever. It also keeps groups, with their connections, until the job ends.
     """
     store = default_store()
     return [
@@ -54,10 +54,10 @@ def default_store() -> Any:
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:
-    """Runs what may wait for the store, and so for ever, on a thread that nothing waits for.
+    """Runs work that may wait for the store, and so for ever, on a thread nothing waits for.
 
-    torch bounds how long a store waits for a key, and not how long it waits for the store's host:
-    where that is stopped, no call comes back.
+    torch bounds how long a store waits for a key, but not how long it waits for the store's host:
+    where the host is stopped, no call comes back.
     """
     done: Future[Any] = Future()
 
@@ -74,7 +74,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:
     """Starts all verbs on one channel, then waits for all of them.
 
-    Gathers among shards take ``shards``, the channel's group of those.
+    Gathers among shards take ``shards``, the channel's second group.
     """
     works = [_start(verb, shards if is_among_shards(verb) else channel) for verb in verbs]
     for work in works:

@@ -1,4 +1,4 @@
-"""Where ranks meet: a send meets its receive, a collective meets the same one of all ranks."""
+"""Meetings of ranks: a send meets its receive, a collective meets the same one of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stages import Hop, Joint
 
 
 class Post(NamedTuple):
-    """A verb for the network that a rank has come to; ``done`` is called when it is."""
+    """A verb for the network that a rank has come to; ``done`` is called once it is done."""
 
     rank: int
     message: int
@@ -42,16 +42,17 @@ class Meetings:
         self._joints: dict[int, dict[int, deque[Post]]] = {}
 
     def come(self, post: Post) -> tuple[Post, ...]:
-        """All who meet if ``post`` was the last of them, ranks ascending; () if more must come.
+        """All posts that meet if ``post`` was the last of them, ranks ascending; () if more must
+        come.
 
-        Raises ``InvalidSetting`` if those who meet want different things.
+        Raises ``InvalidSetting`` if ranks that meet want different verbs or sizes.
         """
         if isinstance(post.verb, Joint):
             return self._come_to_all(post)
         return self._come_to_one(post, post.verb)
 
     def waiting(self) -> list[Post]:
-        """Whoever still waits."""
+        """The posts that still wait."""
         hops = [post for posts in self._hops.values() for post in posts]
         joints = [p for ranks in self._joints.values() for posts in ranks.values() for p in posts]
         return sorted((*hops, *joints), key=lambda post: (post.rank, post.message))

@@ -1,10 +1,10 @@
-"""Links, and what travels over them at once.
+"""The network: links, and the flows that share them.
 
 The model: full-duplex links of one rate meet in a switch that never blocks, so every rank has two
 sides, one that transmits and one that receives. A transfer takes a share of its sender's
 transmitting side and of its receiver's receiving side; a library collective is taken to keep every
-side of every rank equally busy, which a broadcast's tree does not. All that is under way shares the
-sides max-min fairly: no one can be given more without taking from one that has no more than it.
+side of every rank equally busy, which a broadcast's tree does not. All flows under way share the
+sides max-min fairly: no flow can be given more without taking from one that has no more than it.
 Source: progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); the fluid
     model of SimGrid. Not modelled: slow start, losses, a fabric that is narrower than its links.
 """
@@ -22,7 +22,10 @@ Side = int
 
 
 class Flow:
-    """Something on its way: at ``since_s``, ``left_s`` seconds of a whole link were left of it."""
+    """A transfer or a collective on its way.
+
+    At the time ``since_s`` it still needed ``left_s`` seconds of a whole link.
+    """
 
     __slots__ = ("done", "left_s", "share", "sides", "since_s", "target_s")
 
@@ -34,7 +37,10 @@ class Flow:
 
 
 class _Pool:
-    """Flows that speed up and slow down together: an own clock, on which their ends stay put."""
+    """Flows that speed up and slow down together, on a clock of their own.
+
+    On that clock their ends stay put.
+    """
 
     def __init__(self) -> None:
         self.served_s = 0.0
@@ -55,7 +61,7 @@ class _Pool:
         return max(0.0, heap[0][0] - self.served_s) / self.speed if heap else NEVER
 
     def ended(self, at_least_one: bool) -> list[Flow]:
-        """Removes what has ended; rounding may have left a hair of what ends now."""
+        """Removes the flows that have ended; rounding may have left a hair of a flow."""
         if at_least_one and self.next_s() < NEVER:
             self.served_s = max(self.served_s, self._heap[0][0])
         found = []
@@ -67,7 +73,7 @@ class _Pool:
 
 
 class Network:
-    """All that is on its way among ranks, from one moment to the next."""
+    """All flows on their way among ranks, from one moment to the next."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -79,7 +85,7 @@ class Network:
         self._stale = False
 
     def collective(self, work_s: float, done: Callable[[], None]) -> Flow:
-        """Starts what fills all links for ``work_s`` if it is alone; calls ``done`` at its end."""
+        """Starts a collective that takes ``work_s`` if it is alone; calls ``done`` at its end."""
         flow = Flow(work_s, done, ())
         self._num_joint += 1
         self._joint.put(flow, self._joint.served_s + work_s)
@@ -97,12 +103,13 @@ class Network:
         return flow
 
     def next_end_s(self) -> float:
-        """When the next flow ends if none starts before; ``NEVER`` when nothing is on its way."""
+        """The second at which the next flow ends if none starts before; ``NEVER`` if there is
+        none."""
         self._rebalance()
         return self._now_s + min(self._joint.next_s(), self._pairs.next_s())
 
     def advance(self, now_s: float) -> None:
-        """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of what ends there."""
+        """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of flows that end there."""
         self._rebalance()
         joint, pairs = self._joint, self._pairs
         passed_s = now_s - self._now_s
@@ -157,7 +164,7 @@ class Network:
             self._pairs.speed = 1.0
 
     def _touched(self, changed: Iterable[Side]) -> tuple[list[Flow], list[Side]]:
-        """Transfers and sides that are connected to what has changed; no other share moves."""
+        """The transfers and sides connected to the changed ones; no other share changes."""
         flows: dict[Flow, None] = {}
         seen = dict.fromkeys(changed)
         queue = list(seen)

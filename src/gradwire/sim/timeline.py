@@ -34,17 +34,18 @@ def simulate(
 ) -> Trace:
     """The trace of one iteration, from the start of its backward pass to the end of the forward.
 
-    ``ranks="one"`` is a rank that stands for all of them: dense messages by closed form, others as
-    the exchange goes when it is alone. ``ranks="all"`` plays every rank by events, on links that
-    all transfers share. With ``jitter`` every rank computes faster or slower than the profile, by
-    a factor drawn for it with ``seed`` (log-normal, of mean 1 and about that standard deviation).
+    With ``ranks="one"`` one rank stands for all of them: dense messages take the time of a closed
+    form, others that of the exchange when it is alone. With ``ranks="all"`` every rank is played by
+    events, on links that all transfers share. With ``jitter`` every rank computes faster or slower
+    than the profile, by a factor drawn for it with ``seed`` (log-normal, of mean 1 and about that
+    standard deviation).
 
-    Lanes: "backward" and "forward" with one span a layer, "communication" and "compute" with what
-    each message does there; ``size_bytes`` is what the rank sends in it. Encode, decode and merge
-    take what the cluster's ``codecs`` say; where a compressor was not measured they count as
-    nothing, as other computations of a text always do, and the span's name says so. Gather and
-    scatter are not there, and count as nothing too.
-    ``Trace.iteration_s`` is US-Byte's t_iter (equation 12).
+    The lanes "backward" and "forward" have a span for each layer, "communication" and "compute"
+    spans of the messages' work; ``size_bytes`` counts the bytes that the rank sends in a span.
+    Encode, decode and merge take the seconds in the cluster's ``codecs``. Where a compressor was
+    not measured they take 0, as other computations of a text always do, and the span's name says
+    so. Gather and scatter have no spans and take 0 too. ``Trace.iteration_s`` is US-Byte's t_iter
+    (equation 12).
 
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, for an exchange that
     cannot be simulated, and for jitter of one rank only.
@@ -75,11 +76,11 @@ def simulate_exchange(
 ) -> Trace:
     """The trace of one exchange of ``numel`` elements on all ranks, with nothing else under way.
 
-    ``shapes`` are those of the tensors that lie in it, for exchanges that act on matrices; without
-    them it is a vector. It is the first step's, in which rank 0 leads where ranks take turns. The
-    exchange's text is run as it is, without data; a rank alone sends nothing, and its trace is
-    empty. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a
-    verb, and ``Deadlock`` if they wait for each other.
+    ``shapes`` are those of the tensors in the gradient, for exchanges that act on matrices; without
+    them the gradient is a vector. The trace is the first step's, in which rank 0 leads where ranks
+    take turns. The exchange's own text is run, without data. A rank that is alone sends nothing,
+    and its trace is empty. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks
+    disagree on a verb, and ``Deadlock`` if they wait for each other.
     """
     if cluster.num_ranks == 1:
         return Trace()
@@ -141,7 +142,7 @@ def _factor(draw: random.Random, jitter: float) -> float:
 
 
 def _stages_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Stage, ...]]]:
-    """By rank and message; messages of one size and exchange are alike."""
+    """The stages of each message on each rank; messages of one size and exchange are alike."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     parcels = demand.parcels()

@@ -1,4 +1,4 @@
-"""Sparse vectors on their way between ranks: what is sent, who gets which part, how it is added up.
+"""Sparse vectors on their way between ranks: their formats, their parts and their sums.
 
 ``entries``      a sparse vector as indices and values; the non-zero units of a dense one
 ``permutation``  a seeded bijection of the index space: the hash that spreads entries over ranks
@@ -7,7 +7,7 @@
 ``merge``        entries of all ranks added up over one part
 ``scatter``      entries of a part written to the dense vector
 ``formats``      layouts on the wire, one a file
-``choose``       the smallest of them for what all ranks know
+``choose``       the smallest of them, by counts that all ranks know
 ``gpu``          Triton forms of the partition
 
 A *unit* is ``width`` adjacent elements that travel together: 1 for single elements, the number of

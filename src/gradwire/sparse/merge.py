@@ -3,7 +3,7 @@
 Source: ZEN (OSDI 2025), section 2.2: incremental aggregation at the server of a part.
 Differences: lists ascend, so all are gone through once, side by side, and neither a table nor a sum
     for each place is needed. A place's sum starts at zero, as a dense sum's does, and adds the
-    ranks' values in rank order: the same bits whoever sends first.
+    ranks' values in rank order: so it has the same bits whichever rank sends first.
 Legend: K entries.
 """
 
@@ -34,9 +34,9 @@ def merge(
     """``scale`` times the values of each place, added up: a sum for each place that any rank has.
 
     ``ranks`` (one at least, of one width) hold ascending places below ``num_places``. Values are
-    scaled and added in ``dtype``, by default their own. ``room`` is what the result lies in, places
-    (int32) and values (``dtype``), each for the entries of all ranks; without it new tensors are
-    made. Raises InvalidSetting where a place is none or descends.
+    scaled and added in ``dtype``, by default their own. The result lies in ``room``, places (int32)
+    and values (``dtype``), each as long as the entries of all ranks; without it new tensors are
+    made. Raises InvalidSetting where a place is out of range or descends.
 
     >>> one = Entries(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 1.0]))
     >>> two = Entries(torch.tensor([3], dtype=torch.int32), torch.tensor([5.0]))
@@ -98,7 +98,7 @@ def _run(
 def _reference(
     ranks: Sequence[Entries], num_places: int, scale: float, dtype: torch.dtype
 ) -> Entries:
-    """The definition."""
+    """The merge by its definition."""
     for entries in ranks:
         if _first_wrong(entries, num_places) >= 0:
             raise _wrong(entries, num_places)

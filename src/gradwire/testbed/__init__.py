@@ -1,6 +1,6 @@
 """Several hosts with slow links on one machine, and a launcher that runs one rank in each.
 
-What the rest of gradwire and its users need is in three files: `hosts` (`Testbed`, `open_hosts`,
+The rest of gradwire and its users need three files: `hosts` (`Testbed`, `open_hosts`,
 `shaped_hosts`, `loopback_hosts`, `available`), `launch` (`launch`, `explain`) and `counters`
 (`own_counters`, which the ranks call themselves). Below them: `netns` makes the namespaces and
 wires them up, `_holder` is the small process that keeps them alive, `tc` chooses the shaper's

@@ -2,9 +2,10 @@
 
 Three figures decide whether a shaped link behaves like a real one:
 
-- **burst**: what a link saves up while idle and may then send at once. Too small, and every moment
-  in which the machine's few cores keep a sender waiting is lost for good; too large, and short
-  messages after a pause travel for free. 40 MB float32 all-reduce by gloo on 4 hosts, as a ratio
+- **burst**: the bytes that a link saves up while idle and may then send at once. If it is too
+  small, every moment in which the machine's few cores keep a sender waiting is lost for good. If it
+  is too large, short messages after a pause travel for free. 40 MB float32 all-reduce by gloo on 4
+  hosts, as a ratio
   to 2 (3/4) bytes / rate (1.046 is the floor: 1448 of 1514 bytes are payload), medians of 3 to 6 on
   two cores that other programs used too, with a load average of 2 to 7:
       200 Mbit: 0.7 and 1 ms 1.06 to 1.13, 2 ms 1.09, 2.5 ms 1.05 to 1.07, 4 ms 1.05

@@ -2,8 +2,8 @@
 
 Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events ("M").
 A process is a rank and a thread is a lane. Viewers draw the events of one thread as a call stack,
-so spans of a lane that overlap get threads of their own. What each step selected and sent are
-counters ("C"), which viewers draw as curves.
+so spans of a lane that overlap get threads of their own. The elements that each step selected and
+the bytes that it sent are counters ("C"), which viewers draw as curves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .density import StepDensity
 from .span import Span, Trace
 
 TOUCHING_S = 1e-9
-"""Spans that overlap by less follow each other: sums of clock readings round that far."""
+"""The overlap in seconds below which two spans follow each other, as sums of clock readings are
+rounded that far."""
 
 
 def slots(spans: Sequence[Span]) -> list[int]:

@@ -1,4 +1,4 @@
-"""StepDensity: how much of its gradients one rank was asked for, took and got, in one step."""
+"""StepDensity: the density that one rank was asked for, took and got in one step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepDensity:
-    """Counted over all messages of a step in which elements were selected; dense ones are not here.
+    """The elements that one rank selected in one step, counted over its messages that select.
 
-    ``numel`` elements were there to be selected; ``asked`` of them were asked for (density times
-    numel; None where a codec has no density), this rank ``selected`` so many, and ``arrived`` are
-    in the mean: the union over ranks, which gradient build-up makes larger (DEFT, section 3.1).
-    ``sent_bytes`` is what the rank sent in the whole step, dense messages included; ``end_s`` when
-    the step ended, on the clock of the spans.
+    ``numel`` elements could be selected; ``asked`` of them were asked for (density times numel;
+    None where a codec has no density). This rank ``selected`` so many, and ``arrived`` are in the
+    mean: the union over ranks, which gradient build-up makes larger (DEFT, section 3.1).
+    ``sent_bytes`` counts the bytes that the rank sent in the whole step, dense messages included;
+    ``end_s`` is the end of the step, on the clock of the spans.
 
     >>> StepDensity(0, 7, 0.5, 800, numel=10_000, asked=100.0, selected=100, arrived=380).actual
     0.038
@@ -35,7 +35,7 @@ class StepDensity:
 
     @property
     def local(self) -> float:
-        """The density of what this rank selected."""
+        """The share of the elements that this rank selected."""
         return self.selected / self.numel
 
     @property

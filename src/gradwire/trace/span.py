@@ -1,4 +1,4 @@
-"""Span and Trace: the one form in which gradwire says what took how long."""
+"""Span and Trace: the one form in which gradwire states how long each piece of work took."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LANES = ("forward", "backward", "compute", "communication", "wait")
 class Span:
     """One stretch of work of one rank.
 
-    ``lane`` is where it ran (see ``LANES``), ``name`` what it was; times are seconds on a clock
-    whose zero all spans of one trace share; ``size_bytes`` is what it moved over the wire (0 for
-    computation); ``step`` counts iterations, ``message`` is the message it belongs to (-1: none).
+    ``lane`` is the lane it ran on (see ``LANES``), and ``name`` names the work. Times are seconds
+    on a clock whose zero all spans of one trace share. ``size_bytes`` counts the bytes it sent (0
+    for computation); ``step`` counts iterations, ``message`` is the message it belongs to (-1:
+    none).
     """
 
     rank: int
@@ -59,7 +60,7 @@ class Trace:
 
     @classmethod
     def merged(cls, traces: Iterable[Trace]) -> Trace:
-        """All that several ranks' traces hold, as one."""
+        """One trace of all spans and densities in several ranks' traces."""
         every = list(traces)
         return cls.of(
             (span for trace in every for span in trace.spans),

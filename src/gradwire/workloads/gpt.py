@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 class GPT(nn.Module):
-    """Tokens (B, T), T up to ``context``, to scores (B, T, V) of each next token.
+    """A model of tokens (B, T), T up to ``context``, to scores (B, T, V) of each next token.
 
     >>> import torch
     >>> GPT(context=8, width=16, num_layers=1, num_heads=2)(torch.zeros(2, 8).long()).shape
@@ -52,7 +52,7 @@ class GPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a perceptron four times as wide, each added to what went in."""
+    """Attention, then a perceptron four times as wide, each added to its input."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where data that gradwire does not ship lie: the user's own folder, or that of a package.
+"""The folders of data that gradwire does not ship: the user's own, and those of packages.
 
 Source: XDG Base Directory Specification 0.8, for the variables and what stands for unset ones.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 def places(name: str) -> tuple[Path, ...]:
     """The folders in which data of this name are looked for, the user's own first.
 
-    That is ``$XDG_DATA_HOME/gradwire/NAME``, ``~/.local/share`` standing for the variable, and
-    ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
+    They are ``$XDG_DATA_HOME/gradwire/NAME``, with ``~/.local/share`` where the variable is unset,
+    and ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
     """
     own = os.environ.get("XDG_DATA_HOME", "")
     found = [Path(own, "gradwire", name)] if own else []

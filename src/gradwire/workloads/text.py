@@ -25,11 +25,15 @@ UNKNOWN = 0
 """The vocabulary's entry for all words that are in none other."""
 _WORD = re.compile(r"\w+|[^\w\s]|\n")
 _BLOCK = 1000
-"""Words; of every ten blocks the last is held out, so both parts are of all files."""
+"""The words of a block. The last of every ten blocks is held out, so both parts are of all
+files."""
 
 
 class Words(NamedTuple):
-    """train_N and held_out_N int32, indices into ``vocabulary``, the most frequent word first."""
+    """A text as words: train_N and held_out_N int32 are indices into ``vocabulary``.
+
+    The vocabulary has the most frequent word first.
+    """
 
     train_N: Tensor
     held_out_N: Tensor

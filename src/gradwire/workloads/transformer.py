@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class CausalLM(nn.Module):
-    """Tokens (B, context) to scores (B, context, vocabulary) of each next token.
+    """A model of tokens (B, context) to scores (B, context, vocabulary) of each next token.
 
     As it stands, over bytes, with 4 layers of width 256, it has 3.3 M parameters.
     """

@@ -1,4 +1,4 @@
-"""Wrappers of exchanges: what happens to a gradient before it is exchanged, and to what is left.
+"""Wrappers of exchanges: they change a gradient before it is exchanged, or keep its residual.
 
 An exchange inside a wrapper knows nothing of it, so any wrapper goes around any exchange, in the
 order that each one's docstring asks for. Error feedback, the simplest, is in ``exchange``. May

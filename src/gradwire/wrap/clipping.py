@@ -1,7 +1,7 @@
 """Local clipping: every rank clips its own gradient before anything is added to it.
 
 Clipping the mean, as plain training does, comes too late where gradients accumulate for many steps
-before they are sent: one that exploded is in the residual by then.
+before they are sent: a gradient that exploded is in the residual by then.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (local gradient
     clipping): a rank's threshold is the global one over sqrt(W), as the norm of a sum of W
@@ -14,7 +14,7 @@ Differences: an exchange sees one message, so the norm is that message's and not
     A gradient with an inf or a NaN has no direction: its finite elements become 0, and what is not
     finite becomes NaN, which reaches all ranks.
 Wire and State: the inner exchange's.
-Contributed: of the clipped gradient; what was clipped off is gone, as it is meant to be.
+Contributed: that of the clipped gradient. The part that was clipped off is gone on purpose.
 """
 
 from __future__ import annotations
@@ -77,13 +77,16 @@ class Clipping(Wrapper):
 
 
 def check_norm(what: str, given: object) -> None:
-    """Refuses what no gradient's norm can be bounded by."""
+    """Refuses ``given`` unless a gradient's norm can be bounded by it."""
     accepted = "a positive finite number, 1e-300 to 1e300"
     check_number(what, given, accepted, "write 1.0", 1e-300, 1e300)
 
 
 def norm(grad_N: Tensor) -> float:
-    """A gradient's, of squares added up in float64 without a copy of it; threads change no bit."""
+    """The norm of a gradient, whose squares are added up in float64 without a copy of it.
+
+    The number of threads changes no bit of it.
+    """
     working_N = grad_N.to(working_dtype(grad_N.dtype)).contiguous()
     start_1, stop_1 = torch.tensor([0]), torch.tensor([grad_N.numel()])
     squares_1 = torch.empty(1, dtype=torch.float64)

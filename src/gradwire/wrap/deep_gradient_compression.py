@@ -31,14 +31,14 @@ def deep_gradient_compression(
 ) -> Exchange:
     """DGC as its paper has it; train with ``torch.optim.SGD`` without momentum.
 
-    ``warmup_steps`` is how long, in steps, the density takes to fall from 25 % to ``density``, in
-    stages of equal length, which is rounded up to whole steps; the paper takes four epochs, 0 is
-    none, and from 25 % on there is nothing to warm up. ``masking`` is the paper's momentum factor
-    masking; what it clears acts like a lower learning rate for what is sent often, so try without
-    it where training falls behind (see ``with_momentum_correction``). ``clip_norm`` is the norm
-    that gradients are clipped to (see ``with_clipping``), as the paper does for recurrent networks.
-    ``sample_share`` of a gradient is looked at to find the threshold, drawn from ``seed``. Weight
-    decay is to be 1 / (1 - momentum) times momentum SGD's.
+    ``warmup_steps`` is the number of steps in which the density falls from 25 % to ``density``, in
+    stages of equal length, which is rounded up to whole steps. The paper takes four epochs; 0 is no
+    warm-up, and there is none for densities of 25 % and more. ``masking`` is the paper's momentum
+    factor masking. It acts like a lower learning rate for elements that are sent often, so try
+    without it where training falls behind (see ``with_momentum_correction``). ``clip_norm`` is the
+    norm that gradients are clipped to (see ``with_clipping``), as the paper does for recurrent
+    networks. ``sample_share`` is the share of a gradient, drawn from ``seed``, that the threshold
+    is estimated from. Weight decay must be 1 / (1 - momentum) times momentum SGD's.
 
     >>> exchange = deep_gradient_compression(warmup_steps=400, clip_norm=0.25)
     >>> exchange.densities, exchange.steps_per_stage

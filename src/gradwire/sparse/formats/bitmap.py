@@ -1,4 +1,4 @@
-"""bitmap: a bit for each unit of the vector, and the values of those that are set.
+"""bitmap: a bit for each unit of the vector, and the values of the units whose bits are set.
 
 Source: ZEN (OSDI 2025), section 3.3.1.
 Differences: none. Bit i is index i, so a part whose units lie anywhere (a permuted one) needs a bit
@@ -23,7 +23,7 @@ from ..parts import Part
 
 @dataclass(frozen=True, kw_only=True)
 class bitmap(SparseFormat):
-    """Values in ascending order of their indices, then one bit a unit.
+    """Values in ascending order of their indices, then one bit for each unit.
 
     >>> bitmap().size_bytes(100, 10_000)
     1650

@@ -1,4 +1,4 @@
-"""blocks: whole blocks of adjacent units, of which at least one is there.
+"""blocks: whole blocks of adjacent units that hold at least one entry.
 
 Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025), section 3.3.1, compares with it.
 Differences: a block's number stands before it, where OmniReduce sends that of the next one.
@@ -21,7 +21,7 @@ from ..format import SparseFormat
 
 @dataclass(frozen=True, kw_only=True)
 class blocks(SparseFormat):
-    """The non-zero ones of blocks of ``block`` units, zeros between entries included.
+    """The blocks of ``block`` units that are not zero, zeros between entries included.
 
     >>> blocks(block=256).size_bytes(2, 10_000)
     2056

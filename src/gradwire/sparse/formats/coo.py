@@ -1,6 +1,6 @@
 """coo: coordinates, an index for each unit.
 
-Source: ZEN (OSDI 2025), section 2.1 and 3.3.1; what AGsparse and SparCML send.
+Source: ZEN (OSDI 2025), section 2.1 and 3.3.1; AGsparse and SparCML send this.
 Differences: none; indices are int32.
 Wire: indices_K int32, values (K * width) -> K * (4 + width * itemsize) bytes, and 4 more where K is
     odd and values are of 8 bytes each.
@@ -20,7 +20,7 @@ from ..format import SparseFormat
 
 @dataclass(frozen=True, kw_only=True)
 class coo(SparseFormat):
-    """Indices, then values; keeps any order and duplicates.
+    """Indices, then values; any order and duplicates are kept.
 
     >>> coo().size_bytes(100, 10_000)
     800

@@ -1,4 +1,4 @@
-"""dense: every unit, without indices; what a format has to be smaller than.
+"""dense: every unit, without indices; a sparse format is of use only where it is smaller.
 
 Source: ZEN (OSDI 2025), definition 1.
 Differences: none.

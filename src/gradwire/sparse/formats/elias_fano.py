@@ -1,9 +1,9 @@
 """elias_fano: ascending places in little more than the fewest bits that tell them apart.
 
-Source: Elias (J. ACM 1974) and Fano (MIT, 1971), as inverted indices use their code. Not ZEN's:
-    where a share d of a part's places is taken, its hash bitmap spends 1 / d bits on an entry and
-    coordinates 32. This code spends about 2 + log2(1 / d), and entropy, where d is small, asks for
-    1.44 + log2(1 / d). Above d = 1/4 or so the bitmap is the smaller one.
+Source: Elias (J. ACM 1974) and Fano (MIT, 1971), as inverted indices use their code. ZEN has no
+    such format: where a share d of a part's places is taken, its hash bitmap spends 1 / d bits on
+    an entry and coordinates 32. This code spends about 2 + log2(1 / d); the entropy is
+    1.44 + log2(1 / d) where d is small. Above d = 1/4 or so the bitmap is the smaller one.
 Differences: the number of low bits is the one that makes the code shortest; it follows from the
     count.
 Wire: values (K * width), low, high -> K * width * itemsize + ceil(K b / 8) +
@@ -88,7 +88,7 @@ class elias_fano(SparseFormat):
 
 
 def low_bits(count: int, num_units: int) -> int:
-    """b: one bit more would cost each entry a bit, and save fewer than there are entries.
+    """The number of low bits, b: one more would cost a bit for each entry, and save fewer bits.
 
     >>> low_bits(100, 1_250)
     3
@@ -97,7 +97,7 @@ def low_bits(count: int, num_units: int) -> int:
 
 
 def high_bits(count: int, num_units: int) -> int:
-    """How many bits the places' upper parts take."""
+    """The number of bits that the upper parts of the places take."""
     return count + ((num_units - 1) >> low_bits(count, num_units)) if count else 0
 
 
@@ -153,7 +153,7 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
 
 
 def _reference_encode(places_K: Tensor, num_low: int, low: Tensor, high: Tensor) -> None:
-    """The definition of the bits."""
+    """Writes both fields of bits by their definition."""
     shifts = torch.arange(num_low, device=places_K.device)
     _bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
     numbers_K = torch.arange(places_K.numel(), device=places_K.device)

@@ -1,4 +1,4 @@
-"""hash_bitmap: a bit for each place of a part, and the values of those that are set.
+"""hash_bitmap: a bit for each place of a part, and the values of the places whose bits are set.
 
 Source: ZEN (OSDI 2025), section 3.3.2, algorithm 2.
 Differences: bit i of part w is place w L + i of a permutation, whose inverse gives the index; the
@@ -23,7 +23,7 @@ from ..format import SparseFormat
 
 @dataclass(frozen=True, kw_only=True)
 class hash_bitmap(SparseFormat):
-    """Values in ascending order of their local places, then one bit a place.
+    """Values in ascending order of their local places, then one bit for each place.
 
     >>> hash_bitmap().size_bytes(100, 1_250)
     557

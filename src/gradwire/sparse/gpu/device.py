@@ -1,9 +1,9 @@
 """Triton kernels of the partition: h0 as a permutation, the two passes, and algorithm 1.
 
-Importing this file needs triton. ``constants`` is what ``Permutation.constants`` holds, as int32:
-numel, mask, shift, then multiplier, addend and inverse of three rounds. Entries are told apart by
-their number in the list, which is what a table holds: so no index is the empty mark, and an index
-that occurs twice stays twice.
+Importing this file needs triton. ``constants`` holds ``Permutation.constants`` as int32: numel,
+mask, shift, then multiplier, addend and inverse of three rounds. A table holds the number of an
+entry in the list, not its index: so the mark of an empty cell is no index, and an index that occurs
+twice is kept twice.
 
 Legend: I entries of a program, W parts (a power of two, of which the last may be empty).
 """
@@ -46,7 +46,7 @@ def places_of(indices, constants):
 
 @triton.jit
 def permute(indices, constants, places, num_entries, BLOCK: tl.constexpr):
-    """Places of a list of indices."""
+    """Writes the places of a list of indices."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_entries
     index = tl.load(indices + i, mask=inside, other=0)
@@ -70,7 +70,7 @@ def _membership(places, num_entries, length, WORLD: tl.constexpr, BLOCK: tl.cons
 def count(
     places, counts, num_entries, num_blocks, length, WORLD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Pass one: ``counts[w * num_blocks + block]`` entries of a block are in part w."""
+    """Pass one: counts each block's entries in part w into ``counts[w * num_blocks + block]``."""
     _, _, _, own = _membership(places, num_entries, length, WORLD, BLOCK)
     at = tl.arange(0, WORLD) * num_blocks + tl.program_id(0)
     tl.store(counts + at, tl.sum(own.to(tl.int32), 0))
@@ -88,7 +88,7 @@ def move(
     WORLD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Pass two: local places and entry numbers to where ``starts`` says, in the list's order."""
+    """Pass two: writes local places and entry numbers from ``starts`` on, in the list's order."""
     i, inside, place, own = _membership(places, num_entries, length, WORLD, BLOCK)
     start = tl.load(starts + tl.arange(0, WORLD) * num_blocks + tl.program_id(0))
     rank = tl.cumsum(own.to(tl.int32), 0) - 1 + start[None, :]
@@ -124,7 +124,7 @@ def hash_entries(
     REHASHES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Algorithm 1, lines 4 to 17: each entry into its part's memory.
+    """Algorithm 1, lines 4 to 17: puts each entry into its part's memory.
 
     ``table`` has ``parallel + serial`` cells a part and, at ``last``, one that nobody gets.
     ``counters`` has the serial cells taken of each part, and behind them how many are ``spilled``.
