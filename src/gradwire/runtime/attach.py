@@ -67,16 +67,16 @@ def attach(
     """Exchanges a model's gradients in every backward pass from now on.
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
-    ``DistributedDataParallel`` module, by itself or inside of a wrapper, as ``torch.compile`` makes
-    one (its communication hook is taken). After ``loss.backward()`` every ``.grad`` is the mean
-    over ranks, the same bits on each, as under DDP. Copies and pickles of the model are not
+    ``DistributedDataParallel`` module (its communication hook is taken), which may be inside of a
+    wrapper, such as that of ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the
+    mean over ranks, the same bits on each, as under DDP. Copies and pickles of the model are not
     attached.
 
-    ``exchange`` is an algorithm of ``gw.compress`` or its name (a compressor gets the collective
-    that suits its traits, and what needs error feedback gets that), or made by ``gw.pair``.
+    ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
+    A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` (MiB) is how much is fused into one message (default: see `fusing`),
-    ``num_channels`` (4) how many messages are on their way at once.
+    ``bucket_cap_mb`` is the size in MiB up to which gradients are fused into one message (default:
+    see `fusing`), ``num_channels`` (4) the number of messages on their way at once.
 
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
@@ -84,14 +84,14 @@ def attach(
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
-    one, if layers are cut along it, for an exchange that asks the other parts' ranks what to send:
-    ``sharded_dgc``. All ranks of both must call this then, and run the same steps. ``timeout``
-    bounds every wait for a peer, ``trace_steps`` is how many steps ``handle.trace()`` reaches back.
-    All ranks of the group must call this, with the same arguments; every backward pass must reach
-    at least one attached parameter on every rank. Embeddings send their non-zero rows where that
-    pays; see `natural`. Those with ``sparse=True`` send rows always; see `sparse_message`.
-    ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does, so that nothing which is
-    kept between steps has its scale; see `scaling`.
+    group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
+    parts what to send (``sharded_dgc``). Then all ranks of both must attach, and run the same
+    steps. ``timeout`` bounds every wait for a peer; ``handle.trace()`` holds the last
+    ``trace_steps`` steps. All ranks of the group must attach, with the same arguments. Every
+    backward pass must reach at least one attached parameter on every rank. Embeddings send their
+    non-zero rows where that pays (see `natural`), those with ``sparse=True`` always (see
+    `sparse_message`). ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does; with
+    it no state that is kept between steps has its scale (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

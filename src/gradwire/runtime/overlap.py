@@ -11,13 +11,12 @@ parameter that waits for its update, or a change of it (an average of weights, `
 ``copy.deepcopy(model)``); a closure; step hooks; an optimizer that cannot be cut; ``state_dict``
 and ``load_state_dict`` of model and optimizer. Such a fall-back is counted, and logged once for
 each reason. A parameter that the forward pass uses without calling its module waits for its own
-mean alone. So training is the same, bit for bit, whatever the user does with gradients, parameters
-and optimizer.
+mean alone. So training is the same, bit for bit, whatever the user does.
 
 Between ``optimizer.step()`` and the next forward pass some looks cannot be seen: at the optimizer's
 ``state``, through a view that was taken before (``held = p.data``), or from C++. Call
-``handle.synchronize()`` before them, which makes all updates. Where autograd notices one of these,
-the run ends with an error: a write through ``p.detach()``, or a use in a forward pass.
+``handle.synchronize()`` before them. Where autograd notices such a look (a write through
+``p.detach()``, a use in a forward pass), the run ends with an error.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class Overlap:
     their way until the next one began. ``fallbacks`` counts, by reason, those that had to be
     settled earlier.
 
-    Some parameters may be in no group of ``optimizer``. The optimizer may also have parameters that
-    are not exchanged: those with gradients are updated within ``step()``. A second optimizer that
-    steps looks at pending gradients, and so settles the step: overlap needs one optimizer for all
-    parameters that are exchanged.
+    Some parameters may be in no group of ``optimizer``, and it may have others, which are updated
+    within ``step()``. A second optimizer looks at pending gradients, and so settles the step:
+    overlap needs one optimizer for all parameters that are exchanged.
     """
 
     def __init__(
@@ -146,10 +144,7 @@ class Overlap:
             )
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Makes gradients pending at the end of backward.
-
-        ``grads`` holds the gradients handed in, by name; None for a parameter that took no part.
-        """
+        """Makes ``grads``, by name (None: took no part), pending at the end of backward."""
         assert not self._is_open, "begin_backward was not called"
         if self._gates.is_learning:
             self._close_lesson()
@@ -320,10 +315,7 @@ class Overlap:
             self._make(mine + self._arrived(set(mine)))
 
     def _arrived(self, known: set[str]) -> list[str]:
-        """Parameters outside ``known`` that are due and whose means have arrived.
-
-        They are taken in order of registration, up to the first whose mean has not arrived.
-        """
+        """Due parameters beside ``known``, in order, up to the first whose mean has not arrived."""
         found = []
         for name in self._due:
             if name not in known:
@@ -338,10 +330,7 @@ class Overlap:
             self._settle_for_evaluation()
 
     def _settle_for_evaluation(self) -> None:
-        """Makes all updates before a forward pass without gradients.
-
-        In such a pass modules may not be called, and nothing would tell of a stale value.
-        """
+        """Makes all updates, as without gradients modules may not be called by the forward pass."""
         self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
 
     # Settling.
