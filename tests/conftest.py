@@ -15,7 +15,7 @@ variable is not left behind, for what tests start.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +49,8 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 
+SLOW_S = 15.0
+"""A test that takes longer carries the mark ``slow``; those that were marked take 3 s or more."""
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
 
@@ -70,6 +72,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked ``netns`` run where shaped hosts can really be made, and say why elsewhere."""
     if item.get_closest_marker("netns") is not None and not _shaped():
         pytest.skip(_shaped().reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails a test that makes everybody wait; `make test` is run after every change."""
+    report = yield
+    if report.passed and call.duration > SLOW_S and item.get_closest_marker("slow") is None:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"its {call.when} took {call.duration:.0f} s: mark it slow, or make it fast"
+        )
+    return report
 
 
 @pytest.fixture(scope="module")
