@@ -59,13 +59,16 @@ _shaped = cache(available)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes are one group, which one worker runs one after another.
+    """Tests that start processes run one after another: the slow ones all, others file by file.
 
-    Shaped hosts are one machine's, and the ranks of two tests at once would starve each other.
+    Shaped hosts are one machine's, and ranks that wait for a fault would starve each other. Pools of
+    ranks serve one file on one worker beside another file on the other.
     """
     for item in items:
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            alone = item.get_closest_marker("netns") or item.get_closest_marker("slow")
+            group = "processes" if alone else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

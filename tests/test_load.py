@@ -26,7 +26,7 @@ BASES: dict[str, tuple[type, ...]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_the_files_without_underscore(kind: str) -> None:
     folder = SOURCE.joinpath(*kind.split("."))
-    files = {p.stem for p in folder.iterdir() if p.suffix == ".py"}
+    files = {p.stem for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
     assert set(names(kind)) == {f for f in files if not f.startswith("_")}
     assert list(names(kind)) == sorted(names(kind))
 

@@ -28,6 +28,8 @@ from tests.planner.test_zen import SLOW, profile, sparsity
 
 from .mutations import BROKEN, mutated
 
+pytestmark = pytest.mark.slow
+
 LINE = fit_line([(n, 1e-3 + n * 1e-9) for n in (1000, 10_000, 1_000_000)])
 PROFILE = profile().model_copy(
     update={"measurement": Measurement(iterations=3, profiling_s=9, step_s=0.5, hooked_step_s=0.6)}

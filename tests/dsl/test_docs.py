@@ -16,6 +16,8 @@ from gradwire.dsl.text.compile import compile_text
 from gradwire.laws.subjects import check, held_to
 from gradwire.laws.tolerance import same_bits
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "compll.md").read_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -17,18 +18,19 @@ from gradwire.pairing import Pair
 from tests.strategies import bounded, gradients, panel
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_law(law: Callable[..., None]) -> None:
+def test_laws() -> None:
     @bounded(15)
     @given(grad_N=gradients())
-    def holds(grad_N: Tensor) -> None:
+    def hold(grad_N: Tensor) -> None:
+        for law in LAWS:
+            law(ternary(), grad_N)
+
+    for grad_N, law in product(panel(), LAWS):
         law(ternary(), grad_N)
-
-    for grad_N in panel():
-        law(ternary(), grad_N)
-    holds()
+    hold()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [*collectives.LAWS, *exchanges.LAWS], ids=lambda law: law.__name__)
 def test_law_of_its_exchange(law: Callable[..., None]) -> None:
     pair = exchange_for(ternary()).inner

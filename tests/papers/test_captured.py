@@ -15,6 +15,8 @@ from gradwire.errors import InvalidSetting, UnknownName
 from papers.zen import captured
 from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
 
+pytestmark = pytest.mark.slow
+
 NUM_UNITS, WIDTH = 300, 4
 
 

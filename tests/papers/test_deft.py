@@ -28,6 +28,8 @@ from papers.deft.runs import Run, history
 from papers.deft.setting import Application
 from papers.frame import Ask, Findings, Row
 
+pytestmark = pytest.mark.slow
+
 WIDTH, CLASSES = 16, 4
 
 

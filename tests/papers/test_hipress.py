@@ -13,6 +13,8 @@ from papers.frame import Ask
 from papers.hipress import lines
 from papers.hipress.page import hipress
 
+pytestmark = pytest.mark.slow
+
 
 def function(text: str) -> ast.FunctionDef:
     found = ast.parse(textwrap.dedent(text)).body[0]

@@ -17,6 +17,8 @@ from papers.workloads.lstm import LSTMLM
 from papers.workloads.ncf import NeuMF
 from papers.workloads.resnet18 import ResNet18
 
+pytestmark = pytest.mark.slow
+
 
 def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())

@@ -9,6 +9,8 @@ import pytest
 from papers import names, page
 from papers.frame import Item
 
+pytestmark = pytest.mark.slow
+
 PRINTED = {"deft": (10, 2), "hipress": (16, 7), "usbyte": (19, 5), "zen": (18, 4)}
 """How many figures and tables each paper has; they are numbered from 1 without a gap."""
 

@@ -13,6 +13,8 @@ from papers import store as _store
 from papers.frame import Ask, Claim, Figure, Findings, Reproduction
 from papers.store import Done, document, run
 
+pytestmark = pytest.mark.slow
+
 
 class Paper:
     """Two figures that count how often they are measured."""

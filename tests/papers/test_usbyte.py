@@ -48,6 +48,8 @@ from papers.usbyte.setting import MODELS, cluster_1, cluster_2, profile_of
 from tests.planner.profiles import clusters, profiles
 from tests.strategies import bounded
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-9
 
 

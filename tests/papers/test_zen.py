@@ -10,6 +10,8 @@ from papers import page
 from papers.frame import Findings, Reproduction
 from tests.papers.zen_small import ALL
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_figure_is_registered_and_has_a_measure_of_its_own() -> None:
     paper: Reproduction = page("zen")

@@ -18,6 +18,8 @@ from papers.zen import sparsity as zen_sparsity
 from papers.zen.captures import Source, captured
 from tests.papers.zen_small import RANKS, ask, by_name, claim_of
 
+pytestmark = pytest.mark.slow
+
 
 class Bag(nn.Module):
     """The mean of a batch's embeddings, classified."""

@@ -19,6 +19,8 @@ from papers.zen import formats as zen_formats
 from papers.zen import hashing as zen_hashing
 from tests.papers.zen_small import by_name, claim_of
 
+pytestmark = pytest.mark.slow
+
 # Theorem 2
 
 

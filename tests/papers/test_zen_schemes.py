@@ -28,6 +28,8 @@ from papers.zen.volumes import (
 )
 from tests.papers.zen_small import MODELS, ask, claim_of, speed_rows
 
+pytestmark = pytest.mark.slow
+
 # Figure 8
 
 Sets = list[set[int]]

@@ -22,7 +22,7 @@ from gradwire.runtime.handle import Handle
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
 
-pytestmark = pytest.mark.multi
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
 
 WARMING = gw.with_density_warmup(gw.compress.topk(density=0.05), steps_per_stage=3)
 """Whose ranks send payloads of other sizes where they are at other steps."""

@@ -22,7 +22,7 @@ from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import resumed
 from tests.runtime.training import SMALL_MB, Net, digest, loss_of, momentum, named, train
 
-pytestmark = pytest.mark.multi
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
 NUM_STEPS = 8
 
 FEW = above(threshold=0.05)

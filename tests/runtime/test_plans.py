@@ -74,6 +74,7 @@ def with_and_without(rank: int, world: int, made: str) -> tuple[str, dict[str, s
     return without, {p.planner + str(p.settings): trained_by(rank, made, p) for p in plans.every()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", OPTIMIZERS)
 def test_any_plan_trains_the_same_bits(made: str, two: Ranks) -> None:
     for without, by_plan in two.run(with_and_without, made, timeout_s=100):
@@ -92,6 +93,7 @@ def four_ranks(rank: int, world: int, seeds: Iterable[int]) -> tuple[str, list[s
     return without, [trained_by(rank, "adam", plans.in_rank_order(plan)) for plan in chosen]
 
 
+@pytest.mark.slow
 def test_four_ranks_train_the_same_bits(four: Ranks) -> None:
     for without, by_plan in four.run(four_ranks, (0, 1), timeout_s=100):
         assert by_plan == [without] * len(by_plan)

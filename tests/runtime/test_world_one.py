@@ -9,6 +9,8 @@ from gradwire.contract import Exchange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import EXCHANGES, OPTIMIZERS, SMALL_MB, Net, ddp, digest, named, train
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 6
 
 
