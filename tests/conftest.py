@@ -61,8 +61,8 @@ _shaped = cache(available)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes run one after another: the slow ones all, others file by file.
 
-    Shaped hosts are one machine's, and ranks that wait for a fault would starve each other. Pools of
-    ranks serve one file on one worker beside another file on the other.
+    Shaped hosts are one machine's, and ranks that wait for a fault would starve each other. Other
+    files may run beside one another, a file on each worker.
     """
     for item in items:
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
