@@ -13,7 +13,7 @@ import pytest
 from gradwire.bench.links_rank import LinksBench
 from gradwire.bench.ranks import run_ranks
 from gradwire.cli import profile as verb
-from gradwire.data.cluster import COLLECTIVES, Cluster, CodecFit
+from gradwire.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.data.fit import fit_line
 from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
@@ -183,7 +183,7 @@ def test_hosts_are_really_measured() -> None:
         )
     assert found[0] == found[1]
     cluster = Cluster.parse(found[0]["cluster"])
-    assert (cluster.num_ranks, tuple(cluster.collectives)) == (2, COLLECTIVES)
+    assert (cluster.num_ranks, tuple(cluster.collectives)) == (2, VERBS)
     assert tuple(cluster.codecs) == ("none",)
     assert all(0 <= fraction <= 1 for fraction in told)
 

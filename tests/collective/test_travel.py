@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from gradwire.data.cluster import COLLECTIVES, Cluster
+from gradwire.data.cluster import VERBS, Cluster
 from gradwire.errors import UnknownName
 from gradwire.travel import NAMES, bytes_on_average, bytes_sent, copies_sent, sent_bytes, travel
 from gradwire.verbs import Broadcast
@@ -44,7 +44,7 @@ def test_a_broadcast_is_gloos_tree(world: int) -> None:
     assert travel("broadcast", world).rounds == (world - 1).bit_length()
 
 
-@pytest.mark.parametrize("verb", COLLECTIVES)
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_seconds_and_bytes_are_of_one_way(verb: str, world: int) -> None:
     """No link carries more in a verb's seconds than its rate, and the busiest is busy throughout,
@@ -62,7 +62,7 @@ def test_seconds_and_bytes_are_of_one_way(verb: str, world: int) -> None:
 
 
 def test_every_verb_of_a_cluster_has_a_way_and_no_other() -> None:
-    assert set(NAMES.values()) == set(COLLECTIVES)
+    assert set(NAMES.values()) == set(VERBS)
     with pytest.raises(UnknownName, match="broadcast"):
         travel("gossip", 4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gradwire.data.cluster import COLLECTIVES, Cluster, CodecFit
+from gradwire.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.data.fit import LineFit
 from gradwire.errors import InvalidSetting, UnknownName
 
@@ -79,7 +79,7 @@ def test_what_was_measured_counts_and_a_formula_stands_in_for_the_rest() -> None
         "broadcast": 2 * 1e-4 + 3 * 0.01,
         "send": 1e-4 + 0.01,
     }
-    assert set(expected) == set(COLLECTIVES)
+    assert set(expected) == set(VERBS)
     for verb, seconds in expected.items():
         assert stated.collective_s(verb, 10**6) == pytest.approx(seconds), verb
         if verb not in ("all_reduce", "send"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.data.cluster import COLLECTIVES, HOP_S, Cluster
+from gradwire.data.cluster import HOP_S, VERBS, Cluster
 from gradwire.data.fit import LineFit
 from gradwire.errors import InvalidSetting
 from gradwire.measure import links
@@ -49,14 +49,14 @@ def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None
     assert found[0] == found[1] == found[2]
     assert len(facts) == 1, "the host's share is not the same on all ranks"
     told, share = map(float, facts.pop().split())
-    assert told == pytest.approx(len(COLLECTIVES) * len(SIZES_BYTES))
+    assert told == pytest.approx(len(VERBS) * len(SIZES_BYTES))
     # Two channels cannot show less than about a half, and what they cannot show counts as none.
     assert share == 0 or 0.5 < share <= 1
     assert 0 <= found[0].host_share <= 1
     cluster = found[0]
     assert cluster.num_ranks == WORLD
     assert cluster.codecs["own"].encode.alpha_s == 0
-    assert tuple(cluster.collectives) == COLLECTIVES
+    assert tuple(cluster.collectives) == VERBS
     for verb, line in cluster.collectives.items():
         assert all(seconds > 0 for _, seconds in line.samples), verb
         buffers = [size * (WORLD if verb == "all_gather" else 1) for size, _ in line.samples]

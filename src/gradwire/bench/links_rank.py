@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..data.cluster import COLLECTIVES, Cluster
+from ..data.cluster import VERBS, Cluster
 from ..measure.codecs import SIZES, measure_codecs
 from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
 from ..runtime.engine import Engine
@@ -43,7 +43,7 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
     """
     if bench.threads is not None:
         torch.set_num_threads(bench.threads)
-    total = len(COLLECTIVES) * len(bench.sizes_bytes) + len(bench.compressors) * len(SIZES)
+    total = len(VERBS) * len(bench.sizes_bytes) + len(bench.compressors) * len(SIZES)
     done = 0.0
 
     def advance(amount: float, note: str) -> None:

@@ -35,10 +35,8 @@ def check_rate(what: str, given: float) -> None:
     check_number(what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE)
 
 
-Collective = Literal[
-    "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"
-]
-COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+VerbName = Literal["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"]
+VERBS: tuple[VerbName, ...] = get_args(VerbName)
 """Names of the verbs that cost something on the wire. Sizes are bytes of the buffer; for all_gather
 of the rank's own contribution, for all_to_all and reduce_scatter of the whole input buffer."""
 
@@ -74,8 +72,8 @@ class Cluster(Stored):
     num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
     hop_s: Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)] = HOP_S
-    collectives: dict[Collective, LineFit] = Field(default_factory=dict)
-    """Measured lines over bytes, by verb; see ``COLLECTIVES`` for what a size means."""
+    collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
+    """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     """Measured lines over elements, by compressor."""
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -95,7 +93,7 @@ class Cluster(Stored):
         return self.line("all_reduce").per_unit_s
 
     def collective_s(self, verb: str, size_bytes: float) -> float:
-        """Seconds of one verb of ``COLLECTIVES`` by itself; nothing to send costs nothing.
+        """Seconds of one verb of ``VERBS`` by itself; nothing to send costs nothing.
 
         As it was measured, where it was: see ``LineFit.measured_s``.
 
@@ -186,7 +184,7 @@ class Cluster(Stored):
 
     def line(self, verb: str) -> LineFit:
         """The cost of a verb by its size in bytes: as it was measured, else by formula."""
-        if self.num_ranks == 1 and verb in COLLECTIVES:
+        if self.num_ranks == 1 and verb in VERBS:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:

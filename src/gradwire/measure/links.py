@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..compress.none import none
 from ..contract import Member
-from ..data.cluster import COLLECTIVES, HOP_S, Cluster, CodecFit, Collective
+from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, VerbName
 from ..data.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
@@ -67,7 +67,7 @@ def measure_cluster(
     *,
     rate_bytes_per_s: float | None = None,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
-    verbs: Sequence[Collective] = COLLECTIVES,
+    verbs: Sequence[VerbName] = VERBS,
     budget_s: float = BUDGET_S,
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] | None = None,
@@ -87,8 +87,8 @@ def measure_cluster(
             f"a link joins at least two ranks, got {engine.world}; start more ranks"
         )
     for verb in verbs:
-        if verb not in COLLECTIVES:
-            raise UnknownName("verb", verb, COLLECTIVES)
+        if verb not in VERBS:
+            raise UnknownName("verb", verb, VERBS)
     if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
         raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
     cases = []
@@ -133,7 +133,7 @@ def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDG
 class _Case:
     """One verb of one size; each of ``makers`` has a channel to itself."""
 
-    verb: Collective
+    verb: VerbName
     numel: int
     makers: Sequence[Make]
 
@@ -186,8 +186,8 @@ def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     return slowest
 
 
-def _maker(verb: Collective, numel: int, engine: Engine) -> Make:
-    """Makes messages of one verb on one set of buffers; ``numel`` as in ``COLLECTIVES``."""
+def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
+    """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
     rank, world = engine.rank, engine.world
     if verb == "all_reduce":
         exchange, grad_N = exchange_for(none()), torch.zeros(numel)
@@ -198,7 +198,7 @@ def _maker(verb: Collective, numel: int, engine: Engine) -> Make:
     return lambda: verb_text(*verbs)
 
 
-def _verbs(verb: Collective, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
+def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
     numel = buf_N.numel()
     match verb:
         case "all_gather":
@@ -217,7 +217,7 @@ def _verbs(verb: Collective, buf_N: Tensor, rank: int, world: int) -> tuple[Verb
 
 def _cluster(
     engine: Engine,
-    fits: dict[Collective, LineFit],
+    fits: dict[VerbName, LineFit],
     rate_bytes_per_s: float | None,
     codecs: Mapping[str, CodecFit],
     share: float = 0.0,

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..contract import Compressor, Exchange, Layout, Member
 from ..contract.hollow import Hollow
-from ..data.cluster import COLLECTIVES, PRIMITIVES, Cluster, CodecFit
+from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 from ..error_feedback import synchronise
 from ..errors import InvalidSetting, invalid
@@ -90,7 +90,7 @@ class Tariff:
 
     num_ranks: int
     lines: tuple[LineFit, ...]
-    """The seconds of each verb of ``COLLECTIVES``, in their order, as functions of bytes."""
+    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes."""
     host_share: float
     codec: CodecFit | None
     plain: bool
@@ -98,19 +98,19 @@ class Tariff:
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
-        lines = tuple(cluster.line(verb) for verb in COLLECTIVES)
+        lines = tuple(cluster.line(verb) for verb in VERBS)
         codecs = list(_algorithms(exchange))
         plain = bool(codecs) and all(_is_plain(codec) for codec in codecs)
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         return cls(cluster.num_ranks, lines, cluster.host_share, cluster.codecs.get(only), plain)
 
     def verb(self, name: str, size_bytes: float) -> Price:
-        """The price of a verb of ``COLLECTIVES``; 0 for one of 0 bytes."""
+        """The price of a verb of ``VERBS``; 0 for one of 0 bytes."""
         if not size_bytes:
             return Price(0.0, 0.0)
         # A hop is no collective: how much of it is the host's is not measured.
         share = 0.0 if name == "send" else self.host_share
-        return Price(*self.lines[COLLECTIVES.index(name)].parts(size_bytes, share))
+        return Price(*self.lines[VERBS.index(name)].parts(size_bytes, share))
 
     def work(self, verb: Compute) -> Work | None:
         """A computation and its seconds; None for encode and decode of plain payloads."""
