@@ -78,7 +78,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names tests that make everybody wait; it fails none, as the first to run builds the kernels."""
+    """Names tests that make everybody wait, and fails none: the first to run builds kernels."""
     for report in terminalreporter.stats.get("passed", []):
         if report.duration > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"mark it slow: {report.nodeid} {report.duration:.0f} s")
