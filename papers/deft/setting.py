@@ -13,7 +13,7 @@ from typing import Any
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
 from gradwire.load import load
-from gradwire.workloads import fashion_mnist as _fashion_mnist
+from gradwire.workloads import fashion_mnist
 from gradwire.workloads.task import Task
 from gradwire.workloads.train import layer_sizes, without_momentum
 from gradwire.wrap.deep_gradient_compression import deep_gradient_compression
@@ -77,7 +77,7 @@ RESNET = Application(
     quick={"width": 4, "stem_stride": 2, "batch": 2, "num_held_out": 300},
     num_steps=800,
     num_quick_steps=40,
-    missing=_fashion_mnist.missing,
+    missing=fashion_mnist.missing,
 )
 LSTM = Application(
     "lstm",

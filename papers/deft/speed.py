@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import deft
-from gradwire.compress.deft import packing as _packing
+from gradwire.compress.deft import deft, packing
 from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import packable, two_stage
 from gradwire.compress.topk import topk
@@ -242,14 +241,14 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     k = max(1, round(given.density * numel))
     papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
     comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
-    [whole] = _packing.work(torch.tensor([numel]), torch.tensor([k]))
-    parts = _packing.work(ours_L, _k_of(grad_N, ours_L, k))
+    [whole] = packing.work(torch.tensor([numel]), torch.tensor([k]))
+    parts = packing.work(ours_L, _k_of(grad_N, ours_L, k))
     return {
         "speedup_by_equation_6": _ratio(
-            numel * log2(k), _packing.heaviest(comparisons.tolist(), world)
+            numel * log2(k), packing.heaviest(comparisons.tolist(), world)
         ),
         "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
-        "speedup_by_work": _ratio(whole, _norms(numel, world) + _packing.heaviest(parts, world)),
+        "speedup_by_work": _ratio(whole, _norms(numel, world) + packing.heaviest(parts, world)),
     }
 
 

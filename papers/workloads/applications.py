@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gradwire.workloads import fashion_mnist as _fashion_mnist
-from gradwire.workloads import text as _text
+from gradwire.workloads import fashion_mnist, text
 from gradwire.workloads.task import Batch, Task, class_loss, click_loss, mean_over, random_of
 from gradwire.workloads.transformer import CausalLM
 
@@ -74,7 +73,7 @@ def _fashion(
     num_held_out: int,
     seed: int,
 ) -> Task:
-    train, test = _fashion_mnist.load()
+    train, test = fashion_mnist.load()
     held_out = (_scaled(test.images_NCHW[:num_held_out]), test.labels_N[:num_held_out].long())
 
     def draw(step: int, rank: int, world: int) -> Batch:
@@ -96,7 +95,7 @@ def _fashion(
 
 
 def _scaled(images_NCHW: Tensor) -> Tensor:
-    return (images_NCHW.float() / 255 - _fashion_mnist.MEAN) / _fashion_mnist.DEVIATION
+    return (images_NCHW.float() / 255 - fashion_mnist.MEAN) / fashion_mnist.DEVIATION
 
 
 def _right(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ def _language(
     seed: int,
 ) -> Task:
     """Windows of ``context`` words drawn anywhere; held-out ones lie side by side."""
-    words = _text.load(vocabulary)
+    words = text.load(vocabulary)
 
     def windows(words_N: Tensor, starts_B: Tensor) -> Batch:
         window = words_N[starts_B[:, None] + torch.arange(context + 1)].long()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import __version__
-from gradwire.report import output as _output
+from gradwire.report import output
 
 ROWS: list[dict[str, object]] = [
     {"name": "ddp", "step_s": 0.5, "loss": math.nan},
@@ -35,7 +35,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_json_is_one_object_with_plain_values(capsys: pytest.CaptureFixture[str]) -> None:
-    _output.emit("bench", ROWS, as_json=True, title="unused")
+    output.emit("bench", ROWS, as_json=True, title="unused")
     result = json.loads(capsys.readouterr().out)
     assert list(result) == ["command", "version", "machine", "rows"]
     assert (result["command"], result["version"]) == ("bench", __version__)
@@ -43,7 +43,7 @@ def test_json_is_one_object_with_plain_values(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    _output.emit("bench", ROWS, as_json=False, title="two runs")
+    output.emit("bench", ROWS, as_json=False, title="two runs")
     text = capsys.readouterr().out
     assert text.splitlines()[0] == "two runs"
     assert "250 ms" in text
@@ -54,17 +54,17 @@ def test_a_terminal_gets_a_table_and_no_color_is_honoured(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
-    _output.emit("bench", ROWS, as_json=False, title="two runs")
+    output.emit("bench", ROWS, as_json=False, title="two runs")
     coloured = terminal.getvalue()
     assert "─" in coloured
     assert "\x1b[" in coloured
     monkeypatch.setenv("NO_COLOR", "1")
-    _output.emit("bench", ROWS, as_json=False, title="two runs")
+    output.emit("bench", ROWS, as_json=False, title="two runs")
     assert "\x1b[3" not in terminal.getvalue()[len(coloured) :]
 
 
 def test_the_machine_is_described() -> None:
-    found = _output.machine()
+    found = output.machine()
     assert {"cpu", "num_cores", "memory_bytes", "os", "python", "torch", "gradwire"} <= set(found)
     assert isinstance(found["num_cores"], int)
     assert found["num_cores"] >= 1
@@ -76,20 +76,20 @@ def test_the_machine_is_described() -> None:
 def test_a_processor_without_a_name_is_of_some_kind(tmp_path: Path) -> None:
     listing = tmp_path / "cpuinfo"
     listing.write_text("processor : 0\nmodel name : A Processor\n", encoding="utf-8")
-    assert _output.cpu_model(listing) == "A Processor"
+    assert output.cpu_model(listing) == "A Processor"
     for text in ("processor : 0\nCPU part : 0xd0c\n", ""):
         listing.write_text(text, encoding="utf-8")
-        assert _output.cpu_model(listing) in (platform.processor(), platform.machine())
-    assert _output.cpu_model(tmp_path / "absent") == _output.cpu_model(listing)
+        assert output.cpu_model(listing) in (platform.processor(), platform.machine())
+    assert output.cpu_model(tmp_path / "absent") == output.cpu_model(listing)
 
 
 def test_a_distribution_that_is_not_installed_has_no_version() -> None:
-    assert _output.installed_version("gradwire") == __version__
-    assert _output.installed_version("no-such-distribution-of-anybody") is None
+    assert output.installed_version("gradwire") == __version__
+    assert output.installed_version("no-such-distribution-of-anybody") is None
 
 
 def test_progress_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with _output.progress("working", total=2) as advance:
+    with output.progress("working", total=2) as advance:
         advance()
         advance(note="half")
     assert capsys.readouterr() == ("", "")
@@ -99,7 +99,7 @@ def test_progress_is_shown_on_a_terminal(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr", terminal)
-    with _output.progress("working", total=2) as advance:
+    with output.progress("working", total=2) as advance:
         advance(note="first half")
         advance(note="second half")
     assert "working" in terminal.getvalue()

@@ -16,15 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import build as _build
-from gradwire.kernels import cache, cast, compiler, select
+from gradwire.kernels import build, cache, cast, compiler, select
 
 pytestmark = pytest.mark.slow
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")
 ROOT = Path(__file__).parents[2]
-LOAD = "from gradwire.kernels import _build; print(_build.load_library('select') is not None)"
+LOAD = "from gradwire.kernels import build; print(build.load_library('select') is not None)"
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def test_without_a_compiler_the_reference_serves_with_one_warning(monkeypatch, t
     with caplog.at_level(logging.WARNING, "gradwire"):
         assert encode_something() == [1]
         assert encode_something() == [1]
-        assert _build.backend() == "reference"
+        assert build.backend() == "reference"
     assert_one_warning(caplog, "no C++ compiler")
 
 
@@ -82,7 +81,7 @@ def test_a_failing_compiler_leaves_the_reference_and_its_words(
     monkeypatch.setenv("CXX", str(script))
     with caplog.at_level(logging.WARNING, "gradwire"):
         assert encode_something() == [1]
-        assert _build.backend() == "reference"
+        assert build.backend() == "reference"
     assert_one_warning(caplog, "error: too old")
     assert not list(folder.glob("*.so")) + list(folder.glob("*.tmp"))
 
@@ -93,7 +92,7 @@ def test_flags_a_compiler_lacks_are_left_out(monkeypatch, tmp_path):
         'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac; exec "$real" "$@"'
     )
     monkeypatch.setenv("CXX", str(compiler_script(tmp_path / "cxx", refuse)))
-    assert _build.load_library("select") is not None
+    assert build.load_library("select") is not None
     assert encode_something() == [1]
 
 
@@ -135,7 +134,7 @@ def test_a_killed_compile_leaves_nothing_that_is_loaded(monkeypatch, tmp_path, f
         process.wait(timeout=10)
     slow.unlink()
     assert not list(folder.glob("*.so"))
-    assert _build.load_library("select") is not None
+    assert build.load_library("select") is not None
     assert encode_something() == [1]
 
 
@@ -192,7 +191,7 @@ def test_a_compiler_may_be_named_from_where_training_starts(monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "./cxx")
     assert compiler.find_compiler() == str(script)
-    assert _build.load_library("select") is not None
+    assert build.load_library("select") is not None
 
 
 @needs_compiler
@@ -244,7 +243,7 @@ def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setenv("HOME", str(blocked))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    assert _build.load_library("select") is not None
+    assert build.load_library("select") is not None
     (library,) = temporary.rglob("select-*.so")
     assert library.parent.stat().st_mode & 0o777 == 0o700
 
@@ -277,7 +276,7 @@ def test_a_compiler_is_asked_to_speak_english(monkeypatch, tmp_path, caplog):
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert _build.load_library("select") is None
+        assert build.load_library("select") is None
     assert_one_warning(caplog, "x: error: \ufffd")
 
 
@@ -289,17 +288,17 @@ def test_importing_compiles_nothing(folder):
 
 @needs_compiler
 def test_the_reference_can_be_forced_and_nests():
-    assert _build.backend() == "cpp"
+    assert build.backend() == "cpp"
     with compiler.reference_only():
         with compiler.reference_only():
-            assert _build.backend() == "reference"
-        assert _build.load_library("select") is None
-    assert _build.load_library("select") is not None
+            assert build.backend() == "reference"
+        assert build.load_library("select") is None
+    assert build.load_library("select") is not None
 
 
 def test_the_name_of_a_library_depends_on_all_that_made_it(monkeypatch):
     program = sys.executable  # any program with a --version
-    select_source, cast_source = _build.source("select"), _build.source("cast")
+    select_source, cast_source = build.source("select"), build.source("cast")
     names = {compiler.library_name(select_source, program, ("-O3",))}
     names.add(compiler.library_name(select_source, program, ("-O2",)))
     names.add(compiler.library_name(cast_source, program, ("-O3",)))

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from gradwire.kernels import build as _build
-from gradwire.kernels import compiler
+from gradwire.kernels import build, compiler
 
 SIZES = (0, 1, 2, 7, 8, 9, 31, 32, 33, 4095, 4097, 16383, 16385, 65535, 65536, 65537, 200_003)
 KINDS = (
@@ -106,7 +105,7 @@ def built_as(variant: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "_loaded", {})
         patch.setattr(compiler, "FLAG_SETS", ((*compiler.BASE_FLAGS, *VARIANTS[variant]),))
-        if _build.backend() != "cpp":
+        if build.backend() != "cpp":
             pytest.skip("no C++ compiler here; the reference is tested by itself")
         yield
 

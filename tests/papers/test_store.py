@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.errors import InvalidSetting, UnknownName
-from papers import store as _store
+from papers import store
 from papers.frame import Ask, Claim, Figure, Findings, Reproduction
 from papers.store import Done, document, run
 
@@ -93,7 +93,7 @@ def test_what_counts_as_measured(paper: Paper, path: Path, monkeypatch: pytest.M
     assert paper.run(path, "first", quick=True)[0].kept
     assert not paper.run(path, "first", quick=False)[0].kept
     assert not paper.run(path, "first", fresh=True)[0].kept
-    monkeypatch.setattr(_store, "__version__", "0.0.0")
+    monkeypatch.setattr(store, "__version__", "0.0.0")
     assert not paper.run(path, "first")[0].kept
 
 

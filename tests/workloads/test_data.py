@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads import fashion_mnist as _fashion_mnist
-from gradwire.workloads import places as _places
+from gradwire.workloads import fashion_mnist, places
 from gradwire.workloads import text as _text
 from papers.workloads import movielens as _movielens
 from papers.workloads.applications import movielens_deepfm, movielens_ncf
@@ -73,9 +72,9 @@ def test_a_user_without_a_home_has_no_data_of_his_own(monkeypatch: pytest.Monkey
 
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.delenv("XDG_DATA_DIRS")
-    monkeypatch.setattr(_places.Path, "home", homeless)
+    monkeypatch.setattr(places.Path, "home", homeless)
     shared = ("/usr/local/share/datasets/x", "/usr/share/datasets/x")
-    assert _places.places("x") == tuple(map(Path, shared))
+    assert places.places("x") == tuple(map(Path, shared))
 
 
 def test_a_click_is_a_rating_of_four_or_five(movielens: Path) -> None:
@@ -99,7 +98,7 @@ def images(folder: Path, part: str, count: int) -> None:
 def test_idx_files_are_read_behind_their_headers(tmp_path: Path) -> None:
     images(tmp_path, "train", 3)
     images(tmp_path, "t10k", 2)
-    train, test = _fashion_mnist.load(tmp_path)
+    train, test = fashion_mnist.load(tmp_path)
     assert train.images_NCHW.shape == (3, 1, 28, 28)
     assert train.images_NCHW.flatten()[:3].tolist() == [0, 1, 2]
     assert train.labels_N.tolist() == [0, 1, 2]
@@ -109,7 +108,7 @@ def test_idx_files_are_read_behind_their_headers(tmp_path: Path) -> None:
 def test_who_lacks_images_is_told_the_package(tmp_path: Path) -> None:
     images(tmp_path, "train", 3)  # and none to test with
     with pytest.raises(InvalidSetting, match="apt-get install dataset-fashion-mnist"):
-        _fashion_mnist.load(tmp_path)
+        fashion_mnist.load(tmp_path)
 
 
 def test_a_library_without_its_documentation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
-from ..workloads import fashion_mnist as _fashion_mnist
-from ..workloads import text as _text
+from ..workloads import fashion_mnist, text
 from ..workloads.task import Batch, Task, class_loss, mean_over, random_of
 from ..workloads.transformer import CausalLM
 
@@ -74,7 +73,7 @@ def _windows(
 
     Of Python's own documentation topics: 0.7 MB that every Python has.
     """
-    text_N = torch.tensor(list(_text.topics()), dtype=torch.uint8)
+    text_N = torch.tensor(list(text.topics()), dtype=torch.uint8)
     held_out_from = text_N.numel() * 9 // 10
 
     def take(starts: Tensor) -> Batch:
@@ -91,7 +90,7 @@ def _windows(
 
 def _fashion(batch: int = 32) -> Task:
     """Fashion-MNIST with a small convolutional network of 3.2 M parameters."""
-    train, test = _fashion_mnist.load()
+    train, test = fashion_mnist.load()
 
     def draw(step: int, rank: int, world: int) -> Batch:
         random = random_of(0, step, rank, world)

@@ -19,7 +19,7 @@ from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load, names
-from ..workloads import text as _text
+from ..workloads import text
 from ..workloads.gpt import GPT
 from ..workloads.task import Batch as Examples
 from ..workloads.task import Task, class_loss, mean_over, random_of
@@ -88,7 +88,7 @@ def _row(name: str, history: History, before: Sequence[Row]) -> Row:
 
 def bytes_gpt(seed: int = 0) -> Task:
     """A GPT of 0.12 M parameters over the bytes of Python's documentation topics."""
-    text_N = torch.tensor(list(_text.topics()), dtype=torch.uint8)
+    text_N = torch.tensor(list(text.topics()), dtype=torch.uint8)
     held_out_from = text_N.numel() * 9 // 10
 
     def windows(starts_B: Tensor) -> Examples:

@@ -38,13 +38,13 @@ from ...dsl.library.matrix import matmul, orthogonal
 from ...spec import TensorSpec, working_dtype
 from ...travel import bytes_sent
 from ...verbs import AllReduce, Compute, Steps
-from . import factors as _factors
+from . import factors
 
 
 class PowerState(NamedTuple):
     """The layout of a message, which follows from the spec, and every tensor's Q."""
 
-    layout: _factors.Layout
+    layout: factors.Layout
     basis_T: tuple[Tensor, ...]
 
 
@@ -79,7 +79,7 @@ class powersgd(Exchange):
         check_whole("powersgd seed", self.seed, "leave it out", least=0, most=MOST_SEED)
 
     def init(self, spec: TensorSpec, world: int) -> PowerState:
-        layout = _factors.layout_of(spec, self.rank)
+        layout = factors.layout_of(spec, self.rank)
         dtype = working_dtype(spec.dtype)
         # What a tensor starts from follows from its shape alone, so fusing changes nothing.
         draws = [torch.Generator().manual_seed(self.seed) for _ in layout.basis_shapes]
@@ -99,7 +99,7 @@ class powersgd(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        held = _factors.Held(me, state.layout, grad_N, out_N, residual_N)
+        held = factors.Held(me, state.layout, grad_N, out_N, residual_N)
 
         def project() -> None:  # P = M Q
             for m in held.gather(state.basis_T):
@@ -125,7 +125,7 @@ class powersgd(Exchange):
         return state
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        layout = _factors.layout_of(spec, self.rank)
+        layout = factors.layout_of(spec, self.rank)
         item = working_dtype(spec.dtype).itemsize
         sizes = (item * layout.first_numel, item * layout.second_numel)
         return [sum(bytes_sent("all_reduce", size, world) for size in sizes)] * world

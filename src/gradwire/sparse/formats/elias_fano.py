@@ -25,7 +25,7 @@ from ...errors import InvalidSetting, invalid
 from ...kernels.build import load_library
 from ...kernels.operands import address
 from ...payload import Field, Format, Payload
-from .. import bits as _bits
+from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat
 
@@ -41,8 +41,8 @@ class elias_fano(SparseFormat):
     def layout(
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
     ) -> Format:
-        low = Field("low", torch.uint8, _bits.num_bytes(count * low_bits(count, num_units)))
-        high = Field("high", torch.uint8, _bits.num_bytes(high_bits(count, num_units)))
+        low = Field("low", torch.uint8, bits.num_bytes(count * low_bits(count, num_units)))
+        high = Field("high", torch.uint8, bits.num_bytes(high_bits(count, num_units)))
         return Format((Field("values", dtype, count * width), low, high))
 
     def received(
@@ -132,7 +132,7 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
     num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
     library = load_library("elias") if places_K.device.type == "cpu" else None
     if library is None:
-        set_K = _bits.read(high, num_high, count)
+        set_K = bits.read(high, num_high, count)
         places_K.copy_(_reference_decode(set_K, num_low, low))
         return _first_wrong(places_K, num_units)
     bad = ctypes.c_int64()
@@ -148,24 +148,24 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
         ctypes.byref(bad),
         torch.get_num_threads(),
     )
-    _bits.check_found(found, count, num_high)
+    bits.check_found(found, count, num_high)
     return bad.value
 
 
 def _reference_encode(places_K: Tensor, num_low: int, low: Tensor, high: Tensor) -> None:
     """Writes both fields of bits by their definition."""
     shifts = torch.arange(num_low, device=places_K.device)
-    _bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
+    bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
     numbers_K = torch.arange(places_K.numel(), device=places_K.device)
     is_set = torch.zeros(high.numel() * 8, dtype=torch.bool, device=places_K.device)
     is_set[(places_K >> num_low) + numbers_K] = True
-    _bits.pack(is_set, high)
+    bits.pack(is_set, high)
 
 
 def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
     count = set_K.numel()
     weights = 1 << torch.arange(num_low, device=low.device)
-    lowest_K = (_bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(1)
+    lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(1)
     return (set_K - torch.arange(count, device=low.device) << num_low) + lowest_K
 
 

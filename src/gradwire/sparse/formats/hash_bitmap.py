@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...payload import Format, Payload
-from .. import bits as _bits
+from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat
 
@@ -32,16 +32,16 @@ class hash_bitmap(SparseFormat):
     def layout(
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
     ) -> Format:
-        return _bits.layout(count, num_units, width, dtype)
+        return bits.layout(count, num_units, width, dtype)
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
         check_entries(entries)
-        return _bits.encode(entries, num_units, buffer)
+        return bits.encode(entries, num_units, buffer)
 
     def decode(
         self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
     ) -> Entries:
-        return _bits.decode(payload, num_units, width, room)
+        return bits.decode(payload, num_units, width, room)
 
 
 EXAMPLES = (hash_bitmap(),)
