@@ -6,7 +6,7 @@ Differences from the paper: the leader's top-k is exact (ties to the lowest inde
     where ScaleCom's kernel takes the largest of each chunk; its low-pass filter of the residual,
     for large batches, is left out (beta = 1).
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Wire: a broadcast of K indices of b bytes by the leader, b the fewest whole bytes that hold N - 1;
     an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
     2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and b * K more for each copy that it passes

@@ -12,7 +12,7 @@ Differences: of the paper this is the encoding alone; momentum correction, clipp
     ties to the lowest index. If fewer pass, fewer are sent: more than density * N / 2, but once in
     10^6 calls, of a gradient with as many that are not 0. With density 1 all that is not 0 passes.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """

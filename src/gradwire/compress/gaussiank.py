@@ -12,7 +12,7 @@ Differences: the quantile is that of both tails together, 1 - k/(2n). Of the thr
     Cauchy's distribution, the histogram's own edge nearest to k is used. If there is none between
     (ties), the ``cap`` k largest are selected exactly.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Density: as asked within 2 % where the gradient is normal. Otherwise a third of what was asked to
     ``cap`` times it, of a gradient with as many elements that are not 0.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *

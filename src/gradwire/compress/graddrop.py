@@ -10,7 +10,7 @@ Differences: ``density`` is the share kept, where the paper counts what is dropp
     Unlike ``dgc`` it otherwise sends all that pass: more than density * N / 2, but once in 10^6
     calls, of a gradient with as many elements that are not 0.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(2 density * N)).
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """

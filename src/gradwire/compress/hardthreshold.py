@@ -5,6 +5,8 @@ Source: Strom, Interspeech 2015; Sahu et al., NeurIPS 2021, "Rethinking gradient
 Differences: memory is bounded: of more than ``max_density`` of the elements the largest are
     selected exactly, and the residual keeps the others. Equal to the threshold passes. Zeros never
     do, and what is not finite always does.
+Default: none that suits every model. 400 steps of a small GPT end 10 % behind dense with 0.01, and
+    6 % with 0.005 (docs/measured.md): choose it by your gradients.
 Density: none is asked for, so none can be missed. Up to ``max_density`` of the gradient is sent.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(max_density *
     N)).

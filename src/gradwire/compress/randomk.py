@@ -6,7 +6,7 @@ Differences from the paper: all ranks draw the same elements, so values are summ
     seeded bijection of [0, N), sends j; so K different ones in O(K), with no list of N. Its seed
     is two words of Philox at (seed, message, step).
 Default: density 0.01, as of the sparsifiers that it is compared with. An element waits for 100
-    steps then, however large it is, and 400 steps of a small GPT end at twice the loss of dense
+    steps then, however large it is, and 400 steps of a small GPT end at 2.4 times the loss of dense
     (docs/measured.md): draw more, or choose by magnitude.
 Wire: an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
     2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), K = max(1, round(density * N)).

@@ -10,7 +10,7 @@ Differences: trials cost nothing, as they look at a histogram of 8 significant b
     mean it goes on below. If no threshold lets k to 2k pass (ties), the 2k largest are selected
     exactly. Momentum, quantisation and the dense way of the smallest tensors are not part of it.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Density: asked to twice as much (``cap``), of a gradient with as many elements that are not 0;
     exact below ``trimmed_below`` elements.
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *

@@ -13,7 +13,7 @@ Differences: the paper tells no sizes. Here each part is sampled as ``dgc`` samp
     as a quarter of an equal one at least. So all parts together send at most 1.25 * cap * k, one
     alone cap * k. Where layers are not cut this is ``dgc`` but for the cap and the numbers drawn.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Wire: among S parts, (S-1) * 4 * the largest number of draws (8 for float64 gradients); among ranks
     what ``collective`` makes of indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <=
     cap * k and the part's length.

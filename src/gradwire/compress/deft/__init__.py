@@ -15,7 +15,7 @@ Differences from the paper (what one algorithm does otherwise stands in its file
       the part of the rank that selected it, in the fewest whole bytes (int64 in published code).
     - Among one rank nothing is selected.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end a third behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
 Density: a layer's k is that of its owner's norms. The sum of any one rank's k is exactly
     max(round(density * N), L), but for layers of zeros, so the floor is L / N; what arrives differs
     from that as norms do between ranks. With gradients that are half alike, layers 100-fold apart
