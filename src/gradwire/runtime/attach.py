@@ -40,7 +40,7 @@ from .planned import check_for, messages_of
 from .recorder import Recorder
 from .refusals import mark_attached, refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
-from .settings import Named, Settings, matrices, resolve, sparse_weights, tables, trained
+from .settings import Choices, Named, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .sparse_message import SparseMessage
 from .strangers import Strangers
@@ -98,8 +98,8 @@ def attach(
     model = sole_ddp(model)
     group = _group_of(model, group)
     grid = Grid(join(group), join_shards(shards, group))
-    rest = (optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler)
-    return _attach(model, exchange, rest, grid)
+    given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
+    return _attach(model, exchange, Choices(*given), grid)
 
 
 class Grid(NamedTuple):
@@ -109,7 +109,7 @@ class Grid(NamedTuple):
     shards: Membership
 
 
-def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) -> Handle:
+def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Handle:
     """Checks the arguments, agrees with the other ranks and connects.
 
     A rank that refuses tells the others, so that none of them waits for it.
@@ -117,7 +117,7 @@ def _attach(model: nn.Module, exchange: Any, rest: tuple[Any, ...], grid: Grid) 
     who, shards = grid
     try:
         refuse_wrong_model(model)
-        settings = Settings(resolve(exchange), *rest)
+        settings = Settings(resolve(exchange), *choices)
         params = _params(model, settings)
         own = _fingerprint(model, params, settings, shards)
         messages = _messages(model, params, settings, who)

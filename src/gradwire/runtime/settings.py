@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -32,6 +32,18 @@ DEFAULT_CHANNELS = 4
 def matrices(name: str, param: Tensor) -> bool:
     """The default ``compress_if``: all but vectors (biases, norms), which are small."""
     return param.dim() >= 2
+
+
+class Choices(NamedTuple):
+    """The arguments of ``attach`` beside model, exchange and groups, not checked yet."""
+
+    optimizer: Optimizer | None
+    bucket_cap_mb: float | None
+    num_channels: int | None
+    compress_if: Callable[[str, Tensor], bool]
+    timeout: timedelta
+    trace_steps: int
+    scaler: GradScaler | None
 
 
 @dataclass(frozen=True)
