@@ -62,12 +62,18 @@ def first() -> Path:
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a file or folder another user's."""
+    """Makes a file or folder another user's; without root's rights, in the cache's eyes alone."""
     if os.geteuid() == 0:
         os.chown(path, 4321, -1, follow_symlinks=False)
-    else:
-        other = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: other)
+        return
+    real, inode = cache._fault_of_owner, path.lstat().st_ino
+
+    def seen(found: os.stat_result) -> str | None:
+        if found.st_ino == inode:
+            found = os.stat_result((*found[:4], found.st_uid + 1, *found[5:10]))
+        return real(found)
+
+    monkeypatch.setattr(cache, "_fault_of_owner", seen)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
