@@ -9,6 +9,7 @@ import pytest
 
 from gradwire.contract import Exchange
 from gradwire.laws import collectives, many_steps
+from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
 
 from .cases import name_of, own_exchanges, pairs, rotated
@@ -32,6 +33,15 @@ def test_laws(place: int) -> None:
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_laws_of_many_steps(place: int) -> None:
     hold(many_steps.LAWS, EXCHANGES[place], place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
+def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
+    """What an aggregator loses depends on how many ranks it serves: each number is tried."""
+    for world in range(2, 9):
+        case = Case(world=world, numel=60, seed=world)
+        many_steps.law_what_is_kept_does_not_grow_by_itself(EXCHANGES[place], case)
 
 
 @pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)
