@@ -22,6 +22,8 @@ from gradwire.compress.uniform import uniform
 from gradwire.data.cluster import Cluster
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws
+from gradwire.dsl.text import compile as text_compiler
+from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import gpu
 from gradwire.laws.inputs import make_gradient, profile_of
@@ -43,9 +45,12 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         for name in (package, *known):
             monkeypatch.setitem(sys.modules, name, None)
 
-    gpu.has_triton.cache_clear()
+    seen = (gpu.has_triton, text_compiler._parser)
+    for found in seen:
+        found.cache_clear()
     yield hidden
-    gpu.has_triton.cache_clear()
+    for found in seen:
+        found.cache_clear()
 
 
 def write_html() -> object:
@@ -62,6 +67,7 @@ def on_a_gpu() -> object:
 NEEDED: dict[str, tuple[Callable[[], object], ...]] = {
     "matplotlib": (lambda: _figure.new_figure(1, 1),),
     "jinja2": (write_html,),
+    "lark": (lambda: compile_text("void encode(float* gradient, uint8* compressed) { }"),),
     "optuna": (lambda: tune("usbyte", PROFILE, CLUSTER),),
     "transformers": (language.bert_base, language.bert_large, language.gpt2),
     "triton": (on_a_gpu, lambda: check_compiles("cuda")),

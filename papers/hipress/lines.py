@@ -4,9 +4,9 @@ Counted are lines of code: neither blank lines, nor comments, nor docstrings. *L
 and ``decode`` with their heads; for an algorithm that is an exchange, it is the functions that it
 hands to the compute lane. *User functions* are the functions inside these, and all they call that a
 file of ``compress/`` defines. Methods of other classes are not counted, so powersgd's plumbing
-(``_factors.Held``: where matrices lie, the residual) is in neither. *Operators* are those of table
-4. Other operators of the language stand beside them, and where there are any the counts cannot be
-compared.
+(``powersgd.factors``: where matrices lie, the residual) is in neither. *Operators* are those of
+table 4. Other operators of the language stand beside them, and where there are any the counts
+cannot be compared.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
         "the second to the generator. Operators that table 4 lacks are listed in others_used (size "
         "is the paper's gradient.size): where an algorithm uses any, what they do is not counted, "
         "and its counts are not held against the paper's. Nor is what says where powersgd's "
-        "matrices lie and keeps the residual (_factors.py)"
+        "matrices lie and keeps the residual (powersgd/factors.py)"
     )
     return Findings(tuple(rows), claims, (note,))
 

@@ -78,7 +78,7 @@ def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
 
 def test_gradwire_is_imported_without_its_optional_packages() -> None:
     optional = optional_packages()
-    assert optional == {"matplotlib", "jinja2", "transformers", "optuna", "triton"}
+    assert optional == {"matplotlib", "jinja2", "transformers", "optuna", "lark", "triton"}
     for source in sources():
         if not NEED_TRITON.search(source.path):
             assert early_imports(source, optional) == []

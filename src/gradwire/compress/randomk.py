@@ -2,7 +2,7 @@
 
 Source: Stich, Cordonnier and Jaggi, NeurIPS 2018, "Sparsified SGD with memory", rand_k.
 Differences from the paper: all ranks draw the same elements, so values are summed by an all-reduce
-    and no index travels. The sampler: element j of the sample is where ``sparse.Permutation``, a
+    and no index travels. The sampler: element j of the sample is where a ``Permutation``, a
     seeded bijection of [0, N), sends j; so K different ones in O(K), with no list of N. Its seed
     is two words of Philox at (seed, message, step).
 Default: density 0.01, as of the sparsifiers that it is compared with. An element waits for 100

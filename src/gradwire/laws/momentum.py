@@ -1,6 +1,6 @@
 """The laws of momentum correction: each takes a wrapped exchange, which keeps its own account.
 
-What of ``exchange_laws`` is about any account holds here as it stands (``SHARED``); what momentum
+What of ``laws.exchanges`` is about any account holds here as it stands (``SHARED``); what momentum
 changes has a form of its own. u is velocity, v what is pending, m the momentum.
 """
 

@@ -1,6 +1,6 @@
 """The places of a message's matrices and of their factors: powersgd's plumbing, and no algorithm.
 
-Letters as in powersgd.py: T tensors, B adjacent ones of one shape, N rows, M columns, R rank.
+Letters as in ``powersgd``: T tensors, B adjacent ones of one shape, N rows, M columns, R rank.
 """
 
 from __future__ import annotations

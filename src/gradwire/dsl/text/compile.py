@@ -39,20 +39,22 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from lark import Lark, Tree, UnexpectedInput, UnexpectedToken
 from torch import Tensor
 
 from ...contract import State
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, NotInstalled, invalid
 from ...payload import Payload
 from .. import ir
 from ..language import Compressed
 from ..program import Program
 from ..symbols import Vector, tracing
 from .run import ProgramTrace
-from .tree import Declared, Parsed, Text
+from .tree import Declared, Parsed, Text, trees
+
+if TYPE_CHECKING:
+    from lark import Lark, UnexpectedInput
 
 _GRAMMAR = Path(__file__).with_name("compll.lark")
 
@@ -88,7 +90,7 @@ def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: 
     A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are further
     texts of the same program: what the first declares is known to them. A program without decode,
     as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
-    text and a caret.
+    text and a caret. Raises NotInstalled without lark, the extra ``gradwire[text]``.
     """
     texts = [_read(one) for one in (text, *more)]
     declared = Declared(_parsed(one) for one in texts)
@@ -196,6 +198,10 @@ class _EncodeOnly:
 
 @functools.cache
 def _parser() -> Lark:
+    try:
+        from lark import Lark
+    except ImportError:
+        raise NotInstalled("a program in the C-like text", "lark", "text") from None
     grammar = _GRAMMAR.read_text(encoding="utf-8")
     return Lark(
         grammar, parser="lalr", start="program", propagate_positions=True, maybe_placeholders=False
@@ -203,8 +209,11 @@ def _parser() -> Lark:
 
 
 def _parsed(text: Text) -> tuple[Text, Parsed]:
+    parser = _parser()
+    from lark import UnexpectedInput
+
     try:
-        tree: Parsed = _parser().parse(text.content)
+        tree: Parsed = parser.parse(text.content)
     except UnexpectedInput as error:
         raise _syntax_error(text, error) from None
     for block in tree.iter_subtrees():
@@ -214,7 +223,7 @@ def _parsed(text: Text) -> tuple[Text, Parsed]:
 
 def _check_semicolons(text: Text, block: Parsed) -> None:
     """A semicolon may be missing only at the end of a line: statements on one line need theirs."""
-    whole = [child for child in block.children if isinstance(child, Tree) and not child.meta.empty]
+    whole = [child for child in trees(block.children) if not child.meta.empty]
     ends = ("declaration", "assignment", "returned", "effect")
     for first, second in pairwise(whole):
         ended = text.content[first.meta.end_pos - 1] == ";"
@@ -224,6 +233,8 @@ def _check_semicolons(text: Text, block: Parsed) -> None:
 
 
 def _syntax_error(text: Text, error: UnexpectedInput) -> InvalidSetting:
+    from lark import UnexpectedToken
+
     lines = text.content.splitlines() or [""]
     if not isinstance(error, UnexpectedToken):
         found = re.match(r"\w+|.", text.content[error.pos_in_stream or 0 :])

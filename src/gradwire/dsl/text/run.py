@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
-
-from lark import Token
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidSetting
 from .. import language
@@ -21,6 +19,9 @@ from ..operators import registered
 from ..symbols import Refusal, Symbol, count_operation, refuse
 from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
 from .values import BINARY, OPERATORS, TYPES, UNARY, Value, apply_function, converted, truth, typed
+
+if TYPE_CHECKING:
+    from lark import Token
 
 
 @dataclass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
-
-from lark import Token, Tree
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from lark import Token, Tree
 
 _LONGEST = 200
 """Characters of a line that are shown."""
@@ -131,13 +132,13 @@ class Declared:
 
 
 def trees(children: Iterable[Parsed | Token]) -> list[Parsed]:
-    """The children that are trees."""
-    return [child for child in children if isinstance(child, Tree)]
+    """The children that are trees; tokens are strings."""
+    return [child for child in children if not isinstance(child, str)]
 
 
 def at(text: Text, place: Parsed | Token, reason: str) -> TextError:
     """The error of ``reason`` at a tree or token of ``text``."""
-    found = place if isinstance(place, Token) else place.meta
+    found = place if isinstance(place, str) else place.meta
     return text.error(found.line or 1, found.column or 1, reason)
 
 
@@ -146,17 +147,17 @@ def declarations(row: Parsed) -> Iterator[tuple[Kind, Token, Parsed | None]]:
     kind = _kind(row)
     for declared in trees(row.children):
         name, *value = declared.children
-        assert isinstance(name, Token)
+        assert isinstance(name, str)
         yield kind, name, next(iter(trees(value)), None)
 
 
 def _kind(row: Parsed) -> Kind:
-    tokens = [child for child in row.children if isinstance(child, Token)]
+    tokens = [child for child in row.children if isinstance(child, str)]
     return Kind.of(tokens[0], len(tokens) > 1 and tokens[1].type == "STAR")
 
 
 def _function(text: Text, found: Parsed) -> Function:
-    (name,) = [c for c in found.children if isinstance(c, Token) and c.type == "NAME"]
+    (name,) = [c for c in found.children if isinstance(c, str) and c.type == "NAME"]
     inside = trees(found.children)
     parameters = [tree for tree in inside if tree.data in ("parameter", "settings")]
     return Function(

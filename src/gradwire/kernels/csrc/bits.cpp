@@ -1,4 +1,4 @@
-// Bitmaps of places, and lists of places to the dense vector. Definitions: sparse/formats/_bits.py,
+// Bitmaps of places, and lists of places to the dense vector. Definitions: sparse/bits.py,
 // sparse/scatter.py.
 #include <new>
 

@@ -1,6 +1,6 @@
 """Layouts of sparse vectors on the wire, one in each file: ``coo.py`` defines ``formats.coo``.
 
-Each states its size as a formula of counts that all ranks can know (``_types.SparseFormat``).
+Each states its size as a formula of counts that all ranks can know (``SparseFormat.size_bytes``).
 May import: errors, payload, load, kernels, and entries, permutation, parts and scatter.
 """
 

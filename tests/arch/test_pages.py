@@ -1,0 +1,207 @@
+"""Paths and names of modules that pages, docstrings and comments mention: each is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.arch.source import BESIDE, PACKAGE, ROOT
+
+PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
+"""CHANGELOG.md is none of them: it tells what was."""
+WRITTEN = ("src", "tests", "scripts", "examples", *BESIDE)
+PATH = re.compile(
+    r"(?<![\w./<-])(?:[\w*<>-]+/)*[\w*<>-]+\.(?:pyi?|cpp|h|md|json|toml|compll)\b(?![\w/(])"
+)
+FOLDER = re.compile(r"(?<![\w./~<>$)-])(?:[a-z_]\w*/)+(?![\w./<(*-])")
+DOTTED = re.compile(r"(?<![\w./-])gradwire(?:\.[A-Za-z_]\w*)+")
+MEMBER = re.compile(r"`([a-z_]\w*)\.(?!py\b)([A-Za-z_]\w*)")
+ANY_NAME = re.compile(r"<\w+>|NAME|\*")
+"""A name that stands for any: ``compress/<name>.py``, ``tests/laws/broken*.py``."""
+
+ELSEWHERE = {
+    "own.py": "a reader's own file",
+    "FILE.py": "a reader's own file",
+    "cluster.json": "a file that a command writes",
+    "sparsity-<model>.json": "a file that a command writes",
+    "decode.compll": "a reader's own program",
+    "sockios.h": "of Linux",
+    "<immintrin.h": "the compiler's",
+    "sched.h": "of Linux",
+    "prctl.h": "of Linux",
+    "script.py": "a reader's own file",
+    "topics.py": "of Python",
+    "store.wait": "of torch.distributed",
+    "rate/": "a quotient",
+    "k/": "a quotient",
+}
+"""The ends of paths, and names, that are none of this repository, and what they are."""
+
+
+@cache
+def here() -> frozenset[str]:
+    """Every file and folder of the checkout; a folder ends in a slash."""
+    tops = [ROOT / top for top in (*WRITTEN, "docs", ".ci")]
+    files = [path for top in tops for path in top.rglob("*") if "__pycache__" not in path.parts]
+    files += [*ROOT.glob("*"), *tops]
+    return frozenset(f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in files)
+
+
+@cache
+def is_there(path: str) -> bool:
+    """Whether a path is the end of one of the checkout."""
+    pattern = re.compile(f".*/{'[^/]*'.join(map(re.escape, ANY_NAME.split(path)))}")
+    return any(pattern.fullmatch(one) for one in here())
+
+
+def missing_paths(text: str) -> list[str]:
+    """Files and folders that a text names and that are not there."""
+    named = [match.group() for match in (*PATH.finditer(text), *FOLDER.finditer(text))]
+    ours = [path for path in named if not any(f"/{path}".endswith(f"/{x}") for x in ELSEWHERE)]
+    return [path for path in ours if not is_there(path)]
+
+
+def missing_names(text: str) -> list[str]:
+    """Dotted names of gradwire that lead nowhere."""
+    return [name for name in DOTTED.findall(text) if not leads_somewhere(name)]
+
+
+@cache
+def code_of_modules() -> dict[str, str]:
+    """All that is written in each file or folder of ``src`` and beside it, by its last name."""
+    found: dict[str, str] = defaultdict(str)
+    tops = (PACKAGE, *(ROOT / name for name in BESIDE))
+    for path in (path for top in tops for path in top.rglob("*.py")):
+        text = f"{path.stem}\n{path.read_text(encoding='utf-8')}"
+        found[path.stem] += text
+        found[path.parent.name] += text
+    return {name: text for name, text in found.items() if name != PACKAGE.name}
+
+
+def missing_members(text: str) -> list[str]:
+    """Names such as ``supersteps.Joint`` that the module does not have; a private one is ours."""
+    return [
+        f"{module}.{name}"
+        for module, name in MEMBER.findall(text)
+        if f"{module}.{name}" not in ELSEWHERE
+        and (module in code_of_modules() or module.startswith("_"))
+        and not re.search(rf"\b{name}\b", code_of_modules().get(module, ""))
+    ]
+
+
+def leads_somewhere(name: str) -> bool:
+    """Whether a dotted name is a module, or what one defines."""
+    module, found = name, []
+    while True:
+        try:
+            value = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            found.insert(0, last)
+    for attribute in found:
+        if not hasattr(value, attribute):
+            return False
+        value = getattr(value, attribute)
+    return True
+
+
+COMMENTS = {".py": r"#.*", ".pyi": r"#.*", ".cpp": r"//.*", ".h": r"//.*"}
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    """The docstrings of a Python file, those of fields and constants too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def told(tree: ast.AST) -> Iterator[str]:
+    """The strings of a Python file that name another: errors and notes for users."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and ".py" in str(node.value):
+            yield str(node.value)
+
+
+@cache
+def texts() -> dict[str, str]:
+    """The text of every page, and the docstrings and comments of every file of code, by file."""
+    pages = [page for pattern in PAGES for page in ROOT.glob(pattern)]
+    found = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
+    for path in (path for top in WRITTEN for path in (ROOT / top).rglob("*")):
+        if path.suffix in COMMENTS:
+            code = path.read_text(encoding="utf-8")
+            spoken = re.findall(COMMENTS[path.suffix], code)
+            if path.suffix.startswith(".py"):
+                tree = ast.parse(code)
+                is_test = ROOT / "tests" in path.parents
+                spoken += [*docstrings(tree), *(() if is_test else told(tree))]
+            found[path.relative_to(ROOT).as_posix()] = "\n".join(spoken)
+    return found
+
+
+def test_paths_that_are_mentioned_are_there() -> None:
+    assert [(file, path) for file, text in texts().items() for path in missing_paths(text)] == []
+
+
+def test_dotted_names_that_are_mentioned_lead_somewhere() -> None:
+    assert [(file, name) for file, text in texts().items() for name in missing_names(text)] == []
+
+
+def test_members_of_modules_that_are_mentioned_are_there() -> None:
+    found = [(file, name) for file, text in texts().items() for name in missing_members(text)]
+    assert found == []
+
+
+def test_what_lies_elsewhere_is_still_mentioned() -> None:
+    every = "\n".join(texts().values())
+    assert [path for path in ELSEWHERE if path not in every] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "num_missing"),
+    [
+        ("`runtime/engine.py` and `sim/engine.py`, in docs/glossary.md", 0),
+        ("write `compress/<name>.py`, `collective/NAME.py`; see tests/laws/broken*.py", 0),
+        ("the folders `moves/ collective/` and `dsl/text/`", 0),
+        ("see sparse/formats/_bits.py", 1),
+        ("the folder `reproduce/`, beside `papers/`", 1),
+        ("Letters as in powersgd.py", 1),
+        ("`engine.py:12` says so", 0),
+        ("seconds/(step x rank), and/or 3/4 of k", 0),
+    ],
+)
+def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
+    assert len(missing_paths(text)) == num_missing
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("gradwire.planning.tune.tune", True),
+        ("gradwire.attach", True),
+        ("gradwire.contract.Compressor.encode", True),
+        ("gradwire.cost.cluster", False),
+        ("gradwire.planning.plan.Planer", False),
+    ],
+)
+def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:
+    assert missing_names(f"see {name}.") == ([] if there else [name])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_missing"),
+    [
+        ("``supersteps.Joint`` and `sim.network`, ``torch.compile``, `engine.py`", 0),
+        ("see ``stages.Joint``", 1),
+        ("``_factors.Held``: where matrices lie", 1),
+    ],
+)
+def test_the_rule_of_members_bites(text: str, num_missing: int) -> None:
+    assert len(missing_members(text)) == num_missing
