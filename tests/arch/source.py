@@ -64,14 +64,17 @@ def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         yield from running_nodes(node)
 
 
-def imports(source: Source, known: frozenset[str] | None = None) -> Iterator[tuple[int, str]]:
+def imports(
+    source: Source, known: frozenset[str] | None = None, *, for_types: bool = False
+) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
-    ``from package import name`` gives ``package.name`` where that is a module of ours.
+    ``from package import name`` gives ``package.name`` where that is a module of ours. Imports
+    below ``if TYPE_CHECKING`` count only with ``for_types``.
     """
     known = module_names() if known is None else known
     package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
-    for node in running_nodes(source.tree):
+    for node in ast.walk(source.tree) if for_types else running_nodes(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name

@@ -1,4 +1,4 @@
 """Measuring a model (layers), a cluster (links, allreduce) and compressors (codecs).
 
-May import: all but runtime (an engine is passed in), testbed, report, bench and cli.
+An engine is handed in where ranks measure together, as measuring starts no ranks.
 """

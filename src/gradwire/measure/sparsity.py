@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from ..data.sparsity import (
 )
 from ..errors import invalid
 from ..exchange import algorithm_by_name
+from ..runtime.engine import Engine
 from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
@@ -43,9 +44,6 @@ from ..verbs import AllGather
 from ._agree import agree, rank_0s
 from ._untouched import untouched
 from .layers import Step, looked_into, no_progress
-
-if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
-    from ..runtime.engine import Engine
 
 _log = logging.getLogger("gradwire")
 
