@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from gradwire.bench.ranks import Report
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.exchange import exchange_for
 from gradwire.kernels.build import backend
 from gradwire.load import load
@@ -64,7 +63,7 @@ class _Side:
         loss.backward()  # type: ignore[no-untyped-call]
         marks_s.append(time.perf_counter())
         spent: Spent = {}
-        own = synchronise(self.exchange, self.member, self.state, self.grad_N, self.grad_N)
+        own = self.exchange.synchronise(self.member, self.state, self.grad_N, self.grad_N)
         end = self.engine.launch(0, "gradient", clocked(own, spent))
         self.engine.wait([end])
         marks_s.append(time.perf_counter())

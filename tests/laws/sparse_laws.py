@@ -18,7 +18,6 @@ from torch import Tensor
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import imbalance_bound, zen
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.laws.tolerance import assert_near, largest, same_bits
 from gradwire.local import drive
 from gradwire.pairing import Pair
@@ -146,7 +145,7 @@ def ran(exchange: Pair, held: Held) -> Ran:
     grads, members = held.grads(sets), [Member(r, held.world) for r in range(held.world)]
     means = [torch.full_like(grad_N, 9.0) for grad_N in grads]
     given: list[Any] = [
-        synchronise(exchange, me, exchange.init(held.spec, held.world), grad_N, mean_N)
+        exchange.synchronise(me, exchange.init(held.spec, held.world), grad_N, mean_N)
         for me, grad_N, mean_N in zip(members, grads, means, strict=True)
     ]
     return Ran(held, sets, grads, means, members, drive(given, seed=held.seed).sent_bytes)

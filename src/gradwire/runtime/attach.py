@@ -315,7 +315,7 @@ def _fingerprint(
 
 def _same_threads(exchange: Exchange | Plan) -> bool:
     made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
-    return any(getattr(one, "same_threads", False) for one in made)
+    return any(one.same_threads for one in made)
 
 
 def _digest(exchange: Exchange | Plan) -> object:

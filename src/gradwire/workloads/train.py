@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import Exchange, Member, State
-from ..error_feedback import residuals, synchronise
+from ..error_feedback import residuals
 from ..errors import invalid
 from ..local import drive
 from ..runtime.fusing import Named, default_cap_bytes, fuse
@@ -193,7 +193,7 @@ class _Message:
         """Leaves the mean with every rank; returns the bytes that a rank sent, on average."""
         outcome = drive(
             [
-                synchronise(self.exchange, member, state, grad_N, grad_N)
+                self.exchange.synchronise(member, state, grad_N, grad_N)
                 for member, state, grad_N in zip(
                     self._members, self.states, self.grads_WN, strict=True
                 )

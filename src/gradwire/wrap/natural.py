@@ -26,7 +26,7 @@ from torch import Tensor
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..cost.counted import counted, fastest, other_way_s
-from ..error_feedback import ErrorFeedback, Wrapper, synchronise
+from ..error_feedback import ErrorFeedback, Wrapper
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load
@@ -106,7 +106,7 @@ class Natural(Wrapper):
             counts, payload = yield from self._tell(me, grad_N, residual_N)
             me.way = self._choose(counts, float(state.growth_1), grad_N)
         if me.way in (None, INNER):
-            inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, residual_N)
+            inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
         scheme = pair(_counted(width=self.width), load("collective", me.way)())
         yield from scheme.collective.run(scheme.codec, me, payload, grad_N, out_N, residual_N)
