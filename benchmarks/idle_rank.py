@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.ranks import Report
 from gradwire.bench.replay import Device, Replay
 from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
 from gradwire.runtime.attach import attach
+from gradwire.testbed.ranks import Report
 
 PLAIN = "plain"
 """The name of the row without gradwire."""

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.ranks import Report
 from gradwire.contract import Member
 from gradwire.exchange import exchange_for
 from gradwire.kernels.build import backend
 from gradwire.load import load
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
+from gradwire.testbed.ranks import Report
 from gradwire.workloads.task import Task
 from gradwire.workloads.train import message_of, views_in
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.bench import sparse_rank
-from gradwire.bench.ranks import Report
 from gradwire.bench.sharing import share_cores
 from gradwire.bench.sparse_rank import DENSE, Side, compare, timed
 from gradwire.compress.nonzero import nonzero
@@ -25,6 +24,7 @@ from gradwire.load import load
 from gradwire.pairing import pair
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
+from gradwire.testbed.ranks import Report
 
 _zen = load("collective", "zen")
 IN_COO, ROWS = "zen_in_coo", "zen_rows"

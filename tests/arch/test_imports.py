@@ -59,6 +59,14 @@ DISTRIBUTED = {
 """Files and folders that may import torch.distributed, and why."""
 
 
+PROCESSES = {
+    "kernels/compiler.py": "runs the C++ compiler",
+    "testbed/launch.py": "starts ranks, for all of gradwire",
+    "testbed/netns.py": "starts the process that holds the namespaces",
+}
+"""Files that may start processes, and why."""
+
+
 def entry(name: str) -> str | None:
     """The entry of ``ROWS`` that a module belongs to; None for others and for gradwire's root."""
     parts = name.split(".")
@@ -150,6 +158,13 @@ def test_only_listed_files_use_torch_distributed() -> None:
     """Others yield verbs instead, or are listed with a reason."""
     users = [source.path for source in sources() if uses_distributed(source)]
     assert [p for p in users if not {p, p.split("/")[0]} & DISTRIBUTED.keys()] == []
+
+
+def test_only_listed_files_start_processes() -> None:
+    """Ranks have one launcher, which ends all of them if one fails."""
+    starters = {"subprocess", "multiprocessing", "torch.multiprocessing"}
+    users = {s.path for s in sources() if starters & {name for _, name in imports(s)}}
+    assert users == set(PROCESSES)
 
 
 KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.data.plan"})

@@ -53,6 +53,9 @@ class Faulty(Compressor):
     def decode(self, payload, out_N, *, scale=1.0):
         return self.codec.decode(payload, out_N, scale=scale)
 
+    def kernels(self):
+        return self.codec.kernels()
+
 
 class forgets(Faulty):
     """Drops a thousandth of what it did not send."""

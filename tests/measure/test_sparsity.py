@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.bench.sparsity_rank import measure_group
 from gradwire.data.profile import Profile
 from gradwire.data.sparsity import SparsityProfile, unit_sparsity
 from gradwire.errors import InvalidSetting
 from gradwire.measure.layers import profile
-from gradwire.measure.sparsity import measure_handling, measure_sparsity
+from gradwire.measure.sparsity import measure_group, measure_handling, measure_sparsity
 from tests.runtime.ranks import Ranks
 
 ROWS, WIDTH = 600, 8

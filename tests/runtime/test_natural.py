@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradwire as gw
-from gradwire.bench.sparsity_rank import measure_group
 from gradwire.contract import Exchange
+from gradwire.measure.sparsity import measure_group
 from gradwire.runtime.settings import tables
 from gradwire.wrap.natural import INNER
 from tests.runtime.ranks import Ranks

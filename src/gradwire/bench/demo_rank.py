@@ -22,11 +22,11 @@ from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
 from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
 from ..travel import sent_bytes
 from ..verbs import AllReduce
 from ..workloads.task import Task
-from .ranks import Report
 from .tasks import make_task
 
 COMPRESSORS = ("none", "cast16", "onebit", "topk")

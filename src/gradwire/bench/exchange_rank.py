@@ -29,7 +29,7 @@ from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds, squarest
 from ..testbed.counters import own_counters
-from .ranks import Report
+from ..testbed.ranks import Report
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}

@@ -30,10 +30,10 @@ from ..load import names
 from ..report import timeline
 from ..sim.timeline import simulate
 from ..testbed.hosts import Testbed, shaped_hosts
+from ..testbed.ranks import Report, run_ranks
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_rate
-from .ranks import Report, run_ranks
 from .replay import scaled
 
 Row = dict[str, object]
@@ -150,7 +150,7 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> O
         congestion_control=CONGESTION_CONTROL,
     )
     with shaped_hosts(testbed) as hosts:
-        results = run_ranks(hosts, "schedule_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
     outcome = Outcome([])
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])

@@ -32,8 +32,8 @@ from ..runtime.engine import Engine
 from ..runtime.handle import Handle
 from ..runtime.membership import join
 from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
-from .ranks import Report
 from .replay import Device, Memory, Replay, scaled
 from .sharing import keep_queues_short, share_cores
 

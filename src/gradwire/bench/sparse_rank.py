@@ -20,8 +20,8 @@ from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import InterfaceCounters, own_counters
+from ..testbed.ranks import Report
 from .draws import Draws
-from .ranks import Report
 
 DENSE = "dense"
 PAPER = "zen_paper"

@@ -36,6 +36,7 @@ from ..data.sparsity import (
 from ..errors import invalid
 from ..exchange import algorithm_by_name
 from ..runtime.engine import Engine
+from ..runtime.membership import join
 from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
@@ -124,6 +125,17 @@ def measure_sparsity(
         tensors=tuple(_figures(one, sets[place]) for place, one in enumerate(sources)),
     )
     return made if engine is None or engine.world == 1 else rank_0s(engine, made)
+
+
+def measure_group(model: nn.Module, step: Step, **asked: Any) -> SparsityProfile:
+    """Measures sparsity among the ranks of torch's default group, which all call this alike."""
+    engine = Engine(
+        join(None), num_channels=1, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
+    )
+    try:
+        return measure_sparsity(model, step, engine=engine, **asked)
+    finally:
+        engine.close()
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:

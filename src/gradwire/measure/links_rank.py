@@ -7,15 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..data.cluster import VERBS, Cluster
-from ..measure.codecs import SIZES, measure_codecs
-from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
 from ..runtime.engine import Engine
 from ..runtime.membership import join
-from .launched import launched_group
-from .ranks import Report
+from ..testbed.ranks import Report
+from .codecs import SIZES, measure_codecs
+from .links import BUDGET_S, SIZES_BYTES, measure_cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +49,9 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
         done += amount
         report(min(done / total, 1.0), note)
 
-    world = dist.get_world_size()
-    codecs = measure_codecs(bench.compressors, world=world, advance=advance)
-    engine = Engine(
-        join(None), num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None
-    )
+    who = join(None)
+    codecs = measure_codecs(bench.compressors, world=who.world, advance=advance)
+    engine = Engine(who, num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None)
     try:
         return measure_cluster(
             engine,
@@ -67,9 +63,3 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
         )
     finally:
         engine.close()
-
-
-def measure_launched(bench: LinksBench, report: Report) -> Cluster:
-    """Measures the group that torchrun's variables describe."""
-    with launched_group():
-        return measure_group(bench, report)
