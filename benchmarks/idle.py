@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from statistics import mean, median, quantiles
 from typing import Any
 
-from gradwire.bench.ranks import run_ranks
 from gradwire.data.cluster import Cluster
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import UnknownName, invalid
 from gradwire.load import load, names
-from gradwire.report.output import Report
 from gradwire.report.table import Row
 from gradwire.testbed.hosts import Testbed, open_hosts
+from gradwire.testbed.ranks import Report, run_ranks
 
 from .idle_rank import PLAIN
 
@@ -79,8 +78,7 @@ def run(bench: IdleBench, report: Report, *, timeout_s: float = 900.0) -> list[R
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        program = "benchmarks.idle_rank"
-        results = run_ranks(hosts, program, settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
     plain = _turns_s([result[PLAIN] for result in results])
     return [_row(bench, name, plain, [result[name] for result in results]) for name in results[0]]
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from gradwire.bench.replay import Replay, VirtualDevice
 from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
-from gradwire.report.output import Report
 from gradwire.runtime.attach import attach
+from gradwire.testbed.ranks import Report
 
 PLAIN = "plain"
 """The name of the row without gradwire."""

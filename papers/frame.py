@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gradwire.report.output import Report as Report
 from gradwire.report.table import Row as Row
+from gradwire.testbed.ranks import Report as Report
 
 T = TypeVar("T")
 

@@ -190,10 +190,11 @@ def test_an_exchange_of_ones_own_need_not_state_its_bytes() -> None:
     assert halves().wire_bytes(spec, 2) is None
     assert gw.with_error_feedback(halves()).wire_bytes(spec, 2) is None
 
-    class only_the_form:
-        init, run = halves.init, halves.run
 
-    assert gw.with_error_feedback(only_the_form()).wire_bytes(spec, 2) is None
+class only_the_form:
+    """No exchange, though it has the methods of one."""
+
+    init, run, synchronise = halves.init, halves.run, halves.synchronise
 
 
 def test_residuals_are_found_by_name() -> None:
@@ -232,7 +233,7 @@ def test_gradients_must_match(grads, states, message: str) -> None:
         texts(exchange_for(gw.compress.none()), grads, states)
 
 
-@pytest.mark.parametrize("given", [gw.compress.topk(), "topk", gw.compress.deft])
+@pytest.mark.parametrize("given", [gw.compress.topk(), "topk", gw.compress.deft, only_the_form()])
 def test_what_is_no_exchange_is_refused_where_one_is_run(given: object) -> None:
     with pytest.raises(InvalidSetting, match=r"gw.exchange_for\(compressor\)"):
         gw.run_local(given, [torch.ones(3)])  # type: ignore[arg-type]

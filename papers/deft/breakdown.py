@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from gradwire.bench.ranks import run_ranks
 from gradwire.errors import invalid
-from gradwire.report.output import Report
 from gradwire.testbed.hosts import Testbed, open_hosts
+from gradwire.testbed.ranks import Report, run_ranks
 
 from ..frame import Row
 from .breakdown_rank import PARTS
@@ -54,7 +53,7 @@ def run(bench: Breakdown, report: Report) -> list[Row]:
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
         results = run_ranks(
-            hosts, "papers.deft.breakdown_rank", settings, report=report, timeout_s=bench.timeout_s
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=bench.timeout_s
         )
         shaped = hosts.shaped
     head = {

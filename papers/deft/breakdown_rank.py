@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.exchange import exchange_for
 from gradwire.kernels.build import backend
 from gradwire.load import load
-from gradwire.report.output import Report
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
+from gradwire.testbed.ranks import Report
 from gradwire.workloads.task import TrainingTask
 from gradwire.workloads.train import message_of, views_in
 
@@ -66,7 +65,7 @@ class _Side:
         loss.backward()  # type: ignore[no-untyped-call]
         marks_s.append(time.perf_counter())
         spent: Spent = {}
-        own = synchronise(self.exchange, self.member, self.state, self.grad_N, self.grad_N)
+        own = self.exchange.synchronise(self.member, self.state, self.grad_N, self.grad_N)
         end = self.engine.launch(0, "gradient", clocked(own, spent))
         self.engine.wait([end])
         marks_s.append(time.perf_counter())

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from gradwire.bench.ranks import run_ranks
 from gradwire.bench.sparse_rank import DENSE
 from gradwire.errors import UnknownName, invalid
-from gradwire.report.output import Report
 from gradwire.testbed.hosts import Testbed, open_hosts
+from gradwire.testbed.ranks import Report, run_ranks
 
 from ..frame import Row
 from .captured_rank import SCHEMES
@@ -57,9 +56,7 @@ def run(bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0) -> l
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        results = run_ranks(
-            hosts, "papers.zen.captured_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
         shaped = hosts.shaped
     return [
         row

@@ -22,9 +22,9 @@ from gradwire.contract import Exchange
 from gradwire.kernels.build import backend
 from gradwire.load import load
 from gradwire.pairing import pair
-from gradwire.report.output import Report
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
+from gradwire.testbed.ranks import Report
 
 _zen = load("collective", "zen")
 IN_COO, ROWS = "zen_in_coo", "zen_rows"

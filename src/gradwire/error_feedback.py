@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .contract import Compressor, Exchange, Member, Result, State, synchronise_by_run
+from .contract import Exchange, Member, Result, State
 from .errors import InvalidSetting, invalid
 from .pairing import Pair
 from .spec import TensorSpec, working_dtype
@@ -21,26 +21,9 @@ from .verbs import Steps
 
 def check_exchange(given: Any) -> None:
     """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
-    is_one = callable(getattr(given, "run", None)) and not isinstance(given, type | Compressor)
-    if not is_one:
+    if not isinstance(given, Exchange):
         remedy = "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
         raise invalid("exchange", given, "an exchange", remedy)
-
-
-def synchronise(
-    exchange: Any,
-    me: Member,
-    state: State,
-    grad_N: Tensor,
-    out_N: Tensor,
-    residual_N: Tensor | None = None,
-) -> Steps[State]:
-    """``exchange.synchronise`` where there is one, else the same by ``run``."""
-    own = getattr(exchange, "synchronise", None)
-    if own is None:
-        return synchronise_by_run(exchange, me, state, grad_N, out_N, residual_N)
-    steps: Steps[State] = own(me, state, grad_N, out_N, residual_N)
-    return steps
 
 
 @dataclass(frozen=True)
@@ -67,19 +50,17 @@ class Wrapper(Exchange):
 
     @property
     def keeps_whole(self) -> bool:
-        return bool(getattr(self.inner, "keeps_whole", False))
+        return self.inner.keeps_whole
 
     @property
     def same_threads(self) -> bool:
-        return bool(getattr(self.inner, "same_threads", False))
+        return self.inner.same_threads
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        stated = getattr(self.inner, "wire_bytes", None)  # one that only has the form may lack it
-        return None if stated is None else stated(spec, world)
+        return self.inner.wire_bytes(spec, world)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        stated = getattr(self.inner, "expected_bytes", None)
-        return self.wire_bytes(spec, world) if stated is None else stated(spec, world)
+        return self.inner.expected_bytes(spec, world)
 
 
 class FeedbackState(NamedTuple):
@@ -121,7 +102,7 @@ class ErrorFeedback(Wrapper):
             residual_N.add_(state.residual_N)
             state.residual_N.zero_()
         kept_N = state.residual_N if residual_N is None else residual_N
-        inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, kept_N)
+        inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
 
@@ -156,8 +137,8 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     """
     while isinstance(exchange, Wrapper):
         exchange = exchange.inner
-    algorithm: Any = exchange.codec if isinstance(exchange, Pair) else exchange
-    traits = getattr(algorithm, "traits", None)
+    algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
+    traits = algorithm.traits
     if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
         return None
     remedy = "use it without error feedback"

@@ -54,8 +54,7 @@ def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
         made: Exchange = pair(algorithm, suited(algorithm))
         return with_error_feedback(made) if algorithm.traits.error_feedback else made
     check_exchange(algorithm)
-    declared = getattr(algorithm, "traits", None)
-    needs_feedback = declared is not None and declared.error_feedback
+    needs_feedback = algorithm.traits is not None and algorithm.traits.error_feedback
     return with_error_feedback(algorithm) if needs_feedback else algorithm
 
 

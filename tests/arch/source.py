@@ -81,13 +81,16 @@ def imports_of_names(source: Source) -> Iterator[tuple[str, str, str | None]]:
                 yield origin(source, node), alias.name, alias.asname
 
 
-def imports(source: Source, known: frozenset[str] | None = None) -> Iterator[tuple[int, str]]:
+def imports(
+    source: Source, known: frozenset[str] | None = None, *, for_types: bool = False
+) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
-    ``from package import name`` gives ``package.name`` where that is a module of ours.
+    ``from package import name`` gives ``package.name`` where that is a module of ours. Imports
+    below ``if TYPE_CHECKING`` count only with ``for_types``.
     """
     known = module_names() if known is None else known
-    for node in running_nodes(source.tree):
+    for node in ast.walk(source.tree) if for_types else running_nodes(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name

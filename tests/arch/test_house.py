@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import gradwire
 from tests.arch.source import BESIDE, PACKAGE, ROOT, Source, read, sources
@@ -71,6 +72,37 @@ def dangling(source: Source) -> list[str]:
         and isinstance(node.value.value, str)
         and DANGLING.match(node.value.value)
     ]
+
+
+def _own_private(tree: ast.AST) -> set[str]:
+    """Names with an underscore that the classes of a file give to their instances."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def reaches_inside(files: Iterable[Source]) -> list[str]:
+    """Uses of an underscored attribute of a class that stands in another file."""
+    own = {source.path: _own_private(source.tree) for source in files}
+    known = set().union(*own.values()) - set(dir(nn.Module()))
+    return [
+        f"{source.path}:{node.lineno} {ast.unparse(node)}"
+        for source in files
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in known - own[source.path]
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+    ]
+
+
+def test_nobody_reaches_inside_of_another() -> None:
+    assert reaches_inside(sources()) == []
 
 
 def test_files_and_functions_are_short() -> None:
@@ -156,5 +188,8 @@ def test_the_rules_bite(tmp_path: Path) -> None:
         '"""Of a step."""\nX = 1\n"""\nWhat was sent."""\ndef f():\n    "Whatever was sent."\n'
     )
     assert len(dangling(read("spec.py", opening))) == 2
+    inner = read("sim/a.py", "class A:\n    def __init__(self):\n        self._x = self.y = 1\n")
+    outer = read("sim/b.py", "def f(a):\n    return a.y + a._x + a._modules\n")
+    assert reaches_inside([inner, outer]) == ["sim/b.py:2 a._x"]
     assert VAGUE.search("string_utils")
     assert FROM_ANYWHERE.search('[sys.executable, "-m", program]')

@@ -1,12 +1,22 @@
-"""Imports go one way, and only the listed files talk to torch.distributed."""
+"""Imports go one way and in no circle, and only the listed files talk to torch.distributed."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.arch.source import BESIDE, Source, imports, read, running_nodes, sources
+from tests.arch.source import (
+    BESIDE,
+    Source,
+    imports,
+    module_names,
+    read,
+    running_nodes,
+    sources,
+)
 
 ROWS = (
     ("version", "errors", "bounds", "units"),
@@ -19,7 +29,7 @@ ROWS = (
     ("wrap",),
     ("sim",),
     ("planning", "planner"),
-    ("measure", "runtime", "testbed", "adapt"),
+    ("testbed", "runtime", "measure", "adapt"),
     ("report",),
     ("workloads", "bench"),
     ("laws",),
@@ -28,6 +38,8 @@ ROWS = (
     ("papers",),
 )
 """A module may import the rows above its own, what stands to its left, and its own package.
+
+That holds for imports below ``if TYPE_CHECKING`` too: who names a type depends on it.
 
 The last rows lie beside ``src/``: of gradwire only the finder of ``cli`` comes to them, by name.
 """
@@ -47,6 +59,14 @@ DISTRIBUTED = {
 """Files and folders that may import torch.distributed, and why."""
 
 
+PROCESSES = {
+    "kernels/compiler.py": "runs the C++ compiler",
+    "testbed/launch.py": "starts ranks, for all of gradwire",
+    "testbed/netns.py": "starts the process that holds the namespaces",
+}
+"""Files that may start processes, and why."""
+
+
 def entry(name: str) -> str | None:
     """The entry of ``ROWS`` that a module belongs to; None for others and for gradwire's root."""
     parts = name.split(".")
@@ -62,7 +82,7 @@ def wrong_imports(source: Source, known: frozenset[str] | None = None) -> list[s
     found: list[str] = []
     if own is None:
         return found
-    for line, name in imports(source, known):
+    for line, name in imports(source, known, for_types=True):
         other = entry(name)
         if name == "gradwire":
             found.append(f"{source.path}:{line} imports the root, which imports everything")
@@ -86,6 +106,29 @@ def test_every_module_has_a_row() -> None:
 
 def test_imports_go_one_way() -> None:
     assert [wrong for source in sources() for wrong in wrong_imports(source)] == []
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next, and the last the first; empty if there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    known = module_names()
+    graph = {
+        source.name: {name for _, name in imports(source, known, for_types=True)} & known
+        for source in sources()
+    }
+    assert circle({name: others - {name} for name, others in graph.items()}) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
 def private_from_elsewhere(source: Source, known: frozenset[str] | None = None) -> list[str]:
@@ -117,6 +160,13 @@ def test_only_listed_files_use_torch_distributed() -> None:
     assert [p for p in users if not {p, p.split("/")[0]} & DISTRIBUTED.keys()] == []
 
 
+def test_only_listed_files_start_processes() -> None:
+    """Ranks have one launcher, which ends all of them if one fails."""
+    starters = {"subprocess", "multiprocessing", "torch.multiprocessing"}
+    users = {s.path for s in sources() if starters & {name for _, name in imports(s)}}
+    assert users == set(PROCESSES)
+
+
 KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.data.plan"})
 
 
@@ -135,7 +185,7 @@ KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.data
         ("papers/deft/page.py", "from ..frame import Figure\nfrom gradwire.cli import _output", 0),
         ("papers/store.py", "import gradwire", 1),
         ("spec.py", "import gradwire", 1),
-        ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 0),
+        ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 1),
         ("spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .cli import main", 1),
         ("planner/usbyte.py", "from ._types import Plan\nfrom ..sim.run import simulate", 0),
     ],

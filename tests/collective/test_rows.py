@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.zen import zen
+from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.contract.collective import Collective
 from gradwire.cost.sparse_schemes import OF_ROWS
@@ -16,6 +17,7 @@ from gradwire.errors import RanksDiffer
 from gradwire.load import examples
 from gradwire.local import drive
 from gradwire.moves.rows import Rows, average_rows
+from gradwire.spec import TensorSpec
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3
@@ -79,6 +81,21 @@ def test_a_step_without_parts_has_no_imbalance() -> None:
         assert [me.imbalance is not None for me in members] == [is_cut] * 2
     drive([average_rows(me, none, NUM_ROWS, lambda counts: SERVED) for me in members])
     assert {me.imbalance for me in members} == {None}
+
+
+def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
+    taken = [torch.arange(3), torch.arange(20, 60, 5), torch.tensor([0])]
+    texts = [
+        average_rows(Member(rank, 3), (rows, torch.ones(len(rows), WIDTH)), NUM_ROWS, _gathered)
+        for rank, rows in enumerate(taken)
+    ]
+    spec, codec = TensorSpec("table", NUM_ROWS * WIDTH), nonzero(width=WIDTH)
+    stated = GATHERED.bytes_of(codec, spec, [rows.to(torch.int32) for rows in taken])
+    assert drive(texts).sent_bytes == stated
+
+
+def _gathered(counts: list[int]) -> Collective:
+    return GATHERED
 
 
 def test_more_rows_than_there_are_is_told() -> None:

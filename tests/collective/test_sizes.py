@@ -8,7 +8,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange import texts
 from gradwire.local import drive
@@ -75,7 +74,7 @@ def test_buffers_only_grow(collective: gw.Collective) -> None:
     def step(share: float) -> list[dict[str, int]]:
         grads = gradients(share)
         given = zip(members, states, grads, grads, strict=True)
-        drive([synchronise(exchange, *one) for one in given])
+        drive([exchange.synchronise(*one) for one in given])
         return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
 
     step(0.01)

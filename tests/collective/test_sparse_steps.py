@@ -9,7 +9,6 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.errors import RanksDiffer
 from gradwire.exchange import texts
 from gradwire.local import drive
@@ -59,7 +58,7 @@ def test_buffers_only_grow(scheme: gw.Collective) -> None:
         grads = gradients(share)
         state = exchange.init(TensorSpec("", len(grads[0])), WORLD)
         given = zip(members, grads, strict=True)
-        drive([synchronise(exchange, me, state, grad_N, grad_N) for me, grad_N in given])
+        drive([exchange.synchronise(me, state, grad_N, grad_N) for me, grad_N in given])
         return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
 
     step(0.01)
@@ -78,7 +77,7 @@ def test_a_mean_may_take_the_gradients_place(scheme: gw.Collective, share: float
     for means in (apart, grads):
         members = [Member(rank, WORLD) for rank in range(WORLD)]
         given = zip(members, grads, means, strict=True)
-        drive([synchronise(exchange, me, state, grad_N, mean_N) for me, grad_N, mean_N in given])
+        drive([exchange.synchronise(me, state, grad_N, mean_N) for me, grad_N, mean_N in given])
     for own, other in zip(grads, apart, strict=True):
         assert torch.equal(own.view(torch.int32), other.view(torch.int32))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ def test_moments_are_those_of_the_elements(kind):
     assert seen.mean_log == pytest.approx(float(others_N.abs().log().mean()), abs=2e-3)
     assert seen.signed.mean == pytest.approx(float(others_N.mean()), abs=1e-3)
     assert seen.signed.variance == pytest.approx(float(others_N.var()), rel=5e-3)
-    threshold = seen.edge_of(1.5)
+    threshold = seen.edge_within(1.5, 1, 0, inf)
     beyond = others_N.abs()[others_N.abs() >= threshold]
     assert seen.above(threshold).mean == pytest.approx(float(beyond.mean()) - threshold, rel=1e-2)
     assert seen.above(threshold).variance == pytest.approx(float(beyond.var()), rel=1e-2)
@@ -30,7 +32,7 @@ def test_moments_are_those_of_the_elements(kind):
 def test_what_reaches_an_edge_is_counted_exactly(threshold):
     grad_N = drawn("normal", 30_000)
     seen = Magnitudes.of(grad_N)
-    edge = seen.edge_of(threshold)
+    edge = seen.edge_within(threshold, 1, 0, inf)
     assert seen.num_reaching(threshold) == int((grad_N.abs() >= edge).sum()) > 0
     if 0.01 < threshold < 3:
         assert edge == pytest.approx(threshold, rel=2**-8)

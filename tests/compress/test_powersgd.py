@@ -19,7 +19,6 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Member
 from gradwire.dsl.library import matrix
-from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state, exchange_for, texts
 from gradwire.laws.tolerance import same_bits
 from gradwire.local import drive
@@ -261,7 +260,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(dtype: torch.dtype) 
         grads = draw(spec, 2)
         seen = Allocations()
         steps = [
-            synchronise(exchange, me, state, g, g)
+            exchange.synchronise(me, state, g, g)
             for me, state, g in zip(members, states, grads, strict=True)
         ]
         with seen:

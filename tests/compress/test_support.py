@@ -16,7 +16,6 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.deft.support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
-from gradwire.error_feedback import synchronise
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange import exchange_for
 from gradwire.laws.tolerance import same_bits
@@ -53,7 +52,7 @@ class Run:
         """One step in place of copies of ``grads``; all ranks' mean."""
         outs = [grad_N.clone() for grad_N in grads]
         texts = [
-            synchronise(self.exchange, me, state, out_N, out_N)
+            self.exchange.synchronise(me, state, out_N, out_N)
             for me, state, out_N in zip(self.members, self.states, outs, strict=True)
         ]
         outcome = drive(texts, seed=seed)
@@ -149,7 +148,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type[SharedSup
     outs = draw(spec, 2, 1)
     seen = Allocations()
     texts = [
-        synchronise(run.exchange, me, state, out_N, out_N)
+        run.exchange.synchronise(me, state, out_N, out_N)
         for me, state, out_N in zip(run.members, run.states, outs, strict=True)
     ]
     with seen:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
-from torch import nn
 
 from gradwire.data.profile import Layer, Measurement, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
@@ -138,49 +136,3 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "picture.json").write_bytes(b"\x89PNG\xff")
     with pytest.raises(InvalidSetting, match="it is not text"):
         Profile.load(tmp_path / "picture.json")
-
-
-class Small(nn.Module):
-    """The model that PROFILE is of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = nn.Linear(3, 4), nn.Module()
-        self.stem.bias = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-        self.head.scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.frozen = nn.Parameter(torch.zeros(9), requires_grad=False)
-
-
-def _extra(model: Small) -> None:
-    model.more = nn.Linear(1, 1)
-
-
-def _missing(model: Small) -> None:
-    del model.head.scale
-
-
-def _reshaped(model: Small) -> None:
-    model.stem.weight = nn.Parameter(torch.zeros(3, 4))
-
-
-def _recast(model: Small) -> None:
-    model.stem.bias = nn.Parameter(torch.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_extra, r"the model's parameter 'more\.weight' is not in it"),
-        (_missing, r"its tensor 'head\.scale' is not in the model"),
-        (_reshaped, r"'stem\.weight' is float32 \[4, 3\] in it and float32 \[3, 4\] in the model"),
-        (_recast, r"'stem\.bias' is bfloat16 \[4\] in it and float32 \[4\] in the model"),
-    ],
-)
-def test_a_profile_of_another_model_is_refused(change: Any, words: str) -> None:
-    model = Small()
-    PROFILE.check_model(model.named_parameters())
-    change(model)
-    with pytest.raises(
-        InvalidSetting, match=f"profile of 'small' is of another model: .*{words}.*profile"
-    ):
-        PROFILE.check_model(model.named_parameters())

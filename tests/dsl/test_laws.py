@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.compress.int8 import int8
+from gradwire.contract import Compressor
 from gradwire.dsl.language import concat, extract, map, uint1, where
 from gradwire.dsl.program import Program
 from gradwire.errors import LawBroken
@@ -34,14 +35,26 @@ class signs(Program):
         return map(bits, lambda bit: where(bit == 1, self.step, -self.step))
 
 
-class Faulty:
+class Faulty(Compressor):
     """A program whose methods are right, but for those that a specimen writes anew."""
 
     def __init__(self, codec):
-        self.codec = codec
+        self.codec, self.traits = codec, codec.traits
 
-    def __getattr__(self, name):
-        return getattr(self.codec, name)
+    def init(self, spec):
+        return self.codec.init(spec)
+
+    def format(self, spec):
+        return self.codec.format(spec)
+
+    def encode(self, state, grad_N, **given):
+        return self.codec.encode(state, grad_N, **given)
+
+    def decode(self, payload, out_N, *, scale=1.0):
+        return self.codec.decode(payload, out_N, scale=scale)
+
+    def kernels(self):
+        return self.codec.kernels()
 
 
 class forgets(Faulty):

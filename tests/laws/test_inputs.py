@@ -20,7 +20,7 @@ from gradwire.data.profile import Profile
 from gradwire.kernels.compiler import reference_only
 from gradwire.laws.inputs import profile_of
 from gradwire.load import examples, load, names
-from gradwire.planning.plan import settings_of
+from gradwire.planning.settings import settings_of
 from gradwire.planning.tune import tune
 from tests.strategies import bounded
 

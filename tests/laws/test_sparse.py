@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparse_ps import sparse_ps
-from gradwire.collective.zen import imbalance_bound, zen
+from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.collective import Collective
 from gradwire.exchange import run_local
@@ -20,7 +20,15 @@ from tests.strategies import bounded
 
 from .broken_sparse import BITES
 from .cases import name_of
-from .sparse_laws import EACH_KIND, LAWS, Held, holdings, imbalance, law_parts_are_balanced
+from .sparse_laws import (
+    EACH_KIND,
+    LAWS,
+    Held,
+    holdings,
+    imbalance,
+    imbalance_bound,
+    law_parts_are_balanced,
+)
 
 SCHEMES = (
     *(pair(nonzero(), one) for one in examples("collective") if one.dimensions is not None),

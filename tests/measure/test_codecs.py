@@ -39,7 +39,6 @@ def test_every_compressor_has_its_lines() -> None:
     assert times[SIZES[-1]] > times[SIZES[0]]
     cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e9, codecs=found)
     assert Cluster.parse(cluster.to_json()) == cluster
-    assert cluster.codec_s("topk", "encode", 500) == found["topk"].encode.seconds(500)
 
 
 ALL = [load("compress", name)() for name in names("compress")]

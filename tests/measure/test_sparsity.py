@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.bench.sparsity_rank import measure_group
 from gradwire.data.profile import Profile
 from gradwire.data.sparsity import SparsityProfile, unit_sparsity
 from gradwire.errors import InvalidSetting
 from gradwire.measure.layers import profile
-from gradwire.measure.sparsity import measure_handling, measure_sparsity
+from gradwire.measure.sparsity import measure_group_sparsity, measure_handling, measure_sparsity
 from tests.runtime.ranks import Ranks
 
 ROWS, WIDTH = 600, 8
@@ -148,7 +147,7 @@ def among_ranks(rank: int, world: int, wrapped: bool) -> str:
     if wrapped:
         model.rows.sparse = False  # type: ignore[union-attr]
         model = DistributedDataParallel(model)
-    return measure_group(model, steps(model, seed=rank), num_gradients=5).to_json()
+    return measure_group_sparsity(model, steps(model, seed=rank), num_gradients=5).to_json()
 
 
 @pytest.mark.multi

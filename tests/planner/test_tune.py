@@ -21,8 +21,8 @@ from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.usbyte_extended import usbyte_extended
-from gradwire.planning.plan import settings_of
 from gradwire.planning.price import iteration_s
+from gradwire.planning.settings import settings_of
 from gradwire.planning.space import WholeNumbers
 from gradwire.planning.tune import search_space, tune
 from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance

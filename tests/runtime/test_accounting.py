@@ -10,7 +10,6 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Member
-from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
 from gradwire.local import drive
 from gradwire.report import density as report
@@ -138,7 +137,7 @@ def test_no_more_elements_are_counted_than_there_are() -> None:
     codec, members = codecs.nonzero(width=7), [Member(rank, 2) for rank in range(2)]
     exchange = pair(codec, gw.collective.allgather_sparse())
     state = exchange.init(gw.TensorSpec("", 9), 2)
-    drive([synchronise(exchange, me, state, torch.ones(9), torch.empty(9)) for me in members])
+    drive([exchange.synchronise(me, state, torch.ones(9), torch.empty(9)) for me in members])
     for me in members:
         assert me.selection is not None
         assert me.selection[1:] == (9, 9)

@@ -96,7 +96,7 @@ def counts(rank: int, world: int, collective: gw.Collective) -> None:
     net.zero_grad()
     handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
     handle.load_state_dict(saved)
-    states = [message.state for message in handle._messages()]
+    states = [message.state for message in handle._progress.messages]
     found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
     assert found
     assert all(bool((tensor == 3).all()) for tensor in found)

@@ -154,7 +154,6 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "subclass": lambda t: t.as_subclass(OwnTensor),
 }
 """What a tensor may become. Those that hold the same values are loaded."""
-HARMLESS = {"requires grad", "of a graph", "every other", "inference"}
 
 
 class OwnTensor(Tensor):

@@ -133,6 +133,8 @@ def on_ddp(rank: int, world: int) -> list[str]:
         with pytest.raises(ValueError) as raised:  # noqa: PT011
             make()
         texts.append(str(raised.value))
+    assert not taken._forward_pre_hooks, "what was refused keeps hooks of an attach"
+    assert not taken.module._load_state_dict_post_hooks
     return texts
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradwire as gw
-from gradwire.bench.sparsity_rank import measure_group
 from gradwire.contract import Exchange
+from gradwire.measure.sparsity import measure_group_sparsity
 from gradwire.runtime.settings import tables
 from gradwire.wrap.natural import INNER
 from tests.runtime.ranks import Ranks
@@ -199,7 +199,7 @@ def planned(rank: int, world: int) -> tuple[str, set[str]]:
 
     timed = Tabled()
     layers = gw.profile(timed, timed.backward_once, iterations=1, batch_size=1)
-    whole = layers.with_sparsity(measure_group(net, step, num_gradients=4))
+    whole = layers.with_sparsity(measure_group_sparsity(net, step, num_gradients=4))
     slow = gw.Cluster(num_ranks=world, rate_bytes_per_s=1e6)
     # Times differ from rank to rank; the plan must not.
     text = [gw.plan("zen", whole, slow).to_json()]

@@ -37,7 +37,7 @@ def many_messages(rank: int, world: int, wrapped: bool) -> tuple[str, list[float
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     handle = gw.attach(model, POWER, bucket_cap_mb=SMALL_MB)
     losses = train(model, adamw(model.parameters()), rank, range(30))
-    return digest(net.parameters()), losses, len(handle._messages())
+    return digest(net.parameters()), losses, len(handle._progress.messages)
 
 
 @pytest.mark.multi
@@ -111,7 +111,7 @@ def fused_otherwise(rank: int, world: int) -> tuple[int, int]:
     handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
     train(net, adamw(net.parameters()), rank, range(4))
     saved = through_a_file(handle.state_dict())
-    before = len(handle._messages())
+    before = len(handle._progress.messages)
     handle.detach()
     net.zero_grad()
     handle = gw.attach(net, POWER, bucket_cap_mb=1)
@@ -127,7 +127,7 @@ def fused_otherwise(rank: int, world: int) -> tuple[int, int]:
     kept = saved["params"]["middle.weight"]["inner.basis_T"]
     assert kept.shape == fresh.inner.basis_T[0].shape
     assert not torch.equal(kept, fresh.inner.basis_T[0])
-    return before, len(handle._messages())
+    return before, len(handle._progress.messages)
 
 
 @pytest.mark.multi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire as gw
 from gradwire.compress.sharded_dgc import sharded_dgc
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import ALONE
+from gradwire.runtime.wire import Routes
+from gradwire.verbs import AllGather, Among
 from tests.compress.grid import Grid
 from tests.runtime.ranks import Ranks
 
@@ -139,10 +138,10 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 
 
 def test_a_gather_among_shards_without_any_is_refused() -> None:
-    engine = Engine(ALONE, num_channels=1, timeout=timedelta(seconds=9), on_span=lambda span: None)
+    routes = Routes(0, 2, ["communication 0"])
+    routes.channels = [object()]
     with pytest.raises(InvalidSetting, match=r"message 7 .* attach was given none: write shards="):
-        engine.shard_channel(7, 0)
-    engine.close()
+        routes.of([AllGather(torch.empty(2), torch.empty(1), Among.SHARDS)], 7, 0)
 
 
 def until_a_rank_dies(rank: int, world: int) -> str:

@@ -22,7 +22,7 @@ def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> 
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     handle = gw.attach(model, chosen, bucket_cap_mb=SMALL_MB)
     losses = train(model, adamw(model.parameters()), rank, range(30))
-    arrived = [message.member.selection for message in handle._messages()]
+    arrived = [message.member.selection for message in handle._progress.messages]
     return digest(net.parameters()), losses, arrived
 
 

@@ -72,7 +72,7 @@ def continued(rank: int, world: int, states: list[dict[str, Any]]) -> tuple[str,
     net = Net()
     handle = gw.attach(net, DGC, bucket_cap_mb=64)
     handle.load_state_dict(states[rank])
-    done = {int(step) for message in handle._messages() for step in _steps(message)}
+    done = {int(step) for message in handle._progress.messages for step in _steps(message)}
     train(net, sgd(net), rank, range(SAVED_AT, SAVED_AT + 3))
     return digest(net), done
 

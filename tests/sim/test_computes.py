@@ -24,7 +24,6 @@ from gradwire.contract import Exchange, Member
 from gradwire.contract.collective import Collective
 from gradwire.data.cluster import PRIMITIVES, CodecFit
 from gradwire.data.fit import LineFit
-from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state
 from gradwire.local import drive
 from gradwire.pairing import pair
@@ -71,7 +70,7 @@ def computes(exchange: Exchange, numel: int, world: int) -> list[list[Done]]:
         found: list[list[Done]] = [[] for _ in members]
         grads = [_gradient(numel, rank) for rank in range(world)]
         texts = [
-            _noting(synchronise(exchange, me, clone_state(state), grad_N, grad_N), own)
+            _noting(exchange.synchronise(me, clone_state(state), grad_N, grad_N), own)
             for me, state, grad_N, own in zip(members, states, grads, found, strict=True)
         ]
         states = drive(texts).results

@@ -7,12 +7,16 @@ from math import log2
 import pytest
 import torch
 
-from gradwire.sparse.choose import OF_RANGES, smallest_format
+from gradwire.sparse.choose import smallest_format
+from gradwire.sparse.formats.bitmap import bitmap
 from gradwire.sparse.formats.blocks import blocks
 from gradwire.sparse.formats.coo import coo
 from gradwire.sparse.formats.dense import dense
 from gradwire.sparse.formats.elias_fano import elias_fano
 from gradwire.sparse.formats.hash_bitmap import hash_bitmap
+
+OF_RANGES = (dense(), coo(), bitmap(), elias_fano(), blocks())
+"""All formats that can carry a range of indices."""
 
 
 @pytest.mark.parametrize(

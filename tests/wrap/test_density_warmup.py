@@ -8,7 +8,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange, Member
-from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local
 from gradwire.local import drive
@@ -32,7 +31,7 @@ def selected(exchange: Exchange, num_steps: int) -> list[int]:
     for step in range(num_steps):
         grads = gradients(step)
         ranks = zip(members, states, grads, strict=True)
-        states = drive([synchronise(exchange, me, s, g, g) for me, s, g in ranks]).results
+        states = drive([exchange.synchronise(me, s, g, g) for me, s, g in ranks]).results
         assert members[0].selection is not None
         found.append(members[0].selection.selected)
     return found
@@ -107,7 +106,7 @@ def test_buffers_change_between_stages_only() -> None:
     for step in range(4):
         grads = gradients(step, 64)
         ranks = zip(members, states, grads, strict=True)
-        states = drive([synchronise(exchange, me, s, g, g) for me, s, g in ranks]).results
+        states = drive([exchange.synchronise(me, s, g, g) for me, s, g in ranks]).results
         places.append(members[0]._buffers["gathered"])
     assert places[0] is places[1]
     assert places[2] is places[3]

@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.cost.counted import LOSSLESS, counted, fastest
-from gradwire.error_feedback import synchronise, with_error_feedback
+from gradwire.error_feedback import with_error_feedback
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import Exchange, run_local
 from gradwire.laws.cases import Case
@@ -46,7 +46,7 @@ def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[st
     states = [exchange.init(TensorSpec("", ROWS * WIDTH), world) for _ in grads]
     for _ in range(num_steps):
         texts = [
-            synchronise(exchange, *given, torch.empty_like(given[2]))
+            exchange.synchronise(*given, torch.empty_like(given[2]))
             for given in zip(members, states, grads, strict=True)
         ]
         states = list(drive(texts, seed=3).results)

@@ -9,13 +9,12 @@ from typing import Any
 from ..errors import invalid
 from ..load import load
 from ..report import bars, curves, html, table, timeline
-from ..report.output import Report
 from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_bytes, format_rate
 from .demo_rank import COMPRESSORS, methods
-from .ranks import run_ranks
 from .tasks import make_task
 
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
@@ -70,7 +69,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     }
     testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        results = run_ranks(hosts, "demo_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
         shaped = hosts.shaped
     link = format_rate(demo.rate_bytes_per_s) if shaped else "unshaped loopback"
     parameters = results[0]["ddp"]["parameters"]

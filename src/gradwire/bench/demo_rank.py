@@ -18,11 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ..load import load
-from ..report.output import Report
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
 from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
 from ..travel import sent_bytes
 from ..verbs import AllReduce

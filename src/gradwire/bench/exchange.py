@@ -9,12 +9,11 @@ from typing import Any
 
 from ..contract import Exchange
 from ..errors import UnknownName, invalid
-from ..report.output import Report
 from ..report.table import Row
 from ..spec import chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
 from .exchange_rank import EXCHANGES, TORCH, message_spec
-from .ranks import run_ranks
 
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "numel"})
 """Keys that have one value in all rows of a run."""
@@ -60,7 +59,7 @@ def run(
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        results = run_ranks(hosts, "exchange_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
         shaped = hosts.shaped
     slowest = {name: _slowest(results, name) for name in results[0]}
     return [_row(bench, name, slowest, results, shaped) for name in results[0]]

@@ -25,11 +25,11 @@ from ..exchange import exchange_for
 from ..kernels.build import backend
 from ..load import load, names
 from ..pairing import pair
-from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds, squarest
 from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}

@@ -28,14 +28,13 @@ from ..data.profile import Profile
 from ..errors import UnknownName, invalid
 from ..load import names
 from ..report import timeline
-from ..report.output import Report
 from ..report.table import Row
 from ..sim.timeline import simulate
 from ..testbed.hosts import Testbed, shaped_hosts
+from ..testbed.ranks import Report, run_ranks
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_rate
-from .ranks import run_ranks
 from .replay import scaled_profile
 
 PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended")
@@ -151,7 +150,7 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> S
         congestion_control=CONGESTION_CONTROL,
     )
     with shaped_hosts(testbed) as hosts:
-        results = run_ranks(hosts, "schedule_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
     outcome = ScheduleResult([])
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])

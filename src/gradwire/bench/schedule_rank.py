@@ -27,12 +27,12 @@ from ..load import load
 from ..measure.links import measure_cluster
 from ..planning.plan import plan as plan_for
 from ..planning.tune import tune
-from ..report.output import Report
 from ..runtime.attach import attach
 from ..runtime.engine import Engine
 from ..runtime.handle import Handle
 from ..runtime.membership import join
 from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
 from .replay import Memory, Replay, VirtualDevice, scaled_profile
 from .sharing import keep_queues_short, share_cores

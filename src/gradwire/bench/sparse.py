@@ -16,12 +16,11 @@ from torch import Tensor
 from ..compress.nonzero import nonzero
 from ..errors import UnknownName, invalid
 from ..moves.push_pull import PushPull
-from ..report.output import Report
 from ..report.table import Row
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
 from .draws import IndexDraws, SetMeasures
-from .ranks import run_ranks
 from .sparse_rank import DENSE, SCHEMES, exchange_of
 
 CONSTANT = frozenset(
@@ -69,7 +68,7 @@ def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list
         "threads": max(1, len(os.sched_getaffinity(0)) // world),
     }
     with open_hosts(Testbed(hosts=world, rate_bytes_per_s=bench.rate_bytes_per_s)) as hosts:
-        results = run_ranks(hosts, "sparse_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
         shaped = hosts.shaped
     pool = bench.draws.pool()
     sets = [bench.draws.taken(rank, pool) for rank in range(world)]

@@ -16,11 +16,11 @@ from ..contract.collective import Collective
 from ..exchange import exchange_for
 from ..load import examples, load
 from ..pairing import pair
-from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import InterfaceCounters, own_counters
+from ..testbed.ranks import Report
 from .draws import IndexDraws
 
 DENSE = "dense"

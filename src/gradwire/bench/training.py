@@ -19,8 +19,8 @@ from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load, names
-from ..report.output import Report
 from ..report.table import Row
+from ..testbed.ranks import Report
 from ..workloads import text
 from ..workloads.gpt import GPT
 from ..workloads.task import Batch as Examples

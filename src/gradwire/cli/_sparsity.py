@@ -59,16 +59,12 @@ class SparsityAsked:
 
     def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
         """Measures among torchrun's ranks or in this process with batches as ranks."""
-        from ..measure.sparsity import NUM_GRADIENTS, measure_sparsity
+        from ..measure.sparsity import NUM_GRADIENTS, measure_group_sparsity, measure_sparsity
 
         total = NUM_GRADIENTS if self.batches is None else self.batches
-        launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        if launched:
-            from ..bench.sparsity_rank import measure_launched as measure
-        else:
-            measure = measure_sparsity
+        is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
         with progress("looking for zeros", total=total) as advance:
-            return measure(
+            return (measure_group_sparsity if is_launched else measure_sparsity)(
                 model,
                 step,
                 num_gradients=self.batches,

@@ -89,7 +89,7 @@ def _together() -> AbstractContextManager[None]:
     """The group of ranks that torchrun started, for what is measured in it; else nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return nullcontext()
-    from ..bench.launched import launched_group
+    from ..testbed.ranks import launched_group
 
     return launched_group()
 
@@ -176,34 +176,37 @@ def _compressors(wanted: bool) -> tuple[str, ...]:
 
 def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
     """Measures shaped hosts of the testbed, or the loopback where none can be made."""
-    from ..bench.links_rank import LinksBench
-    from ..bench.ranks import run_ranks
+    from ..measure import links_rank
     from ..testbed.hosts import Testbed, open_hosts
+    from ..testbed.ranks import run_ranks
 
     if hosts < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
     testbed = Testbed(hosts=hosts, rate_bytes_per_s=parse_rate(rate))
     with open_hosts(testbed) as made, progress(f"measuring {hosts} hosts", total=1) as advance:
-        bench = LinksBench(
+        bench = links_rank.LinksBench(
             compressors=_compressors(codecs),
             rate_bytes_per_s=testbed.rate_bytes_per_s if made.shaped else None,
             threads=max(1, len(os.sched_getaffinity(0)) // hosts),
         )
         report = Fractions(advance)
-        found = run_ranks(made, "links_rank", asdict(bench), report=report, timeout_s=TIMEOUT_S)
+        found = run_ranks(
+            made, links_rank.__name__, asdict(bench), report=report, timeout_s=TIMEOUT_S
+        )
     return Cluster.parse(found[0]["cluster"])
 
 
 def _launched(rate: str | None, codecs: bool) -> Cluster:
     """Measures the group that torchrun started."""
-    from ..bench.links_rank import LinksBench, measure_launched
+    from ..measure.links_rank import LinksBench, measure_group_links
+    from ..testbed.ranks import launched_group
 
     bench = LinksBench(
         compressors=_compressors(codecs),
         rate_bytes_per_s=None if rate is None else parse_rate(rate),
     )
-    with progress("measuring the ranks", total=1) as advance:
-        return measure_launched(bench, Fractions(advance))
+    with progress("measuring the ranks", total=1) as advance, launched_group():
+        return measure_group_links(bench, Fractions(advance))
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:

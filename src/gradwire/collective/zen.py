@@ -16,7 +16,6 @@ Contributed: what the codec encoded.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -93,17 +92,6 @@ def _smallest(
 ) -> SparseFormat:
     """The smallest format, kept because a step asks more than once about the same message."""
     return smallest_format(count, length, width, dtype, among=among).format
-
-
-def imbalance_bound(world: int, num_taken: int) -> float:
-    """Theorem 2 with its constant: imbalance stays below this with probability 1 - 1 / W.
-
-    Of sets of ``num_taken`` units, or a union of so many, that were chosen without knowledge of the
-    seed. By Chernoff's bound a part gets (1 + d) of its share with probability at most
-    exp(-d^2 K / 3 W) for d <= 1, and the W^2 pairs of a worker and a part all stay below with
-    d = 3 sqrt(W ln W / K). The theorem's Theta hides the 3. Needs K >= 9 W ln W, where d is 1.
-    """
-    return 1 + 3 * math.sqrt(world * math.log(world) / num_taken)
 
 
 EXAMPLES = (zen(), zen(formats="paper"))

@@ -51,19 +51,15 @@ class Magnitudes:
         """The magnitudes of gradient plus residual; the residual holds this sum afterwards."""
         return cls(*magnitudes.histogram(grad_N, residual_N))
 
-    def edge_of(self, threshold: float) -> float:
-        """The nearest magnitude of which is known how many elements reach it.
-
-        Beyond the largest it is the last: something is always sent.
-        """
-        return self._edges[self._place(threshold)]
-
     def num_reaching(self, threshold: float) -> int:
-        """How many elements are no smaller than ``edge_of(threshold)``."""
+        """How many elements are no smaller than the edge that is nearest to ``threshold``.
+
+        Beyond the largest edge it is the last one: something is always sent.
+        """
         return int(self._reaching[self._place(threshold)])
 
     def edge_within(self, threshold: float, num_asked: int, least: float, most: float) -> float:
-        """``edge_of(threshold)`` where ``least`` to ``most`` elements reach that.
+        """The edge that is nearest to ``threshold`` where ``least`` to ``most`` elements reach it.
 
         Otherwise it is the edge at which the number within these bounds is nearest, as a factor, to
         ``num_asked``, fewer than ``num_elements``. Where one bin holds too many for that, as of

@@ -11,7 +11,6 @@ from .compressor import Traits as Traits
 from .exchange import Exchange as Exchange
 from .exchange import Result as Result
 from .exchange import synchronise_alone as synchronise_alone
-from .exchange import synchronise_by_run as synchronise_by_run
 from .member import Imbalance as Imbalance
 from .member import Member as Member
 from .member import Selection as Selection

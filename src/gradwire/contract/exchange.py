@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -68,8 +68,28 @@ class Exchange(ABC):
 
         With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
         afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+
+        In terms of ``run``, which was initialised for the gradient's dtype, the sum is sent in that
+        dtype; what this rounding drops stays in the residual, as all that was not contributed does.
         """
-        return synchronise_by_run(self, me, state, grad_N, out_N, residual_N)
+        sent_N = grad_N
+        if residual_N is not None:
+            pending_N = residual_N
+
+            def add() -> Tensor:
+                return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
+
+            sent_N = yield Compute("accumulate", add, grad_N.numel())
+        mean_N, contributed_N, state = yield from self.run(me.rank, me.world, state, sent_N)
+
+        def finish() -> None:
+            out_N.copy_(mean_N)
+            if residual_N is not None:
+                residual_N.sub_(contributed_N)
+                torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+        yield Compute("finish", finish, grad_N.numel())
+        return state
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.
@@ -81,39 +101,6 @@ class Exchange(ABC):
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
         return self.wire_bytes(spec, world)
-
-
-def synchronise_by_run(
-    exchange: Any,
-    me: Member,
-    state: State,
-    grad_N: Tensor,
-    out_N: Tensor,
-    residual_N: Tensor | None,
-) -> Steps[State]:
-    """``Exchange.synchronise`` in terms of ``run``.
-
-    The exchange was initialised for the gradient's dtype and gets the sum in that; what this
-    rounding of the sum drops stays in the residual, as all that was not contributed does.
-    """
-    sent_N = grad_N
-    if residual_N is not None:
-        pending_N = residual_N
-
-        def add() -> Tensor:
-            return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
-
-        sent_N = yield Compute("accumulate", add, grad_N.numel())
-    mean_N, contributed_N, state = yield from exchange.run(me.rank, me.world, state, sent_N)
-
-    def finish() -> None:
-        out_N.copy_(mean_N)
-        if residual_N is not None:
-            residual_N.sub_(contributed_N)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
-
-    yield Compute("finish", finish, grad_N.numel())
-    return state
 
 
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field
 
 from ..bounds import check_number, check_whole
-from ..errors import InvalidSetting, UnknownName, invalid
+from ..errors import InvalidSetting, invalid
 from ..travel import bytes_sent, travel
 from ..units import format_rate, format_seconds
 from .fit import LineFit
@@ -105,22 +105,6 @@ class Cluster(Stored):
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
         return self.collective_s("all_reduce", size_bytes)
-
-    def codec_s(self, compressor: str, primitive: str, numel: float) -> float:
-        """Seconds of one primitive of a measured compressor on ``numel`` elements.
-
-        Raises ``InvalidSetting`` for a compressor that was not measured, as no formula knows it.
-        """
-        if compressor not in self.codecs:
-            accepted = ", ".join(sorted(self.codecs)) or "none"
-            raise InvalidSetting(
-                f"the cluster file holds no times of compressor {compressor!r} (measured: "
-                f"{accepted}); measure them with gradwire profile --codecs"
-            )
-        if primitive not in PRIMITIVES:
-            raise UnknownName("primitive", primitive, PRIMITIVES)
-        line: LineFit = getattr(self.codecs[compressor], primitive)
-        return line.seconds(numel)
 
     def wire_bytes(self, size_bytes: int) -> int:
         """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""

@@ -5,17 +5,15 @@ Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own severa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..errors import InvalidSetting
 from .sparsity import SparsityProfile
 from .stored import MOST_ELEMENTS, Frozen, NonNegative, Stored, Whole
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 GradientDType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -146,31 +144,3 @@ class Profile(Stored):
     @property
     def backward_s(self) -> float:
         return sum(layer.backward_s for layer in self.layers)
-
-    def check_model(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Raises ``InvalidSetting`` unless these are the profiled tensors.
-
-        ``parameters`` are (name, parameter) as ``model.named_parameters()`` gives them; those that
-        need no gradient do not count. Names, shapes and dtypes must agree; the order need not.
-        """
-        listed = {tensor.name: tensor for layer in self.layers for tensor in layer.tensors}
-        for name, parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            tensor = listed.pop(name, None)
-            if tensor is None:
-                raise self._another_model(f"the model's parameter {name!r} is not in it")
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            if (tensor.shape, tensor.dtype) != (tuple(parameter.shape), dtype):
-                raise self._another_model(
-                    f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} in it and {dtype} "
-                    f"{list(parameter.shape)} in the model"
-                )
-        if listed:
-            raise self._another_model(f"its tensor {next(iter(listed))!r} is not in the model")
-
-    def _another_model(self, why: str) -> InvalidSetting:
-        return InvalidSetting(
-            f"the profile of {self.model!r} is of another model: {why}; profile the model that is "
-            "trained, with gradwire.profile(model, step)"
-        )

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member, State
-from ..error_feedback import synchronise
 from ..errors import Deadlock, InvalidSetting, LawBroken
 from ..exchange import texts
 from ..local import Outcome, drive
@@ -147,7 +146,7 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     want = _means_of(exchange, case, case.seed)
     grads = case.grads()
     steps = [
-        synchronise(exchange, Member(r, case.world), exchange.init(case.spec, case.world), g, g)
+        exchange.synchronise(Member(r, case.world), exchange.init(case.spec, case.world), g, g)
         for r, g in enumerate(grads)
     ]
     drive(steps, seed=case.seed)
@@ -166,7 +165,7 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
     members = [Member(rank, case.world) for rank in range(case.world)]
     for grads in (case.grads(), second):
         steps = [
-            synchronise(exchange, me, exchange.init(case.spec, case.world), g, g)
+            exchange.synchronise(me, exchange.init(case.spec, case.world), g, g)
             for me, g in zip(members, grads, strict=True)
         ]
         drive(steps, seed=case.seed)

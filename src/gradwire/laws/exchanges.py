@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member, Result, State
-from ..error_feedback import (
-    ErrorFeedback,
-    synchronise,
-)
+from ..error_feedback import ErrorFeedback
 from ..exchange import clone_state, run_local
 from ..local import drive
 from ..pairing import Pair
@@ -170,7 +167,7 @@ def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
             want = run_local(tried, grads, states, seed=case.seed)
             outs = [torch.full_like(g, 3.0) for g in grads]
             steps = [
-                synchronise(tried, members[r], clone_state(states[r]), grads[r], outs[r])
+                tried.synchronise(members[r], clone_state(states[r]), grads[r], outs[r])
                 for r in range(case.world)
             ]
             states = drive(steps, seed=case.seed).results

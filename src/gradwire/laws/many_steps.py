@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member
-from ..error_feedback import feedback_refusal, synchronise, with_error_feedback
+from ..error_feedback import feedback_refusal, with_error_feedback
 from ..exchange import run_local
 from ..local import drive
 from ..pairing import Pair
@@ -99,7 +99,7 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
 
     def step(grads: list[Tensor]) -> float:
         texts = [
-            synchronise(kept, me, state, grad_N, grad_N)
+            kept.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
         states[:] = drive(texts, seed=case.seed).results

@@ -6,7 +6,7 @@ from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..planning.plan import Planner
+from ..planning.settings import Planner
 from .tolerance import must
 
 

@@ -1,4 +1,5 @@
 """Measuring a model (layers), a cluster (links, allreduce) and compressors (codecs).
 
-May import: all but runtime (an engine is passed in), testbed, report, bench and cli.
+An engine is handed in where ranks measure together; `*_rank` are what each of them runs, where
+`testbed.ranks` starts them.
 """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ..data.stored import Stored
+from ..runtime.engine import Engine
 from ..verbs import Broadcast, Steps, Verb
-
-if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
-    from ..runtime.engine import Engine
 
 Figures = TypeVar("Figures", bound=Stored)
 

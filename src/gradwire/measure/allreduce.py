@@ -6,23 +6,20 @@ The cost of a message in gradwire's runtime, by any verb, is measured by
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Frozen
-from ..errors import GradwireError, InvalidSetting
+from ..errors import GradwireError, InvalidSetting, RankFailed
+from ..testbed.hosts import Testbed, loopback_hosts
+from ..testbed.ranks import run_ranks
 from ..travel import travel
 
 SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
@@ -118,59 +115,13 @@ def measure_loopback(num_ranks: int = 2) -> LinkReport:
 
     Raises GradwireError with the last words of a process that failed.
     """
-    with tempfile.TemporaryDirectory(prefix="gradwire-links-") as folder:
-        with _ranks(Path(folder), num_ranks) as processes:
-            ended = [_ended(process) for process in processes]
-        failed = [words for words, code in ended if code]
-        if failed:
-            raise GradwireError(f"the loopback could not be measured: {failed[0]}")
-        return LinkReport.model_validate_json(
-            Path(folder, "report.json").read_text(encoding="utf-8")
-        )
+    with loopback_hosts(Testbed(hosts=num_ranks)) as hosts:
+        try:
+            found = run_ranks(hosts, f"{__name__}_rank", {}, report=_nobody, timeout_s=TIMEOUT_S)
+        except RankFailed as error:
+            raise GradwireError(f"the loopback could not be measured: {error}") from error
+    return LinkReport.model_validate(found[0])
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[str, int]:
-    try:
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT_S:.0f} s", 1
-    return (errors.strip().splitlines() or ["no message"])[-1], process.returncode
-
-
-@contextlib.contextmanager
-def _ranks(folder: Path, num_ranks: int) -> Iterator[list[subprocess.Popen[str]]]:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(rank), str(num_ranks), str(folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _rank_main(rank: int, num_ranks: int, folder: Path) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
-    )
-    try:
-        report = measure()
-        if rank == 0:
-            (folder / "report.json").write_text(report.model_dump_json(), encoding="utf-8")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _rank_main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+def _nobody(fraction: float, what: str) -> None:
+    """Tells nobody how far it is: it takes a second."""

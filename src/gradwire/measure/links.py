@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, VerbName
 from ..data.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
+from ..runtime.engine import Engine
 from ..spec import TensorSpec
 from ..travel import travel
 from ..verbs import (
@@ -44,9 +44,6 @@ from ..verbs import (
     Verb,
 )
 from ._agree import rank_0s, run_verb, verb_text
-
-if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
-    from ..runtime.engine import Engine
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
 """Sizes from where alpha decides to where beta does; most are where plans have their messages."""
@@ -117,8 +114,8 @@ def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDG
     the other, as where ranks share the cores that move their bytes. All ranks call this alike and
     return the same.
     """
-    num_channels = len(engine.channels) - 1
-    if num_channels < 2:
+    num_channels = engine.num_channels
+    if engine.world < 2 or num_channels < 2:
         return 0.0
     numel = -(-size_bytes // ITEM_BYTES)
     makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
@@ -166,13 +163,14 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    num_channels = len(engine.channels) - 1
     run_verb(engine, AllReduce(torch.zeros(1)))
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
         turn, channel = divmod(number, len(makers))
-        ends.append(engine.launch(turn * num_channels + channel, "measured", makers[channel]()))
+        ends.append(
+            engine.launch(turn * engine.num_channels + channel, "measured", makers[channel]())
+        )
     engine.wait(ends)
     return time.perf_counter() - start_s
 

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from ..data.sparsity import (
 )
 from ..errors import invalid
 from ..exchange import algorithm_by_name
+from ..runtime.engine import Engine
+from ..runtime.membership import join
 from ..sparse.entries import Entries, num_units
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
@@ -43,9 +45,6 @@ from ..verbs import AllGather
 from ._agree import rank_0s, run_verb
 from ._untouched import untouched
 from .layers import TrainingStep, looked_into, no_progress
-
-if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
-    from ..runtime.engine import Engine
 
 _log = logging.getLogger("gradwire")
 
@@ -126,6 +125,17 @@ def measure_sparsity(
         tensors=tuple(_figures(one, sets[place]) for place, one in enumerate(sources)),
     )
     return made if engine is None or engine.world == 1 else rank_0s(engine, made)
+
+
+def measure_group_sparsity(model: nn.Module, step: TrainingStep, **asked: Any) -> SparsityProfile:
+    """Measures sparsity among the ranks of torch's default group, which all call this alike."""
+    engine = Engine(
+        join(None), num_channels=1, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
+    )
+    try:
+        return measure_sparsity(model, step, engine=engine, **asked)
+    finally:
+        engine.close()
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:

@@ -9,8 +9,8 @@ Source: what DDP does with sparse gradients (all-gather of indices and values); 
     section 4, for embeddings.
 Differences: row counts are told first, and the way follows from them. Gathered rows are padded to
     the largest count, so every rank may have touched another number of rows, or none.
-Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * max rows * (8 + row bytes) a rank; served,
-    what the collective sends of units that are rows (its pulls never dense).
+Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 bytes and its values
+    for each row; served, what the collective sends of units that are rows (its pulls never dense).
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from torch import Tensor
 
 from ..contract import Member
 from ..contract.collective import Collective
+from ..payload import Payload
 from ..sparse.entries import Entries
+from ..sparse.formats.coo import coo
 from ..spec import working_dtype
 from ..verbs import AllGather, Compute, Steps
 from .cut import Cut, cached_parts
+from .entries import merged_entries
 from .push_pull import PushPull
+from .sizes import tell_count
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""
@@ -41,58 +45,51 @@ def average_rows(
     counts and names the way, one that carries rows; it decides alike on all of them.
     """
     rows_R, values_RC = rows
-    counts_W = torch.zeros(me.world, dtype=torch.int64)
-    yield AllGather(counts_W, torch.tensor([rows_R.numel()]))
-    counts = me.sizes(counts_W, [num_rows] * me.world, unit="rows")
+    counts = yield from tell_count(me, rows_R.numel(), num_rows, values_RC, unit="rows")
     me.way = me.imbalance = None
     if max(counts) == 0:
         return rows
     way = choose(counts)
     assert way.carries_rows, way
     me.way = type(way).__name__
+    units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), values_RC.shape[1])
     if isinstance(way, PushPull):
-        return (yield from _served(me, way, rows_R, values_RC, num_rows))
-    return (yield from _gathered(me, counts, rows_R, values_RC))
+        return (yield from _served(me, way, units, num_rows))
+    return (yield from _gathered(me, counts, units, num_rows))
 
 
-def _gathered(me: Member, counts: list[int], rows_R: Tensor, values_RC: Tensor) -> Steps[Rows]:
-    width, most = values_RC.shape[1], max(counts)
-    own_rows = torch.zeros(most, dtype=torch.int64)
-    own_values = torch.zeros(most * width, dtype=values_RC.dtype)
-    own_rows[: rows_R.numel()] = rows_R
-    own_values[: values_RC.numel()] = values_RC.reshape(-1)
-    all_rows = torch.empty(me.world * most, dtype=torch.int64)
-    all_values = torch.empty(me.world * most * width, dtype=values_RC.dtype)
-    yield AllGather(all_rows, own_rows)
-    yield AllGather(all_values, own_values)
+def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> Steps[Rows]:
+    width, dtype = units.width, units.values.dtype
+    layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
+    size = max(layout.slot_bytes for layout in layouts)
+    own = me.scratch("own", size, units.values, torch.uint8, varies=True)
+    gathered = me.scratch("gathered", me.world * size, units.values, torch.uint8, varies=True)
+
+    def pack() -> None:
+        coo().encode(units, num_rows, own[: layouts[me.rank].size_bytes])
+
+    yield Compute("pack", pack, units.values.numel())
+    yield AllGather(gathered, own)
 
     def merge() -> Rows:
-        parts = [slice(r * most, r * most + n) for r, n in enumerate(counts)]
-        rows = torch.cat([all_rows[part] for part in parts])
-        values = torch.cat([all_values.view(-1, width)[part] for part in parts])
-        union, place = torch.unique(rows, return_inverse=True)
-        # As servers do: scaled, then added in rank order, then rounded; so the bits are theirs.
-        dtype = working_dtype(values.dtype)
-        mean = torch.zeros(union.numel(), width, dtype=dtype)
-        mean.index_add_(0, place, values.to(dtype).mul_(1 / me.world))
-        return union, mean.to(values.dtype)
+        ranks = [
+            coo().decode(Payload(layout, slot[: layout.size_bytes]), num_rows, width)
+            for layout, slot in zip(layouts, gathered.chunk(me.world), strict=True)
+        ]
+        sums = merged_entries(me, ranks, num_rows, working_dtype(dtype), 1 / me.world)
+        return sums.indices_K.long(), sums.values.to(dtype, copy=True).view(-1, width)
 
-    merged: Rows = yield Compute("merge", merge, me.world * most * width)
-    return merged
+    mean: Rows = yield Compute("merge", merge, sum(counts) * width)
+    return mean
 
 
-def _served(
-    me: Member, servers: PushPull, rows_R: Tensor, values_RC: Tensor, num_rows: int
-) -> Steps[Rows]:
+def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Steps[Rows]:
     """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
-    width, dtype = values_RC.shape[1], values_RC.dtype
+    width, dtype = units.width, units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
-    units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), width)
-    like = values_RC.new_empty(0)  # stands for a dense mean, of which there is none
-    sent, counts = yield Compute(
-        "partition", lambda: servers.spread(me, cut, units), rows_R.numel()
-    )
+    like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
+    sent, counts = yield Compute("partition", lambda: servers.spread(me, cut, units), units.num)
     nothing = Compute("clear", lambda: None)
     arrived = yield from servers.push(me, cut, sent, counts, nothing, like)
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows

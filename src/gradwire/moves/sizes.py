@@ -1,7 +1,7 @@
 """Sizes of payloads that vary: ranks tell each other before the payloads themselves travel.
 
 Where a compressor's sizes follow from the spec, they are known and nothing is sent. So which verbs
-come in which order follows from the compressor alone.
+come in which order follows from the compressor alone. Rows of embeddings are counted in every step.
 Wire: 8 bytes for each other rank.
 """
 
@@ -33,10 +33,26 @@ def tell_all(
     """
     if codec.traits.exact_size:
         return list(limits)
-    own_1 = me.scratch("own size", 1, like, torch.int64).fill_(size_bytes)
+    told_W = yield from _told(me, size_bytes, like)
+    return me.sizes(told_W, limits)
+
+
+def tell_count(
+    me: Member, count: int, most: int, like: Tensor, *, unit: str = "units"
+) -> Steps[list[int]]:
+    """Tells every rank how many units this one has, at most ``most``; returns all ranks' counts.
+
+    In a simulation all ranks have as many.
+    """
+    told_W = yield from _told(me, count, like)
+    return me.sizes(told_W, [most] * me.world, unit=unit, usual=[count] * me.world)
+
+
+def _told(me: Member, own: int, like: Tensor) -> Steps[Tensor]:
+    own_1 = me.scratch("own size", 1, like, torch.int64).fill_(own)
     told_W = me.scratch("told sizes", me.world, like, torch.int64)
     yield AllGather(told_W, own_1)
-    return me.sizes(told_W, limits)
+    return told_W
 
 
 def tell_each(

@@ -15,8 +15,8 @@ from ..data.profile import Profile
 from ..load import load, names
 from ..units import format_bytes, format_rate, format_seconds, ratio
 from .exposed import Account
-from .plan import with_settings
 from .price import iteration_s
+from .settings import with_settings
 from .sparse import sentences
 
 WORTH = 0.02

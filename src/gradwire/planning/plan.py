@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..errors import UnknownName, invalid
-from ..load import load
-
-Planner = Callable[..., Plan]
-"""``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same plan."""
+from ..errors import invalid
+from .settings import Planner, name_of, with_settings
+from .tune import tune as search
 
 
 def plan(
@@ -49,43 +44,9 @@ def plan(
             "read files with Profile.load and Cluster.load, models with gradwire.catalogue.load",
         )
     chosen = with_settings(planner, **settings)
-    if tune:
-        from .tune import tune as search
-
-        made = search(chosen, profile, cluster)
-    else:
-        made = chosen(profile, cluster)
+    made = search(chosen, profile, cluster) if tune else chosen(profile, cluster)
     if not isinstance(made, Plan):
         accepted = "a Plan, as every planner gives"
         raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return one")
     check(made, profile)
     return made
-
-
-def with_settings(planner: str | Planner, **settings: Any) -> Planner:
-    """The planner, found by name if need be, with these settings bound; refuses unknown ones."""
-    found: Planner = load("planner", planner) if isinstance(planner, str) else planner
-    if not callable(found):
-        raise invalid("planner", planner, "a planner's name or a function", "write 'usbyte'")
-    known = settings_of(found)
-    for name in settings:
-        if known == []:
-            raise invalid(name_of(found), name, "called without settings", "leave it out")
-        if known is not None and name not in known:
-            raise UnknownName(f"setting of {name_of(found)}", name, known)
-    return partial(found, **settings) if settings else found
-
-
-def settings_of(planner: Planner) -> list[str] | None:
-    """Names of a planner's settings; None where it takes any."""
-    parameters = inspect.signature(planner).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-
-
-def name_of(planner: Planner) -> str:
-    """A planner's name in errors and tables: that of its function."""
-    while isinstance(planner, partial):
-        planner = planner.func
-    return getattr(planner, "__name__", type(planner).__name__)

@@ -26,8 +26,8 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from ..errors import InvalidSetting, NotInstalled, invalid
-from .plan import Planner, with_settings
 from .price import fewest_messages, iteration_s
+from .settings import Planner, with_settings
 from .space import Space
 
 Objective = Callable[[Plan], float]

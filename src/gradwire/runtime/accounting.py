@@ -18,16 +18,13 @@ from .messages import Message
 
 
 def density_of_step(
-    messages: Iterable[Any], *, rank: int, step: int, end_s: float, sent_bytes: int
+    messages: Iterable[Message], *, rank: int, step: int, end_s: float, sent_bytes: int
 ) -> StepDensity | None:
-    """The last step's density over all messages; None where no message selects elements.
-
-    Messages of row-sparse gradients, which travel without loss, are not counted.
-    """
+    """The last step's density over all messages; None where no message selects elements."""
     found: list[tuple[int, Selection]] = [
         (message.spec.numel, message.member.selection)
         for message in messages
-        if isinstance(message, Message) and message.member.selection is not None
+        if message.member.selection is not None
     ]
     numel = sum(numel for numel, _ in found)
     if not numel:
@@ -65,7 +62,7 @@ well the residual's norm is a few tens of the gradient's at most.
 """
 
 
-def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
+def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
     """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst first.
 
     Each comes with the norm of its residual over that of its gradient in the last step that noted
@@ -73,7 +70,7 @@ def outgrown(messages: Iterable[Any]) -> list[tuple[str, float]]:
     """
     found: list[tuple[str, float]] = []
     for message in messages:
-        kept = list(residuals(message.state).values()) if isinstance(message, Message) else []
+        kept = list(residuals(message.state).values())
         if not kept:
             continue
         taken, numel = message.member.selection, message.spec.numel

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -28,15 +29,17 @@ from ..kernels.build import backend
 from ..wrap.momentum import beside, momentum_of
 from ..wrap.natural import is_pair, with_natural_sparsity
 from . import ddp
+from .arrivals import Arrivals
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fusing import NamedParam, default_cap_bytes, fuse
 from .handle import Handle
-from .hooks import ModuleHooks, time_forward
+from .hooks import ModuleHooks
 from .membership import Membership, join
 from .messages import Message, ParamRange
 from .overlap import Overlap
 from .planned import check_for, messages_of
+from .progress import Progress
 from .recorder import Recorder
 from .refusals import mark_attached, refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
@@ -163,7 +166,8 @@ def _connect(
     settings: Settings,
     messages: list[AnyMessage],
 ) -> Handle:
-    recorder = Recorder(settings.trace_steps)
+    """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
+    undo, recorder = ExitStack(), Recorder(settings.trace_steps)
     engine = Engine(
         grid.who,
         num_channels=settings.channels,
@@ -171,45 +175,47 @@ def _connect(
         on_span=recorder.add,
         shards=grid.shards,
     )
+    undo.callback(engine.close)
     try:
-        return _begin(model, params, settings, messages, engine, recorder)
+        if engine.world > 1 and not isinstance(model, DistributedDataParallel):
+            engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
+        _warn_of_no_overlap(model, settings)
+        _warn_of_two_momenta(settings)
+        _warn_of_no_momentum(model, params, settings)
+        _warn_of_another_way(model, params, settings)
+        synchroniser = Synchroniser(engine, messages, dict(params))
+        progress = Progress(synchroniser, recorder, settings.scaler)
+        handle = _hook(model, params, settings, progress, undo)
     except BaseException:
-        engine.close()
+        undo.close()
         raise
-
-
-def _begin(
-    model: nn.Module,
-    params: list[NamedParam],
-    settings: Settings,
-    messages: list[AnyMessage],
-    engine: Engine,
-    recorder: Recorder,
-) -> Handle:
-    """Gives every rank the tensors of rank 0, then hooks the model."""
-    is_ddp = isinstance(model, DistributedDataParallel)
-    if engine.world > 1 and not is_ddp:
-        engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
-    _warn_of_no_overlap(model, settings)
-    _warn_of_two_momenta(settings)
-    _warn_of_no_momentum(model, params, settings)
-    _warn_of_another_way(model, params, settings)
-    synchroniser = Synchroniser(engine, messages, dict(params))
-    handle = Handle(model, settings.exchange, engine, synchroniser, recorder, settings.scaler)
-    strangers = Strangers(model, handle.give_up)
-    handle.on_detach(strangers.remove)
-    if isinstance(model, DistributedDataParallel):
-        ddp.register(handle, model, params)
-    else:
-        hooks = ModuleHooks(handle, params, strangers)
-        if settings.optimizer is not None and _overlaps(settings):
-            handle.overlap = Overlap(model, params, settings.optimizer, hooks)
-            handle.on_detach(handle.overlap.detach)
-    time_forward(handle, model)
-    handle.on_detach(mark_attached(model, params))
     # A model that is dropped without detach takes its threads with it, once its messages are done.
     weakref.finalize(handle, engine.finish_and_close)
     return handle
+
+
+def _hook(
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    progress: Progress,
+    undo: ExitStack,
+) -> Handle:
+    """Hooks the model; whoever is made here knows those made before it, and none made after."""
+    undo.callback(mark_attached(model, params))
+    strangers = Strangers(model, progress.give_up)
+    undo.callback(strangers.remove)
+    hooks = overlap = None
+    if isinstance(model, DistributedDataParallel):
+        undo.callback(ddp.register(progress, model, params))
+    else:
+        arrivals = Arrivals(progress, params)
+        if settings.optimizer is not None and _overlaps(settings):
+            overlap = Overlap(model, params, settings.optimizer, arrivals)
+            undo.callback(overlap.detach)
+        hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
+        undo.callback(hooks.remove)
+    return Handle(model, settings.exchange, progress, hooks, overlap, undo)
 
 
 def _overlaps(settings: Settings) -> bool:
@@ -313,7 +319,7 @@ def _fingerprint(
 
 def _same_threads(exchange: Exchange | Plan) -> bool:
     made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
-    return any(getattr(one, "same_threads", False) for one in made)
+    return any(one.same_threads for one in made)
 
 
 def _digest(exchange: Exchange | Plan) -> object:

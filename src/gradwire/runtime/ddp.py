@@ -20,9 +20,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidSetting
-from .handle import Handle
 from .lanes import wall_clock
 from .messages import Grads
+from .progress import Progress
 
 
 class _Slot:
@@ -41,9 +41,12 @@ _slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKey
 
 
 def register(
-    handle: Handle, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
-) -> None:
-    """Makes ``handle`` serve the communication hook of ``ddp``."""
+    progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
+) -> Callable[[], None]:
+    """Serves the communication hook of ``ddp`` until the function that is returned is called.
+
+    DDP's hook refers to what serves it weakly, so whoever keeps that function keeps it served.
+    """
     known = _slots.get(ddp)
     slot = known() if known is not None else None
     if slot is None:
@@ -57,7 +60,13 @@ def register(
             ) from error
         ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
         _slots[ddp] = weakref.ref(slot)
-    DDPHooks(handle, params).serve_by(slot)
+    hooks = DDPHooks(progress, params)
+    slot.hooks = weakref.ref(hooks)
+
+    def release(hooks: DDPHooks = hooks) -> None:
+        slot.hooks = lambda: None
+
+    return release
 
 
 def _make_hook(slot: _Slot, group: Any) -> Any:
@@ -73,23 +82,14 @@ def _make_hook(slot: _Slot, group: Any) -> Any:
 class DDPHooks:
     """Hands DDP's buckets to the synchroniser and completes their futures."""
 
-    def __init__(self, handle: Handle, params: list[tuple[str, Tensor]]) -> None:
-        self._handle = handle
+    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]]) -> None:
+        self._progress, self._synchroniser = progress, progress.synchroniser
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
         self._waiting: list[_Bucket] = []
 
-    def serve_by(self, slot: _Slot) -> None:
-        """Serves a DDP's hook until ``detach``; the model's handle keeps this object alive."""
-        slot.hooks = weakref.ref(self)
-
-        def release(hooks: DDPHooks = self) -> None:
-            slot.hooks = lambda: None
-
-        self._handle.on_detach(release)
-
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        synchroniser = self._handle.synchroniser
+        synchroniser = self._synchroniser
         if not synchroniser.open:
             self._begin()
         names = [self._names[id(param)] for param in bucket.parameters()]
@@ -105,7 +105,7 @@ class DDPHooks:
         return entry.future
 
     def _begin(self) -> None:
-        self._handle.begin_step()
+        self._progress.begin_step()
         self._over = threading.Event()
         self._waiting = []
         if torch._C._current_graph_task_id() != -1:
@@ -114,13 +114,13 @@ class DDPHooks:
             torch.autograd.Variable._execution_engine.queue_callback(self._raise_failure)
 
     def _raise_failure(self) -> None:
-        if not self._handle.synchroniser.open:
+        if not self._synchroniser.open:
             self._over.wait()
-        self._handle.synchroniser.engine.check()
+        self._synchroniser.engine.check()
 
     def _tie(self) -> None:
         """Completes the futures of buckets whose messages have all been launched by now."""
-        synchroniser = self._handle.synchroniser
+        synchroniser = self._synchroniser
         tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
         self._waiting = [b for b in self._waiting if b not in tied]
         for bucket in tied:
@@ -133,9 +133,9 @@ class DDPHooks:
         The last bucket's future completes only then, because DDP returns, and may open the next
         step, as soon as all futures are complete.
         """
-        synchroniser, handle, over = self._handle.synchroniser, self._handle, self._over
+        synchroniser, progress, over = self._synchroniser, self._progress, self._over
         backward_end_s = wall_clock()
-        handle.mark_backward(backward_end_s)
+        progress.mark_backward(backward_end_s)
         complete = last.completion(synchroniser.grads)
         synchroniser.open = False
         self._waiting.remove(last)
@@ -143,8 +143,8 @@ class DDPHooks:
         def end(failure: BaseException | None) -> None:
             try:
                 if failure is None:
-                    handle.mark_wait(backward_end_s, wall_clock())
-                    handle.end_step()
+                    progress.mark_wait(backward_end_s, wall_clock())
+                    progress.end_step()
             finally:
                 complete(failure)
                 over.set()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import InvalidSetting
 from ..travel import sent_bytes
 from ..verbs import Compute, Steps, Verb
-from .lanes import Task
-from .wire import carry_out, is_among_shards
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .lanes import Task, TaskManager
+from .wire import Routes, carry_out, is_among_shards
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -23,12 +19,14 @@ AMONG_SHARDS = " among shards"
 class Driver:
     """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
 
-    ``turn`` holds the tasks that must be done before the message may use its channel.
+    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must be done
+    before the message may use its channel.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        manager: TaskManager,
+        routes: Routes,
         text: Steps[Any],
         index: int,
         lane: int,
@@ -36,7 +34,8 @@ class Driver:
         end: Task,
         turn: Sequence[Task],
     ) -> None:
-        self.engine, self.text, self.index, self.lane = engine, text, index, lane
+        self._manager, self._routes = manager, routes
+        self.text, self.index, self.lane = text, index, lane
         self.step, self.end, self.turn = step, end, turn
 
     def resume(self, value: Any) -> None:
@@ -47,7 +46,7 @@ class Driver:
             value = stop.value
             self.end.fn = lambda: value
             self.end.num_blockers = 0
-            self.engine._manager.add(self.end, self._take_turn())
+            self._manager.add(self.end, self._take_turn())
             return
         verbs = asked if isinstance(asked, tuple) else (asked,)
         computes = {
@@ -72,34 +71,25 @@ class Driver:
 
     def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
         resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
-        manager = self.engine._manager
         # The resuming task must wait before any of the others can be done.
         resume.num_blockers = len(computes) + len(wire)
         for task in (*computes, *wire):
             task.dependents.append(resume)
         if not resume.num_blockers:
-            manager.add(resume)
+            self._manager.add(resume)
         for task in computes:
-            manager.add(task)
+            self._manager.add(task)
         for task in wire:
-            manager.add(task, self._take_turn())
+            self._manager.add(task, self._take_turn())
 
     def _communication(self, verbs: Sequence[Verb]) -> Task:
-        engine = self.engine
-        if not engine.channels:
-            raise InvalidSetting(
-                f"message {self.index} asks for {verbs[0]!r}, and this rank is alone; have your "
-                "exchange return the gradient itself where world is 1"
-            )
-        channel = engine.channels[self.lane]
-        shards = None
-        if any(map(is_among_shards, verbs)):
-            shards = engine.shard_channel(self.index, self.lane)
-        size_bytes = sum(sent_bytes(verb, engine.rank, engine.world) for verb in verbs)
+        routes = self._routes
+        channel, shards = routes.of(verbs, self.index, self.lane)
+        size_bytes = sum(sent_bytes(verb, routes.rank, routes.world) for verb in verbs)
         return self.task(
             "+".join(_name(verb) for verb in verbs),
             lambda: carry_out(verbs, channel, shards),
-            engine._lanes[self.lane],
+            routes.lanes[self.lane],
             size_bytes,
         )
 

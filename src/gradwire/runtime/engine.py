@@ -24,14 +24,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import GradwireError, InvalidSetting, RankFailed
+from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from ..verbs import Steps
 from .driver import AMONG_SHARDS, COMPUTE, Driver
 from .lanes import Task, TaskManager
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
-from .wire import Channel, broadcast_all, in_background, open_channels
+from .wire import Channel, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
 _ATTACH = -1
@@ -66,11 +66,11 @@ class Engine:
         name, self.rank, self.world = who
         self.who, self.shards = who, shards
         self.timeout = timeout
-        self.channels: list[Channel] = []
-        self._shard_channels: list[Channel] = []
+        self.num_channels = num_channels
         # One channel more than asked for: small news must not wait behind a large message.
-        self._lanes = [f"communication {i}" for i in range(num_channels + 1)]
-        self._tails: list[Task | None] = [None] * len(self._lanes)
+        lanes = [f"communication {i}" for i in range(num_channels + 1)]
+        self._routes = Routes(self.rank, self.world, lanes)
+        self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
         self._lock = threading.Lock()
@@ -80,16 +80,17 @@ class Engine:
         self.num_loads = 0
         self.counters = StepCounters()
         self._manager = TaskManager(
-            [COMPUTE, *self._lanes], observe=self._observe, on_error=self._task_failed
+            [COMPUTE, *lanes], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = (
             Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
         )
         try:
             if name:
-                self.channels = self._open("connect", who, num_channels + 1)
+                self._routes.channels = self._open("connect", who, num_channels + 1)
             if shards.name:
-                self._shard_channels = self._open(f"connect{AMONG_SHARDS}", shards, num_channels)
+                opened = self._open(f"connect{AMONG_SHARDS}", shards, num_channels)
+                self._routes.shard_channels = opened
         except BaseException:
             self.close()
             raise
@@ -112,7 +113,7 @@ class Engine:
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replaces tensors by those of rank 0; to be called before the first step."""
         try:
-            broadcast_all(tensors, self.channels[0])
+            broadcast_all(tensors, self._routes.channels[0])
         except RuntimeError as error:
             raise self._attach_failed("broadcast", error) from error
 
@@ -140,12 +141,12 @@ class Engine:
         without it, the returned task's result is the value that the text returned. ``is_news``
         puts the message on the channel that gradients do not take.
         """
-        lane = len(self._lanes) - 1 if is_news else index % (len(self._lanes) - 1)
+        lane = self.num_channels if is_news else index % self.num_channels
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        driver = Driver(self, text, index, lane, self._step, end, [turn])
+        driver = Driver(self._manager, self._routes, text, index, lane, self._step, end, [turn])
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
@@ -166,15 +167,6 @@ class Engine:
             self._last_turn = turn
         self._manager.add(turn, [task for task in before if task is not None])
         return turn
-
-    def shard_channel(self, message: int, lane: int) -> Channel:
-        """The channel among shards that belongs to a communication lane."""
-        if not self._shard_channels:
-            raise InvalidSetting(
-                f"message {message} asks for a gather among shards, and attach was given none: "
-                "write shards=mesh['tp'], or have the exchange see whether me.shards is None"
-            )
-        return self._shard_channels[lane]
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
@@ -247,8 +239,7 @@ class Engine:
             self._pulse.stop()
         self._manager.stop()
         self._manager.join(_JOIN_S)
-        self.channels.clear()
-        self._shard_channels.clear()
+        self._routes.clear()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = "communication" if task.lane != COMPUTE else COMPUTE
@@ -333,7 +324,7 @@ class Engine:
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:
                 stack.callback(waiter, error)
-            for channel in (*self.channels, *self._shard_channels):
+            for channel in (*self._routes.channels, *self._routes.shard_channels):
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
 
 

@@ -10,7 +10,7 @@ around it that was.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +18,6 @@ from torch import Tensor, nn
 from .hooked import Hooked
 
 Enter = Callable[[Sequence[str]], None]
-
-
-class Arrivals(Protocol):
-    """The means of the last backward pass, on their way into the gradients handed in."""
-
-    def arrived(self, name: str) -> bool:
-        """Whether the mean of a parameter is complete; does not block."""
-
-    def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
-
-    def finish(self) -> None:
-        """Waits for the whole step, and sets the gradients of parameters that took no part."""
-
-    def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank, tells the others; returns the error to raise."""
 
 
 class Gates:

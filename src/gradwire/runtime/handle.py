@@ -2,73 +2,57 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
 from ..data.plan import Plan
 from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
-from ..trace.span import Span, Trace
+from ..trace.span import Trace
 from . import checkpoint
-from .accounting import density_of_step, outgrown, spread
-from .engine import Engine
+from .accounting import spread
+from .hooked import Hooked
+from .hooks import ModuleHooks
 from .lanes import wall_clock
 from .loading import Loading
 from .membership import run_of
-from .messages import Message
 from .overlap import Overlap
 from .planned import algorithm
-from .recorder import Recorder
-from .scaling import scale_of
+from .progress import Progress
 from .shards import place_in
-from .synchroniser import Synchroniser
-
-_log = logging.getLogger("gradwire")
-_FIRST_LOOK = 64
-
-
-def _looks_after(num_steps: int) -> bool:
-    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
-
-    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
-    """
-    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
 
 class Handle:
-    """One attached model. Made by ``gw.attach``; ended by ``detach``."""
+    """One attached model. Made by ``gw.attach``; ended by ``detach``.
+
+    ``hooks`` are those of a plain module (under DDP there are none), ``overlap`` is there where the
+    next forward pass is overlapped, and ``undo`` ends what ``attach`` has begun. The model's hooks
+    keep the handle alive, and the handle all else.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         exchange: Exchange | Plan,
-        engine: Engine,
-        synchroniser: Synchroniser,
-        recorder: Recorder,
-        scaler: GradScaler | None = None,
+        progress: Progress,
+        hooks: ModuleHooks | None,
+        overlap: Overlap | None,
+        undo: ExitStack,
     ) -> None:
-        self.exchange = exchange
-        self._model, self._engine = model, engine
-        self.synchroniser, self._recorder = synchroniser, recorder
-        self._scaler = scaler
-        self._step = 0
-        self._num_backward = 0
-        self._forward_end_s = 0.0
-        self._syncing = True
+        self.exchange, self.overlap = exchange, overlap
+        self.synchroniser = progress.synchroniser
+        self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
+        self._engine = self.synchroniser.engine
         self.attached = True
-        self.overlap: Overlap | None = None
         self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
-        self._on_detach: list[Callable[[], None]] = []
-        self._warned = False
-        self._run = run_of(engine.who)
+        self._run = run_of(self._engine.who)
+        self._time_forward()
 
     @property
     def rank(self) -> int:
@@ -81,12 +65,7 @@ class Handle:
     @property
     def step(self) -> int:
         """Number of exchanged backward passes so far."""
-        return self._step
-
-    @property
-    def syncing(self) -> bool:
-        """Whether the backward pass that runs now is to be exchanged."""
-        return self._syncing and self.attached
+        return self._progress.step
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -94,15 +73,16 @@ class Handle:
 
         For a DistributedDataParallel model this is its own ``no_sync``.
         """
-        if isinstance(self._model, DistributedDataParallel):
+        if self._hooks is None:
+            assert isinstance(self._model, DistributedDataParallel)
             with self._model.no_sync():
                 yield
             return
-        before, self._syncing = self._syncing, False
+        before, self._hooks.is_paused = self._hooks.is_paused, True
         try:
             yield
         finally:
-            self._syncing = before
+            self._hooks.is_paused = before
 
     def synchronize(self) -> None:
         """Settles all that a plan which overlaps the next forward pass has left pending.
@@ -137,7 +117,7 @@ class Handle:
             for residual in self.residuals().values()
         ]
         return {
-            **self._recorder.stats(),
+            **self._progress.recorder.stats(),
             "rank": self.rank,
             "world_size": self.world_size,
             "messages": len(self.synchroniser.messages),
@@ -153,10 +133,10 @@ class Handle:
         Parameters without a residual are left out.
         """
         found: dict[str, Tensor] = {}
-        keeps_some = any(residuals_of(message.state) for message in self._messages())
+        keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
         if keeps_some and self.overlap is not None:
             self.overlap.settle("stats() or residuals() read what is still being exchanged")
-        for message in self._messages():
+        for message in self._progress.messages:
             for tensor in residuals_of(message.state).values():
                 for slot in message.slots:
                     if slot.name not in found:
@@ -166,14 +146,16 @@ class Handle:
 
     def trace(self) -> Trace:
         """Spans of the last steps on this rank, and their densities where elements are selected."""
-        return self._recorder.trace()
+        return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's exchanges, by parameter name; save one file for each rank."""
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run}.{self._engine.num_loads}"
-        return checkpoint.collect(self._messages(), self._origin, step=self._step, run=run)
+        return checkpoint.collect(
+            self._progress.messages, self._origin, step=self._progress.step, run=run
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
@@ -192,15 +174,15 @@ class Handle:
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            messages = self._messages()
+            messages = self._progress.messages
             states = checkpoint.loaded(state_dict, messages, self._origin, strict=strict)
         except Exception as error:
             loading.refuse(error)
             raise
-        loading.agree(state_dict, strict=strict, next_step=self._step)
+        loading.agree(state_dict, strict=strict, next_step=self.step)
         for message, state in zip(messages, states, strict=True):
             message.state = state
-        self._step = self._num_backward = state_dict["step"]
+        self._progress.go_on_from(state_dict["step"])
 
     @property
     def _origin(self) -> checkpoint.Origin:
@@ -216,78 +198,23 @@ class Handle:
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
             self.attached = False
-            with ExitStack() as stack:  # everything is undone even if a lost peer is noticed here
-                stack.callback(self._engine.close)
-                for undo in reversed(self._on_detach):
-                    stack.callback(undo)
+            self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def on_detach(self, undo: Callable[[], None]) -> None:
-        """Registers a function that ``detach`` calls to undo a change."""
-        self._on_detach.append(undo)
+    def _time_forward(self) -> None:
+        """Notes when forward passes of the model start and end, for the trace."""
+        started: list[float] = []
 
-    def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""
-        return self._engine.give_up(text, step=self._step)
+        def before(module: nn.Module, args: Any) -> None:
+            started.clear()  # of a forward pass that raised
+            if torch.is_grad_enabled():
+                started.append(wall_clock())
 
-    def begin_step(self) -> None:
-        """Opens a step at the first gradient of a backward pass."""
-        for message in self._messages():
-            message.notes_norms = _looks_after(self._step + 1) and not self._warned
-        self.synchroniser.begin(self._step, scale_of(self._scaler))
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if started:
+                self._progress.mark_forward(started.pop(), wall_clock())
 
-    def mark_backward(self, end_s: float) -> None:
-        """Notes the end of a backward pass, which began when the forward pass ended."""
-        if self._forward_end_s:
-            self._span("backward", self._forward_end_s, end_s)
-        self._num_backward += 1
-
-    def mark_wait(self, start_s: float, end_s: float) -> None:
-        """Notes a wait of the training loop for the network."""
-        self._span("wait", start_s, end_s)
-
-    def end_step(self) -> None:
-        """Closes a step whose means have all arrived."""
-        counters, now_s = self._engine.counters, wall_clock()
-        density = density_of_step(
-            self.synchroniser.messages,
-            rank=self.rank,
-            step=self._step,
-            end_s=now_s,
-            sent_bytes=counters.sent_bytes,
-        )
-        self._recorder.end_step(counters, now_s, density)
-        self._step += 1
-        if _looks_after(self._step) and not self._warned:
-            self._warn_of_outgrown()
-
-    def _warn_of_outgrown(self) -> None:
-        found = outgrown(self.synchroniser.messages)
-        if found:
-            self._warned = True
-            name, factor = found[0]
-            _log.warning(
-                "after %d steps the residual of %s has %.0f times the norm of its gradient (%d "
-                "tensors are like it): what is kept does not get through, and training may stand "
-                "still; take a smaller block, more bits or a higher density, or exclude the "
-                "tensor by compress_if",
-                self._step,
-                name,
-                factor,
-                len(found),
-            )
-
-    def mark_forward(self, start_s: float, end_s: float) -> None:
-        """Notes a forward pass, which may end before the step of the last backward pass does."""
-        self._recorder.add(
-            Span(self.rank, "forward", "forward", start_s, end_s, step=self._num_backward)
-        )
-        self._forward_end_s = end_s
-
-    def _span(self, lane: str, start_s: float, end_s: float) -> None:
-        self._recorder.add(Span(self.rank, lane, lane, start_s, end_s, step=self._step))
-
-    def _messages(self) -> list[Message]:
-        return [m for m in self.synchroniser.messages if isinstance(m, Message)]
+        self._undo.callback(Hooked(self._model.register_forward_pre_hook, before).remove)
+        self._undo.callback(Hooked(self._model.register_forward_hook, after).remove)
 
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:

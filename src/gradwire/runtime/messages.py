@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member, State
-from ..error_feedback import synchronise
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
@@ -141,8 +140,8 @@ class Message:
         """The text that gathers and exchanges; gradients that are None count as zero."""
         self.member.selection = None  # each step's own
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
-        self.state = yield from synchronise(
-            self.exchange, self.member, self.state, self.flat_N, self.flat_N
+        self.state = yield from self.exchange.synchronise(
+            self.member, self.state, self.flat_N, self.flat_N
         )
 
     @torch.no_grad()

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InvalidSetting
-from .gates import Arrivals, Gates
+from .arrivals import Arrivals
+from .gates import Gates
 from .hooked import Hooked, untraced
 from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
 from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
@@ -269,8 +270,8 @@ class Overlap:
         """Settles a gradient that the optimizer steps with and this overlap does not wait for."""
         reason = "the optimizer has pending gradients of another model or parameter"
         self.settle(reason)
-        if not grad._pass.is_over:
-            grad._pass.settle(reason)
+        if not grad.of_pass.is_over:
+            grad.of_pass.settle(reason)
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means have arrived."""

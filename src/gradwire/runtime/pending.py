@@ -44,7 +44,7 @@ class PendingGrad(Tensor):
     """A gradient on its way, which shares storage with ``plain``; the mean is written there."""
 
     plain: Tensor
-    _pass: PendingPass
+    of_pass: PendingPass
 
     @classmethod
     def __torch_function__(
@@ -66,7 +66,7 @@ class PendingGrad(Tensor):
 def pending(grad: Tensor, of: PendingPass) -> PendingGrad:
     """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is over."""
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
-    stand_in.plain, stand_in._pass = grad, of
+    stand_in.plain, stand_in.of_pass = grad, of
     return stand_in
 
 
@@ -154,8 +154,8 @@ def _pending_in(given: Any) -> Iterator[PendingParameter]:
 def _settled(given: Any, func: Any) -> Any:
     """``given`` with every PendingGrad in it, however deep, replaced by its settled tensor."""
     if isinstance(given, PendingGrad):
-        if not given._pass.is_over:
-            given._pass.settle(_who_looks(func))
+        if not given.of_pass.is_over:
+            given.of_pass.settle(_who_looks(func))
         return given.plain
     if isinstance(given, dict):
         return {key: _settled(value, func) for key, value in given.items()}

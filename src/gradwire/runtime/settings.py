@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
-from ..contract.collective import Collective
 from ..data.plan import Plan
 from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
@@ -117,16 +116,13 @@ def resolve(given: Any) -> Exchange | Plan:
         given = load("compress", given)()
     if isinstance(given, Compressor | Exchange):
         return exchange_for(given)
-    wanted = all(callable(getattr(given, name, None)) for name in ("init", "run"))
-    if isinstance(given, type | Collective) or not wanted:
-        raise invalid(
-            "exchange",
-            given,
-            "a compressor, an exchange, a plan, a compressor's name, or a plan's file",
-            "write gw.attach(model, gw.compress.topk(density=0.01)), or make one by gw.pair",
-        )
-    chosen: Exchange = given
-    return chosen
+    raise invalid(
+        "exchange",
+        given,
+        "a compressor, an exchange, a plan, a compressor's name, or a plan's file",
+        "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or derive "
+        "your own from gw.Exchange",
+    )
 
 
 def trained(model: nn.Module) -> list[NamedParam]:

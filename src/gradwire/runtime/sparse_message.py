@@ -15,15 +15,15 @@ from torch import Tensor
 
 from ..contract import Exchange, Member
 from ..contract.collective import Collective
-from ..cost.counted import counted, fastest
-from ..cost.sparse_schemes import allgather_sparse_cost, zen_cost
+from ..cost.counted import LOSSLESS, counted, fastest
+from ..cost.sparse_schemes import OF_ROWS
 from ..load import load
 from ..moves.rows import average_rows
 from ..verbs import Compute, Steps
 from .messages import Grads
 from .streams import Copying
 
-_WAYS = (allgather_sparse_cost, zen_cost)
+_WAYS = tuple(scheme for scheme in LOSSLESS if scheme in OF_ROWS)
 
 
 class SparseMessage:

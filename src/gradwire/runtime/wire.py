@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
+from ..errors import InvalidSetting
 from ..verbs import (
     AllGather,
     AllReduce,
@@ -69,6 +70,42 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, name="gradwire store", daemon=True).start()
     return done
+
+
+class Routes:
+    """The channels of one rank: one for each communication lane, and a second one among shards.
+
+    Both lists are empty where this rank is alone there.
+    """
+
+    def __init__(self, rank: int, world: int, lanes: Sequence[str]) -> None:
+        self.rank, self.world, self.lanes = rank, world, lanes
+        self.channels: list[Channel] = []
+        self.shard_channels: list[Channel] = []
+
+    def of(self, verbs: Sequence[Verb], message: int, lane: int) -> tuple[Channel, Channel]:
+        """The channels that a message's verbs take on a lane; the second is None if none needs it.
+
+        Raises ``InvalidSetting`` where there is nobody to reach.
+        """
+        if not self.channels:
+            raise InvalidSetting(
+                f"message {message} asks for {verbs[0]!r}, and this rank is alone; have your "
+                "exchange return the gradient itself where world is 1"
+            )
+        if not any(map(is_among_shards, verbs)):
+            return self.channels[lane], None
+        if not self.shard_channels:
+            raise InvalidSetting(
+                f"message {message} asks for a gather among shards, and attach was given none: "
+                "write shards=mesh['tp'], or have the exchange see whether me.shards is None"
+            )
+        return self.channels[lane], self.shard_channels[lane]
+
+    def clear(self) -> None:
+        """Gives all channels back."""
+        self.channels.clear()
+        self.shard_channels.clear()
 
 
 def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:

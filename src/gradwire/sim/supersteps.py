@@ -19,7 +19,6 @@ from ..contract import Compressor, Exchange, Layout, Member
 from ..contract.hollow import Hollow
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
-from ..error_feedback import synchronise
 from ..errors import InvalidSetting, invalid
 from ..spec import TensorSpec
 from ..travel import NAMES, sent_bytes, travel
@@ -166,7 +165,7 @@ def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Recor
         with torch.device("meta"), _WritesNothing():
             state = hollow.init(spec, world)
             grad_N = torch.empty(spec.numel, dtype=spec.dtype)
-            text = synchronise(hollow, me, state, grad_N, grad_N)
+            text = hollow.synchronise(me, state, grad_N, grad_N)
             asked = next(text, None)
             while asked is not None:
                 row = asked if isinstance(asked, tuple) else (asked,)

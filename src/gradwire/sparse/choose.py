@@ -14,7 +14,6 @@ import torch
 
 from ..units import format_bytes
 from .format import SparseFormat
-from .formats.bitmap import bitmap
 from .formats.blocks import blocks
 from .formats.coo import coo
 from .formats.dense import dense
@@ -26,8 +25,6 @@ LISTS: Formats = (coo(), hash_bitmap(), elias_fano())
 """The formats of a permuted part that list which units are sent."""
 OF_PARTS: Formats = (dense(), *LISTS)
 """All formats that can carry a permuted part."""
-OF_RANGES: Formats = (dense(), coo(), bitmap(), elias_fano(), blocks())
-"""All formats that can carry a range of indices."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import Exchange, Member, State
-from ..error_feedback import residuals, synchronise
+from ..error_feedback import residuals
 from ..errors import invalid
 from ..local import drive
-from ..report.output import Report
 from ..runtime.fusing import NamedParam, default_cap_bytes, fuse
 from ..runtime.settings import matrices
 from ..spec import TensorSpec
+from ..testbed.ranks import Report
 from ..wrap.momentum import beside
 from .task import TrainingTask
 
@@ -191,7 +191,7 @@ class _Message:
         """Leaves the mean with every rank; returns the bytes that a rank sent, on average."""
         outcome = drive(
             [
-                synchronise(self.exchange, member, state, grad_N, grad_N)
+                self.exchange.synchronise(member, state, grad_N, grad_N)
                 for member, state, grad_N in zip(
                     self._members, self.states, self.grads_WN, strict=True
                 )

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..bounds import check_number
 from ..contract import Compressor, Exchange, Member, Result, State
-from ..error_feedback import Wrapper, synchronise
+from ..error_feedback import Wrapper
 from ..exchange import exchange_for
 from ..kernels.magnitudes import range_norms
 from ..spec import TensorSpec, working_dtype
@@ -67,7 +67,7 @@ class Clipping(Wrapper):
         yield me.sized(
             "clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel(), lambda: None
         )
-        state = yield from synchronise(self.inner, me, state, out_N, out_N, residual_N)
+        state = yield from self.inner.synchronise(me, state, out_N, out_N, residual_N)
         return state
 
     def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..bounds import check_share, check_whole
 from ..contract import Compressor, Exchange, Member, Result, State
-from ..error_feedback import Wrapper, synchronise
+from ..error_feedback import Wrapper
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..spec import TensorSpec
@@ -86,7 +86,7 @@ class DensityWarmup(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         stage = self.stage(state)
-        inner = yield from synchronise(stage, me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from stage.synchronise(me, state.inner, grad_N, out_N, residual_N)
         return _next(state, inner)
 
     def stage(self, state: WarmupState) -> Exchange:

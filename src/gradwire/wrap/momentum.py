@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Result, State
-from ..error_feedback import ErrorFeedback, Wrapper, synchronise
+from ..error_feedback import ErrorFeedback, Wrapper
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..kernels import momentum as kernel
@@ -104,7 +104,7 @@ class MomentumCorrection(Wrapper):
                 kernel.mask(velocity_N, whole_N, pending_N, least=least)
 
         yield Compute("accumulate", accumulate, grad_N.numel())
-        inner = yield from synchronise(self.inner, me, inner, grad_N, out_N, pending_N)
+        inner = yield from self.inner.synchronise(me, inner, grad_N, out_N, pending_N)
         if whole_N is not None:
             yield Compute("mask", mask, grad_N.numel())
         return MomentumState(velocity_N, state.residual_N, inner)

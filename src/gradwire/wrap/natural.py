@@ -26,16 +26,16 @@ from torch import Tensor
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..cost.counted import counted, fastest, other_way_s
-from ..error_feedback import ErrorFeedback, Wrapper, synchronise
+from ..error_feedback import ErrorFeedback, Wrapper
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load
-from ..moves.sizes import SIZE_BYTES
+from ..moves.sizes import SIZE_BYTES, tell_count
 from ..pairing import Pair, pair
 from ..payload import Payload
 from ..sparse.entries import check_width, num_units
 from ..spec import TensorSpec
-from ..verbs import AllGather, Steps
+from ..verbs import Steps
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""
@@ -106,7 +106,7 @@ class Natural(Wrapper):
             counts, payload = yield from self._tell(me, grad_N, residual_N)
             me.way = self._choose(counts, float(state.growth_1), grad_N)
         if me.way in (None, INNER):
-            inner = yield from synchronise(self.inner, me, state.inner, grad_N, out_N, residual_N)
+            inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
         scheme = pair(_counted(width=self.width), load("collective", me.way)())
         yield from scheme.collective.run(scheme.codec, me, payload, grad_N, out_N, residual_N)
@@ -127,10 +127,7 @@ class Natural(Wrapper):
             grad_N.numel(),
             lambda: (most, None),
         )
-        own_1 = me.scratch("own units", 1, grad_N, torch.int64).fill_(own)
-        told_W = me.scratch("told units", me.world, grad_N, torch.int64)
-        yield AllGather(told_W, own_1)
-        counts = me.sizes(told_W, [most] * me.world, unit="units", usual=[own] * me.world)
+        counts = yield from tell_count(me, own, most, grad_N)
         return counts, payload
 
     def _count(

@@ -7,15 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..data.cluster import VERBS, Cluster
-from ..measure.codecs import SIZES, measure_codecs
-from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
-from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
-from .launched import launched_group
+from ..testbed.ranks import Report
+from .codecs import SIZES, measure_codecs
+from .links import BUDGET_S, SIZES_BYTES, measure_cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +31,10 @@ class LinksBench:
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """The cluster, as its file's text; ``settings`` are those of a ``LinksBench``."""
-    return {"cluster": measure_group(LinksBench(**settings), report).to_json()}
+    return {"cluster": measure_group_links(LinksBench(**settings), report).to_json()}
 
 
-def measure_group(bench: LinksBench, report: Report) -> Cluster:
+def measure_group_links(bench: LinksBench, report: Report) -> Cluster:
     """Measures the ranks of torch's default group, which all call this alike.
 
     Codecs are measured on all ranks at once: in a step all of them encode at the same time.
@@ -51,11 +49,9 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
         done += amount
         report(min(done / total, 1.0), note)
 
-    world = dist.get_world_size()
-    codecs = measure_codecs(bench.compressors, world=world, advance=advance)
-    engine = Engine(
-        join(None), num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None
-    )
+    who = join(None)
+    codecs = measure_codecs(bench.compressors, world=who.world, advance=advance)
+    engine = Engine(who, num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None)
     try:
         return measure_cluster(
             engine,
@@ -67,9 +63,3 @@ def measure_group(bench: LinksBench, report: Report) -> Cluster:
         )
     finally:
         engine.close()
-
-
-def measure_launched(bench: LinksBench, report: Report) -> Cluster:
-    """Measures the group that torchrun's variables describe."""
-    with launched_group():
-        return measure_group(bench, report)

@@ -1,7 +1,8 @@
-"""Runs a rank program, of this folder or beside src/, on every host and collects the results.
+"""Runs a rank program on every host and collects the results.
 
-A rank program is a module with ``measure(settings, report) -> result``; settings and results are
-plain JSON. Ranks meet by torch.distributed over the hosts' links; files carry the results.
+A rank program is a module with ``measure(settings, report) -> result``, which lies beside what it
+measures; settings and results are plain JSON. Ranks meet by torch.distributed over the hosts'
+links; files carry the results.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import json
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ..report.output import Report
-from ..testbed.hosts import Hosts
-from ..testbed.launch import launch
+from .hosts import Hosts
+from .launch import launch
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
 
 _POLL_S = 0.2
 
@@ -26,20 +31,18 @@ _POLL_S = 0.2
 def run_ranks(
     hosts: Hosts, program: str, settings: dict[str, Any], *, report: Report, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Runs ``gradwire.bench.<program>`` on all hosts; returns every rank's result.
+    """Runs the module ``program``, such as ``gradwire.bench.demo_rank``, on all hosts.
 
-    A name with dots is that of a module outside of gradwire, such as ``papers.zen.captured_rank``.
-    Raises ``RankFailed`` with the failed rank's last lines if one fails.
+    Returns every rank's result; raises ``RankFailed`` with the last lines of a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
         (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-        name, home = _found(program)
         over = threading.Event()
         watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
         watcher.start()
         try:
-            command = [sys.executable, "-P", "-m", __name__, name, folder, home]
+            command = [sys.executable, "-P", "-m", __name__, program, folder, _home(program)]
             launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
         finally:
             over.set()
@@ -50,12 +53,11 @@ def run_ranks(
         ]
 
 
-def _found(program: str) -> tuple[str, str]:
-    """The module's name, and the folder that its outermost package lies in."""
-    name = program if "." in program else f"{__package__}.{program}"
-    package = importlib.import_module(name.partition(".")[0])
+def _home(program: str) -> str:
+    """The folder that the outermost package of a module lies in."""
+    package = importlib.import_module(program.partition(".")[0])
     assert package.__file__ is not None, f"{package.__name__} has no __init__.py"
-    return name, str(Path(package.__file__).resolve().parents[1])
+    return str(Path(package.__file__).resolve().parents[1])
 
 
 def _result(place: Path, rank: int) -> Path:
@@ -73,25 +75,40 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
             report(float(fraction), what)
 
 
+@contextmanager
+def launched_group() -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
 def main() -> None:
     """One rank's program: joins the group, measures, writes the result."""
     program, folder, home = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if home not in sys.path:
         sys.path.insert(0, home)  # what lies beside src/ is not installed
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
 
     def report(fraction: float, what: str) -> None:
-        if rank == 0:
+        if dist.get_rank() == 0:
             draft = folder / "progress.new"
             draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
-    result = importlib.import_module(program).measure(settings, report)
-    _result(folder, rank).write_text(json.dumps(result), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    with launched_group():
+        result = importlib.import_module(program).measure(settings, report)
+        _result(folder, dist.get_rank()).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""Progress: how far one attached model has got; it opens steps, ends them and keeps their times."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.amp import GradScaler
+
+from ..trace.span import Span
+from .accounting import density_of_step, outgrown
+from .lanes import wall_clock
+from .messages import Message
+from .recorder import Recorder
+from .scaling import scale_of
+from .synchroniser import Synchroniser
+
+_log = logging.getLogger("gradwire")
+_FIRST_LOOK = 64
+
+
+def _looks_after(num_steps: int) -> bool:
+    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+
+    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
+    """
+    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
+
+
+class Progress:
+    """The steps of one attached model on this rank.
+
+    ``step`` is the number of exchanged backward passes so far. Hooks call ``begin_step`` at the
+    first gradient of a backward pass, ``mark_backward`` at its end and ``end_step`` once all its
+    means are there.
+    """
+
+    def __init__(
+        self, synchroniser: Synchroniser, recorder: Recorder, scaler: GradScaler | None = None
+    ) -> None:
+        self.synchroniser, self.recorder = synchroniser, recorder
+        self.messages = [m for m in synchroniser.messages if isinstance(m, Message)]
+        """All messages but those of row-sparse gradients, which keep no state."""
+        self._engine, self._scaler = synchroniser.engine, scaler
+        self.step = 0
+        self._num_backward = 0
+        self._forward_end_s = 0.0
+        self._warned = False
+
+    def go_on_from(self, step: int) -> None:
+        """Counts on from the step at which a state that was loaded had been saved."""
+        self.step = self._num_backward = step
+
+    def begin_step(self) -> None:
+        """Opens a step at the first gradient of a backward pass."""
+        for message in self.messages:
+            message.notes_norms = _looks_after(self.step + 1) and not self._warned
+        self.synchroniser.begin(self.step, scale_of(self._scaler))
+
+    def mark_forward(self, start_s: float, end_s: float) -> None:
+        """Notes a forward pass, which may end before the step of the last backward pass does."""
+        self._note("forward", start_s, end_s, self._num_backward)
+        self._forward_end_s = end_s
+
+    def mark_backward(self, end_s: float) -> None:
+        """Notes the end of a backward pass, which began when the forward pass ended."""
+        if self._forward_end_s:
+            self._note("backward", self._forward_end_s, end_s, self.step)
+        self._num_backward += 1
+
+    def mark_wait(self, start_s: float, end_s: float) -> None:
+        """Notes a wait of the training loop for the network."""
+        self._note("wait", start_s, end_s, self.step)
+
+    def _note(self, lane: str, start_s: float, end_s: float, step: int) -> None:
+        self.recorder.add(Span(self._engine.rank, lane, lane, start_s, end_s, step=step))
+
+    def end_step(self) -> None:
+        """Closes a step whose means have all arrived."""
+        counters, now_s = self._engine.counters, wall_clock()
+        density = density_of_step(
+            self.messages,
+            rank=self._engine.rank,
+            step=self.step,
+            end_s=now_s,
+            sent_bytes=counters.sent_bytes,
+        )
+        self.recorder.end_step(counters, now_s, density)
+        self.step += 1
+        if _looks_after(self.step) and not self._warned:
+            self._warn_of_outgrown()
+
+    def _warn_of_outgrown(self) -> None:
+        found = outgrown(self.messages)
+        if found:
+            self._warned = True
+            name, factor = found[0]
+            _log.warning(
+                "after %d steps the residual of %s has %.0f times the norm of its gradient (%d "
+                "tensors are like it): what is kept does not get through, and training may stand "
+                "still; take a smaller block, more bits or a higher density, or exclude the "
+                "tensor by compress_if",
+                self.step,
+                name,
+                factor,
+                len(found),
+            )
+
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""
+        return self._engine.give_up(text, step=self.step)
