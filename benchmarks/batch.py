@@ -19,8 +19,9 @@ from math import prod
 import torch
 
 from gradwire import catalogue
-from gradwire.bench.kernel import Row, seconds
+from gradwire.bench.kernel import seconds
 from gradwire.contract import Compressor
+from gradwire.report.table import Row
 from gradwire.spec import TensorSpec
 
 SMALL = 65536

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from statistics import mean, median, quantiles
 from typing import Any
 
-from gradwire.bench.ranks import Report, run_ranks
+from gradwire.bench.ranks import run_ranks
 from gradwire.data.cluster import Cluster
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import UnknownName, invalid
 from gradwire.load import load, names
+from gradwire.report.output import Report
+from gradwire.report.table import Row
 from gradwire.testbed.hosts import Testbed, open_hosts
 
 from .idle_rank import PLAIN
 
-Row = dict[str, object]
 NUM_LAYERS = 50
 NUMEL = 64
 STEP_S = 0.1

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.ranks import Report
-from gradwire.bench.replay import Device, Replay
+from gradwire.bench.replay import Replay, VirtualDevice
 from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
+from gradwire.report.output import Report
 from gradwire.runtime.attach import attach
 
 PLAIN = "plain"
@@ -25,7 +25,7 @@ class _Side:
     """One model that takes turns; attached if there is a plan."""
 
     def __init__(self, profile: Profile, plan: Plan | None) -> None:
-        self.device = Device(dist.get_rank())
+        self.device = VirtualDevice(dist.get_rank())
         self.model = Replay(profile, self.device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, fused=True)
         if plan is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.bench.kernel import Call, Peers
+from gradwire.bench.kernel import Peers, TimedCall
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
@@ -28,7 +28,7 @@ from gradwire.compress.terngrad import terngrad
 from gradwire.contract import Compressor
 from gradwire.errors import NotInstalled, invalid
 from gradwire.kernels.compiler import find_compiler
-from gradwire.kernels.gpu import available
+from gradwire.kernels.gpu import has_triton
 
 KINDS = ("eager", "compiled")
 Sent = tuple[Tensor, ...]
@@ -186,7 +186,7 @@ def check_compiles(device: str) -> None:
     if device == "cpu" and find_compiler() is None:
         accepted = "asked for where there is a C++ compiler"
         raise invalid("--compiled", True, accepted, "apt install g++, or leave it out")
-    if device != "cpu" and not available():
+    if device != "cpu" and not has_triton():
         raise NotInstalled("torch.compile on a GPU", "triton", "triton")
 
 
@@ -202,12 +202,12 @@ def peers(kinds: Sequence[str], device: str) -> Peers:
 
 def peers_of(
     codec: Compressor, grad_N: Tensor, out_N: Tensor, kinds: Sequence[str]
-) -> dict[str, dict[str, Call]]:
+) -> dict[str, dict[str, TimedCall]]:
     """A peer's calls by case ("encode", "encode-plain", "decode") and kind ("eager", "compiled").
 
     Sparsifiers have one peer, torch's own selection: ``abs`` and ``topk``. ``out_N`` is written.
     """
-    found: dict[str, dict[str, Call]] = {"encode": {}, "encode-plain": {}, "decode": {}}
+    found: dict[str, dict[str, TimedCall]] = {"encode": {}, "encode-plain": {}, "decode": {}}
     name = type(codec).__name__
     if name in SELECTING and "eager" in kinds:
         num_kept = max(1, round(getattr(codec, "density", 1.0) * grad_N.numel()))
@@ -220,7 +220,7 @@ def peers_of(
     return found
 
 
-def _selection(grad_N: Tensor, out_N: Tensor, num_kept: int) -> Call:
+def _selection(grad_N: Tensor, out_N: Tensor, num_kept: int) -> TimedCall:
     def select() -> None:
         torch.abs(grad_N, out=out_N)
         torch.take(grad_N, torch.topk(out_N, num_kept, sorted=False).indices)
@@ -228,7 +228,9 @@ def _selection(grad_N: Tensor, out_N: Tensor, num_kept: int) -> Call:
     return select
 
 
-def _calls(peer: Peer, grad_N: Tensor, out_N: Tensor, *, compiled: bool) -> tuple[Call, Call]:
+def _calls(
+    peer: Peer, grad_N: Tensor, out_N: Tensor, *, compiled: bool
+) -> tuple[TimedCall, TimedCall]:
     numel = grad_N.numel() - grad_N.numel() % peer.block
     part_N, sum_N, residual_N = grad_N[:numel], out_N[:numel], torch.zeros_like(grad_N[:numel])
     encode: Any = torch.compile(peer.encode, dynamic=False) if compiled else peer.encode

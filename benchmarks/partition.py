@@ -18,10 +18,11 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from gradwire.bench.draws import Draws
-from gradwire.bench.kernel import COPY_BYTES, Row, seconds
+from gradwire.bench.draws import IndexDraws
+from gradwire.bench.kernel import COPY_BYTES, seconds
 from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.gpu import available
+from gradwire.kernels.gpu import has_triton
+from gradwire.report.table import Row
 from gradwire.sparse.entries import Entries
 from gradwire.sparse.formats.coo import coo
 from gradwire.sparse.formats.hash_bitmap import hash_bitmap
@@ -38,7 +39,12 @@ Steps = dict[str, Callable[[], object]]
 
 
 def measure(
-    draws: Draws, rate_bytes_per_s: float, threads: int, rounds: int = 15, *, device: str = "cpu"
+    draws: IndexDraws,
+    rate_bytes_per_s: float,
+    threads: int,
+    rounds: int = 15,
+    *,
+    device: str = "cpu",
 ) -> list[Row]:
     """A row a step; on a GPU a row for each form of the partition."""
     if rounds < 4:
@@ -65,7 +71,7 @@ def measure(
 class _Rank:
     """One rank of ``draws.world`` with all that it reuses from step to step."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: IndexDraws) -> None:
         world, numel = draws.world, draws.numel
         self.shuffle, pool = Permutation(numel, seed=1), draws.pool()
         self.parts = parts_of(numel, world, self.shuffle)
@@ -117,9 +123,9 @@ def _entries(indices_K: Tensor, seed: int) -> Entries:
     return Entries(indices_K, torch.randn(indices_K.numel(), generator=draw))
 
 
-def _on_gpu(draws: Draws, rounds: int, device: torch.device) -> list[Row]:
+def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
     """The paper's figure 16: one tensor's partition, without its transfer."""
-    if not available():
+    if not has_triton():
         raise NotInstalled("the partition on a GPU", "triton", "triton")
     entries = _entries(draws.taken(0, draws.pool()), 0)
     held = Entries(entries.indices_K.to(device), entries.values.to(device))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-Row = dict[str, object]
-"""A ``name`` and plain values with their unit in the key, as ``gradwire.report.table`` shows."""
-Report = Callable[[float, str], None]
-"""Tells how far a figure is: (fraction done in [0, 1], what is going on)."""
+from gradwire.report.output import Report as Report
+from gradwire.report.table import Row as Row
+
 T = TypeVar("T")
 
 

@@ -16,12 +16,12 @@ import torch
 from benchmarks import partition
 from benchmarks.kernel_peers import check_compiles
 from gradwire.bench import demo
-from gradwire.bench.draws import Draws
+from gradwire.bench.draws import IndexDraws
 from gradwire.cli.demo import _report
 from gradwire.compress.uniform import uniform
 from gradwire.data.cluster import Cluster
 from gradwire.dsl.build import Call
-from gradwire.dsl.interp import Draws as Stream
+from gradwire.dsl.interp import Draws
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import gpu
 from gradwire.laws.inputs import make_gradient, profile_of
@@ -43,9 +43,9 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         for name in (package, *known):
             monkeypatch.setitem(sys.modules, name, None)
 
-    gpu.available.cache_clear()
+    gpu.has_triton.cache_clear()
     yield hidden
-    gpu.available.cache_clear()
+    gpu.has_triton.cache_clear()
 
 
 def write_html() -> object:
@@ -55,7 +55,7 @@ def write_html() -> object:
 
 
 def on_a_gpu() -> object:
-    draws = Draws(numel=1000, world=8)
+    draws = IndexDraws(numel=1000, world=8)
     return partition.measure(draws, 1e9, 1, 4, device="cuda")
 
 
@@ -92,8 +92,8 @@ def test_without_triton_the_interpreter_serves_a_gpu_with_one_warning(
     operands = {"gradient": grad_N, "low": torch.zeros(1), "gap": torch.zeros(1), "codes": codes}
     made = uniform(bitwidth=2).kernels()
     with caplog.at_level(logging.WARNING, "gradwire"):
-        made.built.run(made.encode, operands, 100, Stream())
-        made.built.run(made.encode, operands, 100, Stream())
+        made.built.run(made.encode, operands, 100, Draws())
+        made.built.run(made.encode, operands, 100, Draws())
     assert codes.any()
     (record,) = [record for record in caplog.records if record.name == "gradwire"]
     assert 'pip install "gradwire[triton]"' in record.getMessage()
@@ -113,7 +113,7 @@ def test_the_demos_figures_are_not_lost_without_its_report(
 ) -> None:
     hide("matplotlib")
     span = Span(rank=0, lane="forward", name="step", start_s=0.0, end_s=1.0)
-    outcome = demo.Outcome([{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, [])
+    outcome = demo.DemoResult([{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, [])
     _report(outcome, tmp_path / "report", quiet=False)
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["ddp.trace.json"]
     said = capsys.readouterr()

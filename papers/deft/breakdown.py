@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from gradwire.bench.ranks import Report, run_ranks
+from gradwire.bench.ranks import run_ranks
 from gradwire.errors import invalid
+from gradwire.report.output import Report
 from gradwire.testbed.hosts import Testbed, open_hosts
 
+from ..frame import Row
 from .breakdown_rank import PARTS
 
-Row = dict[str, object]
 _NUM_ALONE = 3
 """The first parts: forward, backward and selection, which wait for no other rank."""
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.ranks import Report
 from gradwire.contract import Member
 from gradwire.error_feedback import synchronise
 from gradwire.exchange import exchange_for
 from gradwire.kernels.build import backend
 from gradwire.load import load
+from gradwire.report.output import Report
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
-from gradwire.workloads.task import Task
+from gradwire.workloads.task import TrainingTask
 from gradwire.workloads.train import message_of, views_in
 
 from ..workloads import applications
@@ -38,7 +38,9 @@ _WARM_UP_STEPS = 2
 class _Side:
     """The model that one method trains."""
 
-    def __init__(self, name: str, settings: dict[str, Any], task: Task, engine: Engine) -> None:
+    def __init__(
+        self, name: str, settings: dict[str, Any], task: TrainingTask, engine: Engine
+    ) -> None:
         torch.manual_seed(task.seed)
         self.task, self.engine = task, engine
         self.model = task.make_model()

@@ -14,7 +14,7 @@ from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
 from gradwire.load import load
 from gradwire.workloads import fashion_mnist
-from gradwire.workloads.task import Task
+from gradwire.workloads.task import TrainingTask
 from gradwire.workloads.train import layer_sizes, without_momentum
 from gradwire.wrap.deep_gradient_compression import deep_gradient_compression
 
@@ -42,7 +42,7 @@ class Application:
     density: float
     """The density that section 5 sets."""
     metric: str
-    make: Callable[..., Task]
+    make: Callable[..., TrainingTask]
     """A function that makes the task from ``seed`` and the sizes in ``full`` or ``quick``."""
     full: dict[str, Any] = field(hash=False)
     quick: dict[str, Any] = field(hash=False)
@@ -55,7 +55,7 @@ class Application:
     """A function that says why its data are not here and how to get them; None if they are."""
     less_is_better: bool = False
 
-    def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> Task:
+    def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> TrainingTask:
         """The task in its quick or full size; ``batch``, if given, replaces a rank's batch size."""
         sizes = self.quick if quick else self.full
         return self.make(**(sizes if batch is None else sizes | {"batch": batch}), seed=seed)
@@ -140,7 +140,9 @@ def present(apps: Sequence[Application]) -> tuple[Application, ...]:
     return tuple(one for one in apps if one.missing() is None)
 
 
-def method_of(method: str, density: float, num_steps: int, task: Task) -> tuple[Task, Exchange]:
+def method_of(
+    method: str, density: float, num_steps: int, task: TrainingTask
+) -> tuple[TrainingTask, Exchange]:
     """The exchange of a method at a density, and the task with the optimizer that goes with it.
 
     Sparsifiers have error feedback, as in algorithm 1 of the paper.

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import deft, packing
+from gradwire.compress.deft import bin_packing, deft
 from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import packable, two_stage
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
 from gradwire.local import drive
 from gradwire.report import bars, curves
-from gradwire.workloads.task import Task
+from gradwire.workloads.task import TrainingTask
 from gradwire.workloads.train import layer_sizes, message_of, views_in
 
 from ..frame import Ask, Claim, Findings, Report, Row
@@ -161,7 +161,7 @@ def figure9(
     return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
 
 
-def _accumulated(task: Task, num_steps: int = 4) -> Tensor:
+def _accumulated(task: TrainingTask, num_steps: int = 4) -> Tensor:
     """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
     torch.manual_seed(task.seed)
     model = task.make_model()
@@ -241,14 +241,14 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     k = max(1, round(given.density * numel))
     papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
     comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
-    [whole] = packing.work(torch.tensor([numel]), torch.tensor([k]))
-    parts = packing.work(ours_L, _k_of(grad_N, ours_L, k))
+    [whole] = bin_packing.work(torch.tensor([numel]), torch.tensor([k]))
+    parts = bin_packing.work(ours_L, _k_of(grad_N, ours_L, k))
     return {
         "speedup_by_equation_6": _ratio(
-            numel * log2(k), packing.heaviest(comparisons.tolist(), world)
+            numel * log2(k), bin_packing.heaviest(comparisons.tolist(), world)
         ),
         "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
-        "speedup_by_work": _ratio(whole, _norms(numel, world) + packing.heaviest(parts, world)),
+        "speedup_by_work": _ratio(whole, _norms(numel, world) + bin_packing.heaviest(parts, world)),
     }
 
 

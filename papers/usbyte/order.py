@@ -20,7 +20,7 @@ from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
 from gradwire.load import load
 from gradwire.report import bars
-from gradwire.sim.clock import run
+from gradwire.sim.clock import run_on_clock
 
 from ..frame import Ask, Claim, Findings, Row
 from .setting import MBIT, RANKS, cluster_1, profile_of
@@ -50,7 +50,7 @@ class SecondPhase:
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> SecondPhase:
         """Splits a plan of credit 1 whose messages are of one layer each."""
         assert plan.credit == 1, "blocks that travel together have no duration of their own"
-        timing = run(plan, profile, cluster)
+        timing = run_on_clock(plan, profile, cluster)
         layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
         backward_s = timing.backward_end_s[0]
         ready_s_L = np.full(len(profile.layers), backward_s)

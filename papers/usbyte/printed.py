@@ -16,14 +16,14 @@ from gradwire.data.cluster import Cluster
 from gradwire.data.profile import Profile
 from gradwire.planning.buckets import buckets
 from gradwire.planning.orders import greedy
-from gradwire.planning.phases import Block, Instance
+from gradwire.planning.phases import Instance, UnequalBlock
 
 
 @dataclass(frozen=True)
 class AsPrinted(Instance):
     """An instance whose blocks are the printed algorithm's: some are lost."""
 
-    def blocks(self, place: Sequence[int]) -> list[Block]:
+    def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:
         """Operations in issue order; only their counts are known, so ``first_basic`` is 0."""
         left = [0] * len(self.layer)
         found = self._lossy_phase(place, left)
@@ -35,8 +35,8 @@ class AsPrinted(Instance):
                 free_s = found[-1].end_s
         return found
 
-    def _lossy_phase(self, place: Sequence[int], left: list[int]) -> list[Block]:
-        found: list[Block] = []
+    def _lossy_phase(self, place: Sequence[int], left: list[int]) -> list[UnequalBlock]:
+        found: list[UnequalBlock] = []
         ends_s = [self.layer_ends_s[layer] for layer in self.layer]
         now_s = ends_s[-1]
         for layer in range(len(left) - 1, -1, -1):
@@ -64,7 +64,9 @@ class AsPrinted(Instance):
             return max(1, math.ceil((gap_s - self.alpha_s) / basic_s))
         return left
 
-    def _operation(self, bucket: int, count: int, start_s: float, left: Sequence[int]) -> Block:
+    def _operation(
+        self, bucket: int, count: int, start_s: float, left: Sequence[int]
+    ) -> UnequalBlock:
         """An operation with its seconds, by equations 1 and 8."""
         size_bytes = count * self.basic_bytes[bucket]
         if left[bucket] == 0:
@@ -72,7 +74,7 @@ class AsPrinted(Instance):
                 self.num_basic[bucket] * self.basic_bytes[bucket] - self.size_bytes[bucket]
             )
         seconds = self.alpha_s + self.beta_s_per_byte * size_bytes
-        return Block(bucket, 0, count, start_s, start_s + seconds)
+        return UnequalBlock(bucket, 0, count, start_s, start_s + seconds)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.workloads import fashion_mnist, text
-from gradwire.workloads.task import Batch, Task, class_loss, click_loss, mean_over, random_of
+from gradwire.workloads.task import (
+    Batch,
+    TrainingTask,
+    class_loss,
+    click_loss,
+    mean_over,
+    random_of,
+)
 from gradwire.workloads.transformer import CausalLM
 
 from . import movielens
@@ -50,7 +57,7 @@ def fashion_resnet(
     batch: int = 32,
     num_held_out: int = 10_000,
     seed: int = 0,
-) -> Task:
+) -> TrainingTask:
     """ResNet-18 on Fashion-MNIST: accuracy on its first ``num_held_out`` test images."""
     made = partial(ResNet18, width, stem_stride=stem_stride)
     about = f"ResNet-18 of width {width} (stride {stem_stride} at first)"
@@ -59,7 +66,7 @@ def fashion_resnet(
 
 def fashion_convnet(
     *, width: int = 16, batch: int = 32, num_held_out: int = 10_000, seed: int = 0
-) -> Task:
+) -> TrainingTask:
     """Small convolutional network on Fashion-MNIST, as ``fashion_resnet``."""
     about = f"convolutional network of width {width}"
     return _fashion("convnet", about, partial(ConvNet, width), batch, num_held_out, seed)
@@ -72,7 +79,7 @@ def _fashion(
     batch: int,
     num_held_out: int,
     seed: int,
-) -> Task:
+) -> TrainingTask:
     train, test = fashion_mnist.load()
     held_out = (_scaled(test.images_NCHW[:num_held_out]), test.labels_N[:num_held_out].long())
 
@@ -81,7 +88,7 @@ def _fashion(
         at = torch.randint(len(train.labels_N), (batch,), generator=random)
         return _scaled(train.images_NCHW[at]), train.labels_N[at].long()
 
-    return Task(
+    return TrainingTask(
         name=name,
         description=f"{about} on Fashion-MNIST, {batch} images a rank",
         make_model=make_model,
@@ -114,7 +121,7 @@ def text_lstm(
     context: int = 20,
     num_held_out: int = 500,
     seed: int = 0,
-) -> Task:
+) -> TrainingTask:
     """LSTM over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
@@ -130,7 +137,7 @@ def text_transformer(
     context: int = 32,
     num_held_out: int = 500,
     seed: int = 0,
-) -> Task:
+) -> TrainingTask:
     """Causal transformer over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(CausalLM, context, width, num_layers, vocabulary)
     about = f"transformer of {num_layers} x {width} over {vocabulary:,} words"
@@ -149,7 +156,7 @@ def _language(
     context: int,
     num_held_out: int,
     seed: int,
-) -> Task:
+) -> TrainingTask:
     """Windows of ``context`` words drawn anywhere; held-out ones lie side by side."""
     words = text.load(vocabulary)
 
@@ -164,7 +171,7 @@ def _language(
 
     starts = torch.arange(0, len(words.held_out_N) - context, context)
     held_out = windows(words.held_out_N, starts[:: max(1, len(starts) // num_held_out)])
-    return Task(
+    return TrainingTask(
         name=name,
         description=f"{about} of Python's library and documentation, "
         f"{batch} x {context} words a rank",
@@ -184,7 +191,7 @@ def movielens_ncf(
     batch: int = 512,
     seed: int = 0,
     folder: Path | None = None,
-) -> Task:
+) -> TrainingTask:
     """NeuMF on MovieLens-100K: hit rate at 10 of each user's last item among 99 never rated.
 
     A rank's batch has ``batch`` rated pairs and ``NEGATIVES`` times as many drawn ones.
@@ -207,7 +214,7 @@ def movielens_ncf(
         return pairs_B2, known_UI[pairs_B2[:, 0], pairs_B2[:, 1]].float()
 
     candidates = _candidates(pairs_N2[last_N], known_UI)
-    return Task(
+    return TrainingTask(
         name="ncf",
         description=f"NeuMF of {factors} factors on MovieLens-100K, {batch} ratings and "
         f"{NEGATIVES * batch} drawn pairs a rank",
@@ -244,7 +251,7 @@ def movielens_deepfm(
     batch: int = 512,
     seed: int = 0,
     folder: Path | None = None,
-) -> Task:
+) -> TrainingTask:
     """DeepFM on MovieLens-100K: whether a film was liked; loss on every tenth rating.
 
     Fields are user, film, what is known of both, and two crosses, (user, genre) and (film,
@@ -262,7 +269,7 @@ def movielens_deepfm(
         at = torch.randint(len(known_N), (batch,), generator=random)
         return known_NF[at], known_N[at]
 
-    return Task(
+    return TrainingTask(
         name="deepfm",
         description=f"DeepFM of {sum(sizes):,} x {embedding} embeddings on MovieLens-100K, "
         f"{batch} ratings a rank",

@@ -8,14 +8,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from gradwire.bench.ranks import Report, run_ranks
+from gradwire.bench.ranks import run_ranks
 from gradwire.bench.sparse_rank import DENSE
 from gradwire.errors import UnknownName, invalid
+from gradwire.report.output import Report
 from gradwire.testbed.hosts import Testbed, open_hosts
 
+from ..frame import Row
 from .captured_rank import SCHEMES
-
-Row = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.bench import sparse_rank
-from gradwire.bench.ranks import Report
 from gradwire.bench.sharing import share_cores
-from gradwire.bench.sparse_rank import DENSE, Side, compare, timed
+from gradwire.bench.sparse_rank import DENSE, TimedScheme, compare, timed
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
 from gradwire.kernels.build import backend
 from gradwire.load import load
 from gradwire.pairing import pair
+from gradwire.report.output import Report
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
 
@@ -93,7 +93,7 @@ def _measure_one(
     source_N = units.gradient(engine.rank)
     work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
     sides = [
-        Side(name, exchange_of(name, units.width), work_N, engine)
+        TimedScheme(name, exchange_of(name, units.width), work_N, engine)
         for name in (DENSE, *settings["schemes"])
         if name != ROWS or units.width > 1
     ]

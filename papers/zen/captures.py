@@ -23,7 +23,7 @@ from gradwire.data.sparsity import Indices
 from gradwire.load import load
 from gradwire.sparse.entries import nonzero
 from gradwire.spec import spec_of
-from gradwire.workloads.task import Task
+from gradwire.workloads.task import TrainingTask
 
 from ..frame import Ask, Report
 from ..whole import write_whole
@@ -97,7 +97,7 @@ class Source:
     """A model whose gradients are captured."""
 
     name: str
-    make: Callable[[], Task]
+    make: Callable[[], TrainingTask]
     parameter: str | None = None
     """The embedding whose gradient is captured; None for DGC's selection from all gradients."""
     lacking: Callable[[], str | None] = lambda: None
@@ -184,7 +184,7 @@ def capture(source: Source, num_ranks: int, report: Report) -> Capture:
     return Capture(source.name, f"{task.description}; {what}", num_units, width, tuple(units))
 
 
-def _backward(task: Task, model: nn.Module, step: int, rank: int, world: int) -> None:
+def _backward(task: TrainingTask, model: nn.Module, step: int, rank: int, world: int) -> None:
     model.zero_grad()
     loss = task.loss(model, *task.batch(step, rank, world))
     loss.backward()  # type: ignore[no-untyped-call]

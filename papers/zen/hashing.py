@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.kernels.gpu import available
+from gradwire.kernels.gpu import has_triton
 from gradwire.report import curves
 from gradwire.sparse.entries import Entries
 from gradwire.sparse.gpu import partition
@@ -124,7 +124,7 @@ def figure16(
     jobs += [("16b", BEST_MEMORY, count) for count in hashes]
     indices_K = _drawn(numel, DENSITY)
     rows: list[Row] = []
-    has_gpu = torch.cuda.is_available() and available()
+    has_gpu = torch.cuda.is_available() and has_triton()
     gpu = _entries(GPU_NUMEL, "cuda") if has_gpu else None
     for done, (figure, memory, count) in ask.each(jobs):
         ask.report(done, f"r_1 = {memory:g} entries, k = {count}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cost.sparse_schemes import SCHEMES, Setting, zen
+from gradwire.cost.sparse_schemes import SCHEMES, SchemeInputs, zen_cost
 from gradwire.data.cluster import Cluster
 from gradwire.data.sparsity import TensorSparsity
 from gradwire.report import curves
@@ -107,10 +107,10 @@ def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
     rate = 1e9
     cluster = Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=0.0)
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
-    at = Setting(numel=numel, units=units, blocks=tensor.blocks, cluster=cluster)
+    at = SchemeInputs(numel=numel, units=units, blocks=tensor.blocks, cluster=cluster)
     dense_s = dense_bytes(numel, num_ranks) / rate
-    schemes = [scheme for scheme in SCHEMES if scheme is not zen]
-    found = [zen(at, "paper"), *(scheme(at) for scheme in schemes)]
+    schemes = [scheme for scheme in SCHEMES if scheme is not zen_cost]
+    found = [zen_cost(at, "paper"), *(scheme(at) for scheme in schemes)]
     return {
         f"predicted_{FORMULAS[one.scheme]}": one.transfer_s / dense_s
         for one in found

@@ -64,22 +64,35 @@ def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         yield from running_nodes(node)
 
 
+def origin(source: Source, node: ast.ImportFrom) -> str:
+    """The dotted name of the module that ``from ... import`` names."""
+    package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
+    if not node.level:
+        return node.module or ""
+    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def imports_of_names(source: Source) -> Iterator[tuple[str, str, str | None]]:
+    """(module, name, the name given to it here or None) of every ``from module import name``."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield origin(source, node), alias.name, alias.asname
+
+
 def imports(source: Source, known: frozenset[str] | None = None) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
     ``from package import name`` gives ``package.name`` where that is a module of ours.
     """
     known = module_names() if known is None else known
-    package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
     for node in running_nodes(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([node.module] if node.module else [])])
+            base = origin(source, node)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 yield node.lineno, full if full in known or base == "torch" else base

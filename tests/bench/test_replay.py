@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import catalogue
-from gradwire.bench.replay import Block, Device, Memory, Replay, scaled
+from gradwire.bench.replay import Memory, Replay, ReplayedModule, VirtualDevice, scaled_profile
 from gradwire.data.cluster import Cluster
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
@@ -31,9 +31,9 @@ class Clock:
         self.now_s += seconds + OVERSHOOT_S
 
 
-def device() -> tuple[Device, Clock]:
+def device() -> tuple[VirtualDevice, Clock]:
     clock = Clock()
-    return Device(clock=clock, sleep=clock.sleep), clock
+    return VirtualDevice(clock=clock, sleep=clock.sleep), clock
 
 
 def layer(name: str, *tensors: str, forward_s: float = 1.0, backward_s: float = 2.0) -> Layer:
@@ -131,7 +131,7 @@ def test_models_may_lie_in_the_same_memory() -> None:
 
 @pytest.mark.parametrize("name", catalogue.names())
 def test_every_profile_of_the_catalogue_becomes_a_model(name: str) -> None:
-    small = scaled(catalogue.load(name), scale=10_000)
+    small = scaled_profile(catalogue.load(name), scale=10_000)
     model = Replay(small, device()[0])
     stated = {t.name: (t.shape, t.dtype) for la in small.layers for t in la.tensors}
     found = {
@@ -155,7 +155,7 @@ def test_tensors_may_lie_at_the_root_under_several_prefixes_or_under_one_of_anot
     }
     model().backward()
     assert on.free_s == 9.0
-    owners = [m for m in model.modules() if isinstance(m, Block) and m.job is not None]
+    owners = [m for m in model.modules() if isinstance(m, ReplayedModule) and m.job is not None]
     assert len(owners) == 2, "m.n and k do work of their own"
 
 
@@ -174,7 +174,7 @@ def test_a_plan_runs_under_it_with_the_forward_overlapped() -> None:
 
 def test_scaling_keeps_what_is_in_proportion() -> None:
     full = profile(layer("a", "a.w"), layer("b", "b.w", "b.v"), layer("c"))
-    small = scaled(full, scale=4, slowdown=2.5)
+    small = scaled_profile(full, scale=4, slowdown=2.5)
     assert [la.size_bytes for la in small.layers] == [8, 16, 0]
     assert small.forward_s == 7.5
     assert small.backward_s == 15.0
@@ -189,11 +189,11 @@ def test_scaling_keeps_what_is_in_proportion() -> None:
 def test_scaling_keeps_an_element_of_everything_but_nothing() -> None:
     tensors = (ProfiledTensor(name="a", shape=(3,)), ProfiledTensor(name="b", shape=(0, 7)))
     only = profile(Layer(name="only", tensors=tensors, forward_s=0.0, backward_s=0.0))
-    shapes = [tensor.shape for tensor in scaled(only, scale=1000).layers[0].tensors]
+    shapes = [tensor.shape for tensor in scaled_profile(only, scale=1000).layers[0].tensors]
     assert shapes == [(1,), (0,)]
 
 
 @pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"slowdown": -1.0}, {"scale": float("inf")}])
 def test_scales_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match="positive"):
-        scaled(THREE, **wrong)
+        scaled_profile(THREE, **wrong)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.bench import schedule
-from gradwire.bench.replay import scaled
+from gradwire.bench.replay import scaled_profile
 from gradwire.bench.schedule import ScheduleBench
 from gradwire.bench.schedule_rank import at_full_size, make_plan
 from gradwire.data.cluster import Cluster
@@ -81,7 +81,7 @@ def test_links_carry_what_scale_and_slowdown_leave() -> None:
 
 def test_sizes_in_settings_mean_the_profile_at_full_size() -> None:
     settings = {"scale": 4.0, "slowdown": 2.0, "trials": 3}
-    small = scaled(PROFILE, scale=4)
+    small = scaled_profile(PROFILE, scale=4)
     row: dict[str, Any] = {
         "planner": "bytescheduler",
         "settings": {"partition_bytes": 32_000, "credit": 2},
@@ -94,7 +94,9 @@ def test_sizes_in_settings_mean_the_profile_at_full_size() -> None:
     row = {"planner": "usbyte_extended", "settings": {"credit": 1}, "tune": True}
     tuned = make_plan(PROFILE, CLUSTER, row, settings)
     default = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
-    scaled_s = [iteration_s(p, scaled(small, slowdown=2), CLUSTER) for p in (tuned, default)]
+    scaled_s = [
+        iteration_s(p, scaled_profile(small, slowdown=2), CLUSTER) for p in (tuned, default)
+    ]
     assert scaled_s[0] <= scaled_s[1] * (1 + 1e-9)
 
 
@@ -102,7 +104,7 @@ def test_full_size_is_the_scaled_replay_but_for_the_slowdown() -> None:
     full_size = at_full_size(CLUSTER, scale=4, slowdown=2)
     row = {"planner": "wfbp", "settings": {}, "tune": False}
     whole = make_plan(PROFILE, full_size, row, {"scale": 1.0, "slowdown": 1.0})
-    small = scaled(PROFILE, scale=4, slowdown=2)
+    small = scaled_profile(PROFILE, scale=4, slowdown=2)
     part = make_plan(PROFILE, CLUSTER, row, {"scale": 4.0, "slowdown": 2.0})
     assert iteration_s(part, small, CLUSTER) == pytest.approx(
         2 * iteration_s(whole, PROFILE, full_size)
@@ -152,7 +154,9 @@ def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
     outcome = schedule.run(bench, lambda fraction, what: None)
     rows: dict[str, dict[str, Any]] = {str(row["name"]): row for row in outcome.rows}
     assert list(rows) == ["wfbp", "usbyte"]
-    payload_bytes = scaled(PROFILE, scale=2).size_bytes  # a ring of two sends each byte once
+    payload_bytes = scaled_profile(
+        PROFILE, scale=2
+    ).size_bytes  # a ring of two sends each byte once
     for row in rows.values():
         assert row["measured_s"] >= row["compute_s"] * 0.999
         assert row["simulated_s"] >= row["compute_s"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.bench.draws import Draws, Found
+from gradwire.bench.draws import IndexDraws, SetMeasures
 from gradwire.bench.sparse import SparseBench, run
 from gradwire.bench.sparse_rank import SCHEMES
 from gradwire.errors import InvalidSetting, UnknownName
@@ -12,7 +12,7 @@ from gradwire.errors import InvalidSetting, UnknownName
 
 @pytest.mark.parametrize(("overlap", "skew", "run_"), [(0.3, 5.0, 1), (0.6, 1.0, 16), (1.0, 8, 4)])
 def test_draws_are_what_is_asked_for(overlap: float, skew: float, run_: int) -> None:
-    draws = Draws(numel=400_000, world=8, density=0.02, overlap=overlap, skew=skew, run=run_)
+    draws = IndexDraws(numel=400_000, world=8, density=0.02, overlap=overlap, skew=skew, run=run_)
     pool = draws.pool()
     sets = [draws.taken(rank, pool) for rank in range(8)]
     for indices_K in sets:
@@ -20,7 +20,7 @@ def test_draws_are_what_is_asked_for(overlap: float, skew: float, run_: int) -> 
         assert bool((indices_K[1:] > indices_K[:-1]).all())
         assert 0 <= int(indices_K[0]) <= int(indices_K[-1]) < 400_000
         assert bool((indices_K.view(-1, run_)[:, 0] % run_ == 0).all())
-    found = Found.of(sets, draws.numel)
+    found = SetMeasures.of(sets, draws.numel)
     assert found.overlap == pytest.approx(overlap, abs=0.03)
     assert found.skewness == pytest.approx(skew, rel=0.05, abs=0.3)
     # Each of K / overlap is taken by some rank but with odds (1 - overlap)^8.
@@ -30,16 +30,16 @@ def test_draws_are_what_is_asked_for(overlap: float, skew: float, run_: int) -> 
 def test_draws_that_cannot_be() -> None:
     for wrong in ({"density": 0.0}, {"overlap": 0.001}, {"skew": 9.0}, {"run": 0}):
         with pytest.raises(InvalidSetting, match=next(iter(wrong))):
-            Draws(**{"numel": 1000, "world": 8, **wrong})
+            IndexDraws(**{"numel": 1000, "world": 8, **wrong})
     with pytest.raises(InvalidSetting, match="1000 runs in the first part, which has 125"):
-        Draws(numel=1000, world=8, density=0.25, overlap=0.25, skew=8)
+        IndexDraws(numel=1000, world=8, density=0.25, overlap=0.25, skew=8)
     with pytest.raises(UnknownName, match="did you mean 'zen'"):
-        SparseBench(draws=Draws(numel=1000, world=2, skew=1), schemes=("zne",))
+        SparseBench(draws=IndexDraws(numel=1000, world=2, skew=1), schemes=("zne",))
 
 
 def test_every_scheme_runs_between_processes() -> None:
     """So few elements that most parts are empty, in two messages: gloo carries nothing, too."""
-    draws = Draws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)
+    draws = IndexDraws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)
     bench = SparseBench(draws=draws, repeats=1, pieces=2)
     rows = {str(row["name"]): row for row in run(bench, lambda done, what: None, timeout_s=120)}
     assert list(rows) == ["dense", *SCHEMES]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks import partition as bench
-from gradwire.bench.draws import Draws
+from gradwire.bench.draws import IndexDraws
 from gradwire.errors import InvalidSetting
 
-DRAWS = Draws(numel=70_000, world=5, density=0.02)
+DRAWS = IndexDraws(numel=70_000, world=5, density=0.02)
 
 
 def test_a_round_averages_what_the_ranks_have() -> None:

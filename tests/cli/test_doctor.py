@@ -13,10 +13,11 @@ from gradwire.cli import _diagnosis as diagnosis
 from gradwire.cli.doctor import fit_rows, link_warnings
 from gradwire.data.fit import LineFit
 from gradwire.measure.allreduce import LinkReport
+from gradwire.report.table import Row
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
-HOST: diagnosis.Rows = [{"name": "eth0"}, {"name": "lo"}]
+HOST: list[Row] = [{"name": "eth0"}, {"name": "lo"}]
 
 
 def test_markdown_has_every_section(gradwire: Run) -> None:
@@ -118,18 +119,18 @@ def test_thread_warnings(variables: dict[str, str], num_cores: int, remedy: str 
 
 
 def test_missing_parts_are_named() -> None:
-    shaped: diagnosis.Rows = [{"name": "shaped hosts", "available": False, "reason": "no tc"}]
-    built: diagnosis.Rows = [{"name": "CPU kernels", "backend": "reference"}]
-    backends: diagnosis.Rows = [{"name": "nccl", "available": False}]
-    bare: diagnosis.Rows = [
+    shaped: list[Row] = [{"name": "shaped hosts", "available": False, "reason": "no tc"}]
+    built: list[Row] = [{"name": "CPU kernels", "backend": "reference"}]
+    backends: list[Row] = [{"name": "nccl", "available": False}]
+    bare: list[Row] = [
         {"name": "matplotlib", "value": "3.10"},
         {"name": "jinja2", "value": None},
     ]
     found = diagnosis.part_warnings(shaped, built, [{"name": "cuda:0"}], backends, bare)
     assert [row["name"] for row in found] == ["shaped hosts", "CPU kernels", "nccl", "report"]
     assert found[-1]["problem"] == "jinja2 not installed: no pictures, no HTML report"
-    fine: diagnosis.Rows = [{"name": "shaped hosts", "available": True, "reason": "as root"}]
-    cpp: diagnosis.Rows = [{"name": "CPU kernels", "backend": "cpp"}]
+    fine: list[Row] = [{"name": "shaped hosts", "available": True, "reason": "as root"}]
+    cpp: list[Row] = [{"name": "CPU kernels", "backend": "cpp"}]
     assert diagnosis.part_warnings(fine, cpp, [], backends, bare[:1]) == []
 
 

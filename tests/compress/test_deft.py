@@ -19,9 +19,9 @@ from gradwire.compress.deft.partition import Partition
 from gradwire.contract import Member
 from gradwire.data.cluster import CodecFit
 from gradwire.data.fit import LineFit
-from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.exchange import exchange_for
-from gradwire.sim.stages import Joint, Tariff, stages_of
+from gradwire.sim.supersteps import Joint, Tariff, supersteps_of
 from tests.compress.test_support import MODEL, Run, draw, spec_of
 from tests.runtime.plans import CLUSTER, profile_of_model
 
@@ -156,7 +156,7 @@ def test_it_is_simulated_with_the_sizes_it_has(name: str) -> None:
     world = CLUSTER.num_ranks
     run = Run(made, spec, world)
     run.step(draw(spec, world))
-    stages = stages_of(made, spec, Tariff.of(made, CLUSTER))
+    stages = supersteps_of(made, spec, Tariff.of(made, CLUSTER))
     for own, sent in zip(stages, run.sent_bytes, strict=True):
         assert sum(stage.sent_bytes for stage in own) == pytest.approx(sent, rel=0.05)
         assert all(isinstance(one, Joint) for stage in own for one in stage.wire)
@@ -172,7 +172,7 @@ def test_a_plan_may_name_it_and_may_not_cut_its_layers() -> None:
         return Plan(
             planner="by hand",
             model=profile.model,
-            messages=tuple(Message(chunks=(chunk,), exchange="few") for chunk in chunks),
+            messages=tuple(PlannedMessage(chunks=(chunk,), exchange="few") for chunk in chunks),
             exchanges={"few": setting},
         )
 

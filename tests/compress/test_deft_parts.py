@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.bench.select import layer_sizes as resnet50_sizes
 from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress.deft import packing
+from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.allocation import Allocation, owners
 from gradwire.compress.deft.layer_k import layer_k, shares
 from gradwire.compress.deft.layerwise import select_layers
@@ -86,11 +86,11 @@ EVEN = ((range(2, 17), 1.05), ((24, 32, 48, 64), 1.12), ((96, 128, 256), 1.5))
 def test_selection_falls_as_fast_as_ranks_grow(table: str) -> None:
     """Figure 9 by counted work, without the pass over all norms. It falls ever less from 64 ranks
     on: the last of these bounds is needed, and the second one does not hold there."""
-    alone = sum(packing.work(*allocated(table, 1)))
+    alone = sum(bin_packing.work(*allocated(table, 1)))
 
     def above(world: int) -> float:
-        work = packing.work(*allocated(table, world))
-        return packing.heaviest(work, world) * world / alone
+        work = bin_packing.work(*allocated(table, world))
+        return bin_packing.heaviest(work, world) * world / alone
 
     for worlds, most in EVEN:
         assert all(above(world) <= most for world in worlds)
@@ -104,8 +104,8 @@ def test_speedups_of_the_allocation_are_above_linear_by_the_papers_costs(table: 
     alone = sum(tensors) * log2(density * sum(tensors))
     for world in (2, 4, 8, 16):
         sizes_L, k_L = allocated(table, world)
-        ranks = packing.pack(packing.work(sizes_L, k_L), world)
-        comparisons = packing.loads(by_equation_3(sizes_L, k_L), ranks, world)
+        ranks = bin_packing.pack(bin_packing.work(sizes_L, k_L), world)
+        comparisons = bin_packing.loads(by_equation_3(sizes_L, k_L), ranks, world)
         assert alone / max(comparisons) >= world
 
 
@@ -181,7 +181,7 @@ costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
 def test_bin_packing_is_the_papers_and_within_grahams_bound(
     costs: list[float], num_bins: int
 ) -> None:
-    got, size_bin = packing.pack(costs, num_bins), [0.0] * num_bins
+    got, size_bin = bin_packing.pack(costs, num_bins), [0.0] * num_bins
     left = list(costs)
     for _ in costs:  # algorithm 4, lines 9 to 15
         item = left.index(max(left))
@@ -189,7 +189,7 @@ def test_bin_packing_is_the_papers_and_within_grahams_bound(
         assert got[item] == lightest
         size_bin[lightest] += costs[item]
         left[item] = -1.0
-    loads = packing.loads(costs, got, num_bins)
+    loads = bin_packing.loads(costs, got, num_bins)
     assert loads == size_bin
     mean, top = sum(costs) / num_bins, max(costs, default=0.0)
     assert max(loads, default=0.0) <= (mean + (1 - 1 / num_bins) * top) * (1 + 1e-9)
@@ -206,11 +206,11 @@ def test_the_bound_on_the_heaviest_load(
     numel = sum(tensors)
     budget = max(1, numel // 10)
     k_L = layer_k(float64(norms), layers.sizes_L, budget)
-    costs = packing.work(layers.sizes_L, k_L)
+    costs = bin_packing.work(layers.sizes_L, k_L)
     own = [number % world for number in owners(layers, k_L, world, 0).tolist()]
-    heaviest = max(packing.loads(costs, own, world))  # what is common costs nothing
-    assert heaviest == packing.heaviest(costs, world)
-    assert heaviest <= packing.bound(costs, world) * (1 + 1e-9)
+    heaviest = max(bin_packing.loads(costs, own, world))  # what is common costs nothing
+    assert heaviest == bin_packing.heaviest(costs, world)
+    assert heaviest <= bin_packing.bound(costs, world) * (1 + 1e-9)
     if numel:
         # C_trivial(n) of k + L elements, rounding of sizes aside.
         mean = sum(by_equation_3(layers.sizes_L, k_L)) / world
@@ -223,7 +223,7 @@ def test_equation_9_itself_does_not_hold() -> None:
     """Three equal layers, two ranks: one has two of them, and the speedup is below 2."""
     size, k = 1 << 20, 1 << 10
     sizes_L, k_L = torch.tensor(two_stage([size] * 3, 2)), torch.full((3,), k)
-    heaviest = packing.heaviest(by_equation_3(sizes_L, k_L), 2)
+    heaviest = bin_packing.heaviest(by_equation_3(sizes_L, k_L), 2)
     whole, trivial = 3 * size * log2(3 * k), 1.5 * size * log2(1.5 * k)
     assert heaviest > trivial
     assert whole / heaviest < 2
@@ -237,7 +237,7 @@ def test_a_thousand_layers_are_packed_within_5_ms() -> None:
     seconds = []
     for _ in range(5):
         start_s = time.thread_time()
-        packing.pack(packing.work(sizes_L, k_L), 16)
+        bin_packing.pack(bin_packing.work(sizes_L, k_L), 16)
         seconds.append(time.thread_time() - start_s)
     assert min(seconds) < 5e-3
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.kernels.build import reference_only
-from gradwire.kernels.nonzero import nonzero as kept_units
+from gradwire.kernels.nonzero import nonzero_units as kept_units
 from gradwire.spec import TensorSpec
 
 nonzero = gw.compress.nonzero

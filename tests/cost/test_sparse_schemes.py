@@ -12,14 +12,14 @@ import gradwire as gw
 from gradwire.cost.counted import counted, fastest, other_way_s
 from gradwire.cost.sparse_schemes import (
     SCHEMES,
-    Setting,
-    choose,
+    SchemeInputs,
     expected_imbalance,
-    explain,
-    setting_of,
-    sparcml,
-    sparse_ps,
-    zen,
+    explain_scheme,
+    fastest_scheme,
+    inputs_of,
+    sparcml_cost,
+    sparse_ps_cost,
+    zen_cost,
 )
 from gradwire.data.cluster import Cluster
 from gradwire.data.sparsity import (
@@ -44,14 +44,16 @@ def bare(world: int, *, hop_s: float = 0.0) -> Cluster:
     return Cluster(num_ranks=world, rate_bytes_per_s=RATE, hop_s=hop_s)
 
 
-def setting(density: float, gammas: dict[int, float], world: int, **changed: object) -> Setting:
+def setting(
+    density: float, gammas: dict[int, float], world: int, **changed: object
+) -> SchemeInputs:
     grown = tuple(Densification(ranks=n, ratio=ratio) for n, ratio in gammas.items())
     skewed = (Skewness(parts=2, ratio=1.8), Skewness(parts=16, ratio=8.0))
     units = UnitSparsity(
         width=1, num_units=NUMEL, density=density, densification=grown, skewness=skewed
     )
     at = {"numel": NUMEL, "units": units, "blocks": units, "cluster": bare(world), **changed}
-    return Setting(**at)  # type: ignore[arg-type]
+    return SchemeInputs(**at)  # type: ignore[arg-type]
 
 
 GAMMAS = {2: 1.7, 4: 2.8, 8: 4.4, 16: 6.5}
@@ -63,7 +65,7 @@ def test_equation_2_is_sparcml(world: int) -> None:
     rounds = world.bit_length() - 1
     gammas = [1.0, *(GAMMAS[2**i] for i in range(1, rounds))]
     expected_s = sum(gammas) * 2 * (4 * NUMEL) * 0.001 / RATE
-    assert sparcml(at).seconds == pytest.approx(expected_s, rel=1e-3)
+    assert sparcml_cost(at).seconds == pytest.approx(expected_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("world", [2, 4, 8, 16])
@@ -73,8 +75,10 @@ def test_equation_1_is_zen_but_for_its_bitmap_and_its_imbalance(world: int) -> N
     own = (world - 1) / world * 2 * (4 * NUMEL) * 0.001 / RATE
     uneven = expected_imbalance(10_000 * GAMMAS[world], world)
     paper_s = own * (GAMMAS[world] + 1) * uneven
-    assert zen(at, "paper").seconds == pytest.approx(paper_s, rel=2e-3)
-    assert 0.6 * paper_s < zen(at).seconds < 0.75 * paper_s  # an index takes 10 bits or so, not 32
+    assert zen_cost(at, "paper").seconds == pytest.approx(paper_s, rel=2e-3)
+    assert (
+        0.6 * paper_s < zen_cost(at).seconds < 0.75 * paper_s
+    )  # an index takes 10 bits or so, not 32
     assert uneven < 1.06
 
 
@@ -82,7 +86,7 @@ def test_bitmaps_shorten_pulls_of_many() -> None:
     at = setting(0.05, {2: 1.9, 4: 3.5, 8: 6.0}, 8)
     pull = NUMEL * (0.3 * 4 + 1 / 8) / 8
     push = NUMEL * 0.05 * 8 / 8
-    assert zen(at, "paper").seconds == pytest.approx(7 * (pull + push) / RATE, rel=0.02)
+    assert zen_cost(at, "paper").seconds == pytest.approx(7 * (pull + push) / RATE, rel=0.02)
 
 
 @bounded(5)
@@ -93,10 +97,14 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
     sets = [np.sort(draw.choice(numel, 400, replace=False)).astype(np.int32) for _ in range(world)]
     at = of_sets(sets, numel, world)
     for scheme in SCHEMES[1:]:
-        exchange = gw.pair(gw.compress.nonzero(), getattr(gw.collective, scheme.__name__)())
+        exchange = gw.pair(
+            gw.compress.nonzero(), getattr(gw.collective, scheme.__name__.removesuffix("_cost"))()
+        )
         sent = sent_bytes(exchange, sets, numel)
         predicted = scheme(at).transfer_s * RATE
-        if scheme is sparcml:  # a link carries both ways at once, and ranks beyond a power wait
+        if (
+            scheme is sparcml_cost
+        ):  # a link carries both ways at once, and ranks beyond a power wait
             assert predicted >= 0.9 * max(sent)
             continue
         assert predicted == pytest.approx(max(sent), rel=0.25), scheme.__name__
@@ -116,17 +124,17 @@ def test_servers_of_uneven_ranges_cost_what_the_busiest_carries(world: int) -> N
     held = np.bincount(np.unique(np.concatenate(sets)) * world // numel)
     carried = 8 * (arrived.max() + (world - 1) * held.max())
     at = of_sets(sets, numel, world)
-    assert sparse_ps(at).transfer_s * RATE == pytest.approx(carried, rel=0.03)
+    assert sparse_ps_cost(at).transfer_s * RATE == pytest.approx(carried, rel=0.03)
 
 
-def of_sets(sets: list[Indices], numel: int, world: int) -> Setting:
+def of_sets(sets: list[Indices], numel: int, world: int) -> SchemeInputs:
     blocks = [np.unique(one // BLOCK) for one in sets]
     tensor = TensorSparsity(
         name="t",
         units=unit_sparsity(sets, 1, numel),
         blocks=unit_sparsity(blocks, BLOCK, -(-numel // BLOCK)),
     )
-    return setting_of(tensor, numel, bare(world))
+    return inputs_of(tensor, numel, bare(world))
 
 
 def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[int]:
@@ -141,35 +149,37 @@ def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[i
 
 def test_overlap_decides_between_the_two_optimal_schemes() -> None:
     """Theorem 1: with full overlap balanced parallelism, with hardly any SparCML."""
-    shared = choose(setting(0.001, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}, 16))
-    alone = choose(setting(0.00001, {2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}, 16))
+    shared = fastest_scheme(setting(0.001, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}, 16))
+    alone = fastest_scheme(setting(0.00001, {2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}, 16))
     assert shared.scheme == "zen"
     assert alone.scheme in ("sparcml", "allgather_sparse")
 
 
 def test_dense_gradients_stay_dense_and_latency_counts() -> None:
-    assert choose(setting(0.98, {2: 1.02}, 8)).scheme == "dense"
-    assert choose(setting(0.001, GAMMAS, 1)).scheme == "dense"  # nothing is sent at all
+    assert fastest_scheme(setting(0.98, {2: 1.02}, 8)).scheme == "dense"
+    assert fastest_scheme(setting(0.001, GAMMAS, 1)).scheme == "dense"  # nothing is sent at all
     slow = setting(0.0001, GAMMAS, 16, cluster=bare(16, hop_s=0.1))
-    assert choose(slow).scheme == "sparcml", "it has the fewest rounds"
+    assert fastest_scheme(slow).scheme == "sparcml", "it has the fewest rounds"
     costly = setting(0.01, GAMMAS, 8, handling=Handling(scan_s=1e-6, entry_s=1e-6))
-    assert choose(costly).scheme == "dense", "looking at elements takes longer than sending them"
+    assert fastest_scheme(costly).scheme == "dense", (
+        "looking at elements takes longer than sending them"
+    )
 
 
 def test_ties_go_to_the_earlier_scheme() -> None:
     """Two ranks: SparCML's one round is an all-gather, and zen's four take longer."""
     at = setting(0.001, {2: 1.5}, 2, cluster=bare(2, hop_s=1e-3))
-    found = choose(at)
+    found = fastest_scheme(at)
     seconds = {one.scheme: one.seconds for one in found.predictions}
     assert seconds["sparcml"] == pytest.approx(seconds["allgather_sparse"], rel=0.005)
     assert found.scheme == "allgather_sparse"
-    (text,) = explain("table", found, at)
+    (text,) = explain_scheme("table", found, at)
     assert "of equals the simpler one is taken" in text
 
 
 def test_explanations_name_scheme_times_runner_up_and_why() -> None:
     at = setting(0.01, GAMMAS, 16)
-    (text,) = explain("table", choose(at), at)
+    (text,) = explain_scheme("table", fastest_scheme(at), at)
     assert text.startswith("table: 1 % of its elements are non-zero on a rank, 6.5 % in the sum")
     assert "It takes zen, " in text
     assert "the runner-up is sparcml" in text

@@ -25,7 +25,7 @@ from gradwire.dsl.ir import (
     Op,
     const,
     listing,
-    load,
+    load_buffer,
     node,
     store,
     walk,
@@ -39,7 +39,7 @@ from .programs import EXAMPLES
 IN = Buffer("in", FLOAT32, Extent.ELEMENT)
 OUT = Buffer("out", FLOAT32, Extent.ELEMENT)
 HEADER = Buffer("header", FLOAT32, Extent.BLOCK)
-X = load(IN)
+X = load_buffer(IN)
 PLACE = node(Op.PLACE)
 PLACES = Buffer("places", INT32, Extent.KEPT)
 KEPT = Buffer("kept", FLOAT32, Extent.KEPT)
@@ -48,7 +48,7 @@ NEGATIVE = node(Op.LESS, X, const(0.0, FLOAT32))
 
 
 def test_equal_nodes_are_one():
-    assert node(Op.ADD, X, X) is node(Op.ADD, load(IN), X)
+    assert node(Op.ADD, X, X) is node(Op.ADD, load_buffer(IN), X)
     assert const(0.1, FLOAT32) is const(0.1, FLOAT32)
     assert const(0.0, FLOAT32) is not const(-0.0, FLOAT32)
     assert const(1, INT32) is not const(True, BOOL)
@@ -79,7 +79,7 @@ def test_the_verifier_names_the_first_bad_node():
     with pytest.raises(IllTyped, match=r"k: node 1, floor\(int32\).*floor takes \(float32\)"):
         kernel(Node(Op.STORE, FLOAT32, Extent.ELEMENT, (bad,), OUT))
     with pytest.raises(IllTyped, match=r"node 0, load.*none of the kernel's"):
-        kernel(store(OUT, load(Buffer("other", FLOAT32, Extent.ELEMENT))))
+        kernel(store(OUT, load_buffer(Buffer("other", FLOAT32, Extent.ELEMENT))))
     with pytest.raises(IllTyped, match="does not fit one a block"):
         kernel(store(HEADER, X))
     with pytest.raises(IllTyped, match="outside"):
@@ -94,7 +94,7 @@ def test_the_verifier_names_the_first_bad_node():
         ((store(KEPT, X),), "a condition stands with kept elements"),
         ((store(OUT, X, POSITIVE),), "a condition stands with kept elements"),
         ((store(KEPT, X, POSITIVE), store(PLACES, node(Op.PLACE), NEGATIVE)), "one condition"),
-        ((store(KEPT, load(KEPT), POSITIVE),), "elements of the kernel that reads them"),
+        ((store(KEPT, load_buffer(KEPT), POSITIVE),), "elements of the kernel that reads them"),
         ((store(OUT, node(Op.LOAD_AT, PLACE, dtype=FLOAT32, arg=IN)),), "read in order"),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_interpreter_keeps_gathers_and_draws_places():
     """What the three operations mean, one kernel: elements drawn from another vector, some kept."""
     source = Buffer("source", FLOAT32, Extent.CALL)
     bound = Buffer("bound", INT32, Extent.CALL)
-    drawn = node(Op.BELOW, load(bound), arg=0)
+    drawn = node(Op.BELOW, load_buffer(bound), arg=0)
     value = node(Op.LOAD_AT, drawn, dtype=FLOAT32, arg=source)
     keep = node(Op.LESS, const(2.0, FLOAT32), value)
     stores = (store(KEPT, value, keep), store(PLACES, node(Op.PLACE), keep), store(OUT, value))
@@ -161,7 +161,7 @@ def test_every_store_is_done_once_and_no_pass_reads_what_is_overwritten(codec):
     order = passes(made)
     done = [s for one in order for s in (*one.before, *one.stores) if s.op is Op.STORE]
     assert sorted(s.arg.name for s in done) == sorted(s.arg.name for s in made.stores)
-    residual = load(rewrite.RESIDUAL)
+    residual = load_buffer(rewrite.RESIDUAL)
     last_read = max(i for i, one in enumerate(order) if residual in one.elements)
     written = next(i for i, one in enumerate(order) if residual.arg in {s.arg for s in one.stores})
     assert written == last_read

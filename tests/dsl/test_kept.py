@@ -24,7 +24,7 @@ from gradwire.dsl.ir import (
     Node,
     Op,
     const,
-    load,
+    load_buffer,
     node,
     store,
 )
@@ -46,7 +46,7 @@ RECORDS = {INDICES: torch.int32, VALUES: torch.float32, CODES: torch.uint8}
 
 def keeping(name: str, keep: Node, block: int, *more: Node) -> Kernel:
     """Sends place, value and a code of the kept elements; the residual keeps the others."""
-    value = load(GRADIENT)
+    value = load_buffer(GRADIENT)
     code = node(Op.CAST, value, dtype=DType.UINT2)
     left = node(Op.WHERE, keep, const(0.0, FLOAT32), value)
     stores = (
@@ -61,17 +61,17 @@ def keeping(name: str, keep: Node, block: int, *more: Node) -> Kernel:
 
 
 def above(bound: float, name: str, block: int) -> Kernel:
-    return keeping(name, node(Op.LESS, const(bound, FLOAT32), load(GRADIENT)), block)
+    return keeping(name, node(Op.LESS, const(bound, FLOAT32), load_buffer(GRADIENT)), block)
 
 
 def above_mean(name: str, block: int) -> Kernel:
     """What is kept, and a value of what is kept, wait for a reduction."""
     body = node(Op.ADD, *(node(Op.ARG, dtype=FLOAT32, arg=i) for i in (0, 1)))
     total = node(
-        Op.REDUCE, load(GRADIENT), const(True, DType.BOOL), dtype=FLOAT32, arg=Fold(body, 0)
+        Op.REDUCE, load_buffer(GRADIENT), const(True, DType.BOOL), dtype=FLOAT32, arg=Fold(body, 0)
     )
     mean = node(Op.DIV, total, node(Op.CAST, node(Op.SIZE), dtype=FLOAT32))
-    return keeping(name, node(Op.LESS, mean, load(GRADIENT)), block, store(MEAN, mean))
+    return keeping(name, node(Op.LESS, mean, load_buffer(GRADIENT)), block, store(MEAN, mean))
 
 
 KERNELS = {
@@ -160,7 +160,7 @@ def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
     count = Buffer("count", INT32, Extent.CALL)
     whole = Buffer("whole", FLOAT32, Extent.CALL)
     sample = Buffer("sample", FLOAT32, Extent.ELEMENT)
-    place = node(Op.BELOW, load(count), arg=3)
+    place = node(Op.BELOW, load_buffer(count), arg=3)
     value = node(Op.LOAD_AT, place, dtype=FLOAT32, arg=whole)
     kernel = Kernel("sampled", 128, (count, whole, sample), (store(sample, value),))
     built = Built(kernel)

@@ -14,7 +14,7 @@ from gradwire.dsl import operators, rewrite
 from gradwire.dsl.build import Built
 from gradwire.dsl.gpu import render as gpu_render
 from gradwire.dsl.interp import Draws
-from gradwire.dsl.ir import FLOAT32, Buffer, Extent, Kernel, Op, const, load, node, store
+from gradwire.dsl.ir import FLOAT32, Buffer, Extent, Kernel, Op, const, load_buffer, node, store
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -153,7 +153,7 @@ def test_a_form_that_lacks_is_refused_when_it_is_asked_for():
     assert copysign.template("triton").startswith("tl.where")
     remedy = r"operator blended triton .* triton='...', or run the program on the CPU"
     with pytest.raises(InvalidSetting, match=remedy):
-        gpu_render.render(signs().kernels().decode)
+        gpu_render.render_triton(signs().kernels().decode)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ FINITE = [code for code in range(128) if code != 0x7F]
 
 def by(operator: Operator, values_N: torch.Tensor, *, cpp: bool) -> torch.Tensor:
     """What an operator of one number gives for each, as float32, by C++ or by the interpreter."""
-    element = Scalar(load(IN))
+    element = Scalar(load_buffer(IN))
     taken = element if operator.dtypes == (FLOAT32,) else int32(element)
     form = Kernel(operator.name, 64, (IN, OUT), (store(OUT, float32(operator(taken)).node),))
     built, out_N = Built(form), torch.empty_like(values_N)

@@ -180,9 +180,9 @@ def test_a_folder_that_loses_what_is_written_there_ends_in_the_reference(
 @needs_compiler
 def test_headers_of_the_folder_that_training_starts_in_are_not_compiled(monkeypatch, tmp_path):
     (tmp_path / "packing.h").write_text("#error planted")
-    source = compiler.Source("some", '#include "packing.h"', ROOT / "src/gradwire/dsl/csrc")
+    source = compiler.CppSource("some", '#include "packing.h"', ROOT / "src/gradwire/dsl/csrc")
     monkeypatch.chdir(tmp_path)
-    assert compiler.load(source) is not None
+    assert compiler.load_compiled(source) is not None
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Profile
 from gradwire.laws import planners as laws
 from gradwire.planner.wfbp import wfbp
@@ -23,7 +23,7 @@ def _with(plan: Plan, **changed: Any) -> Plan:
 
 def _first(plan: Plan, *chunks: Chunk, exchange: str = "dense") -> Plan:
     """The plan with other chunks in its first message."""
-    message = Message(chunks=chunks, exchange=exchange)
+    message = PlannedMessage(chunks=chunks, exchange=exchange)
     return _with(plan, messages=(message, *plan.messages[1:]))
 
 
@@ -71,13 +71,13 @@ def empty_range(plan: Plan) -> Plan:
 
 
 def empty_message(plan: Plan) -> Plan:
-    return _with(plan, messages=(*plan.messages, Message(chunks=())))
+    return _with(plan, messages=(*plan.messages, PlannedMessage(chunks=())))
 
 
 def mixed_dtypes(plan: Plan) -> Plan:
     """Everything in one message."""
     every = tuple(chunk for message in plan.messages for chunk in message.chunks)
-    return _with(plan, messages=(Message(chunks=every),))
+    return _with(plan, messages=(PlannedMessage(chunks=every),))
 
 
 def no_credit(plan: Plan) -> Plan:

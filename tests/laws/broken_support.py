@@ -9,7 +9,7 @@ from gradwire.compress._narrow import narrow, width_of
 from gradwire.compress.deft import DeftState, deft
 from gradwire.compress.deft.allocation import owners
 from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.support import Chosen, Pending
+from gradwire.compress.deft.support import Pending, SelectedSupport
 from gradwire.compress.randomk import randomk
 from gradwire.contract import Member
 from gradwire.verbs import Broadcast, Steps
@@ -18,7 +18,7 @@ from gradwire.verbs import Broadcast, Steps
 class draws_apart(randomk):
     """Each rank draws elements of its own, and sums them up with others' elements."""
 
-    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
         apart = randomk(density=self.density, seed=me.rank)
         return (yield from apart.select(me, state, pending))
 
@@ -26,7 +26,7 @@ class draws_apart(randomk):
 class allocates_alone(deft):
     """Every rank selects where its own norms say, and ranks differ in what is common."""
 
-    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
         steps, value = super().select(me, state, pending), None
         while True:
             try:
@@ -44,7 +44,7 @@ class allocates_alone(deft):
 class loses_an_index(deft):
     """The first index gets lost on its way, though the residual is cleared there."""
 
-    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
         chosen = yield from super().select(me, state, pending)
         pending.whole_N[chosen.support_K[:1].long()] = 0.0
         return chosen._replace(support_K=chosen.support_K[1:])
@@ -53,7 +53,7 @@ class loses_an_index(deft):
 class sends_common_twice(deft):
     """Layers that are common to all ranks are selected once more by one of them."""
 
-    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
         chosen = yield from super().select(me, state, pending)
         twice_K = torch.cat([chosen.support_K, chosen.support_K]).sort().values
         return chosen._replace(support_K=twice_K)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradwire.bench import sparse_rank
-from gradwire.bench.draws import Found
+from gradwire.bench.draws import SetMeasures
 from gradwire.bench.likeness import LIKENESSES, draws_like
 from gradwire.errors import InvalidSetting, UnknownName
 from papers.zen import captured
@@ -75,7 +75,7 @@ def test_drawn_sets_are_like_a_model(model: str) -> None:
     draws, measured = draws_like(model, 500_000, 8), LIKENESSES[model]
     pool = draws.pool()
     sets = [draws.taken(rank, pool) for rank in range(8)]
-    found = Found.of(sets, draws.numel)
+    found = SetMeasures.of(sets, draws.numel)
     assert len(sets[0]) / draws.numel == pytest.approx(measured.density, rel=0.05)
     assert found.overlap == pytest.approx(measured.overlap_mean, abs=0.08)
     assert found.skewness == pytest.approx(measured.skew(8), rel=0.15)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.workloads.task import Batch, Task, class_loss, mean_over, random_of
+from gradwire.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire.workloads.train import History
 from papers.deft import breakdown
 from papers.deft import convergence as deft_convergence
@@ -38,10 +38,10 @@ def draw(step: int, rank: int, world: int, batch: int) -> Batch:
     return inputs, inputs[:, :CLASSES].argmax(1)
 
 
-def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> Task:
+def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> TrainingTask:
     """A task that trains in milliseconds, in place of an application's."""
     held_out = draw(1_000_000, 0, 1, 100)
-    return Task(
+    return TrainingTask(
         name="argmax",
         description="which input is the largest",
         make_model=lambda: torch.nn.Sequential(
@@ -130,9 +130,9 @@ def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:
 
 
 def test_figures_share_trainings(ask: Ask, tmp_path: Path) -> None:
-    made: list[Task] = []
+    made: list[TrainingTask] = []
 
-    def counted(**sizes: int) -> Task:
+    def counted(**sizes: int) -> TrainingTask:
         made.append(tiny(**sizes))
         return made[-1]
 
@@ -302,7 +302,7 @@ def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
 def test_figure_7_reads_the_breakdown(ask: Ask) -> None:
     asked: list[breakdown.Breakdown] = []
 
-    def measure(bench: breakdown.Breakdown, report: object) -> list[breakdown.Row]:
+    def measure(bench: breakdown.Breakdown, report: object) -> list[Row]:
         asked.append(bench)
         parts = {f"{part}_s": 0.01 for part in breakdown.PARTS}
         return [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads.task import Task, class_loss
+from gradwire.workloads.task import TrainingTask, class_loss
 from papers.frame import Findings, Row
 from papers.zen import captures as zen_captures
 from papers.zen import sparsity as zen_sparsity
@@ -38,7 +38,7 @@ def batch(step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([[rank, 7, 40 + step]]), torch.tensor([rank % 3])
 
 
-TASK = Task(
+TASK = TrainingTask(
     name="bag",
     description="a bag",
     make_model=Bag,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gradwire.data.cluster import Cluster
 from gradwire.data.fit import LineFit
 from gradwire.data.profile import Profile
-from gradwire.laws.inputs import MIXED, Row, profile_of
+from gradwire.laws.inputs import MIXED, LayerRow, profile_of
 
 TEN_GBIT = 1.25e9
 
@@ -48,7 +48,7 @@ clusters = st.builds(
 
 def random_instance(draw: random.Random, num_layers: int) -> tuple[Profile, Cluster, int]:
     """A profile, a cluster and a basic partition size, each spread over orders of magnitude."""
-    rows: list[Row] = [
+    rows: list[LayerRow] = [
         (
             [int(10 ** draw.uniform(3, 7))] if draw.random() > 0.1 else [],
             10 ** draw.uniform(-4, -1.5),

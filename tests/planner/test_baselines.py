@@ -14,13 +14,13 @@ from gradwire.data.cluster import Cluster
 from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.laws.inputs import MIXED, Row, profile_of
+from gradwire.laws.inputs import MIXED, LayerRow, profile_of
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.ddp import ddp
 from gradwire.planner.mgwfbp import mgwfbp
 from gradwire.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
-from gradwire.sim.clock import run
+from gradwire.sim.clock import run_on_clock
 from tests.planner.profiles import clusters, exact_cluster, random_instance
 from tests.strategies import bounded
 
@@ -126,7 +126,7 @@ def test_mgwfbp_is_not_longer_than_wfbp() -> None:
 
 def test_bytescheduler_prefers_the_first_layers_that_are_ready() -> None:
     """32 bytes take as long as a layer: while t1 is under way, t0 comes in and overtakes it."""
-    rows: list[Row] = [([16], 1.0, 1.0), ([32], 1.0, 1.0)]
+    rows: list[LayerRow] = [([16], 1.0, 1.0), ([32], 1.0, 1.0)]
     cluster = exact_cluster(hop_s=0.0, rate=32.0)
     profile = profile_of(*rows)
     plan = bytescheduler(profile, cluster, partition_bytes=32, credit=1)
@@ -147,7 +147,7 @@ def test_bytescheduler_never_passes_over_a_more_urgent_block(
     """Its fixed order, carried out with the head of the line waiting, is the schedule itself."""
     profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
     plan = bytescheduler(profile, cluster, partition_bytes=256, credit=credit)
-    timing = run(plan, profile, cluster)
+    timing = run_on_clock(plan, profile, cluster)
     for place, message in enumerate(plan.messages):
         start_s = timing.message_start_s[place]
         mine = int(message.chunks[0].tensor[1:])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, Message, Plan
+from gradwire.data.plan import Chunk, Plan, PlannedMessage
 from gradwire.laws.inputs import profile_of
 from gradwire.load import load, names
 from gradwire.planner.usbyte import usbyte
@@ -23,7 +23,7 @@ TWO = profile_of(([16], 1.0, 0.5), ([64], 8.0, 1.0))
 """At 64 bytes a second t0 takes 1 s and t1 4 s; t1 is ready at 1 s, t0 at 1.5 s."""
 
 
-def _plan(*messages: Message, overlap_forward: bool = True, credit: int = 1) -> Plan:
+def _plan(*messages: PlannedMessage, overlap_forward: bool = True, credit: int = 1) -> Plan:
     return Plan(
         planner="by hand",
         model="drawn",
@@ -33,8 +33,8 @@ def _plan(*messages: Message, overlap_forward: bool = True, credit: int = 1) -> 
     )
 
 
-def _message(tensor: str, start: int, stop: int) -> Message:
-    return Message(chunks=(Chunk(tensor=tensor, start=start, stop=stop),))
+def _message(tensor: str, start: int, stop: int) -> PlannedMessage:
+    return PlannedMessage(chunks=(Chunk(tensor=tensor, start=start, stop=stop),))
 
 
 T0, T1 = _message("t0", 0, 16), _message("t1", 0, 64)
@@ -91,7 +91,7 @@ def test_idle_though_ready_is_the_head_of_the_lines_doing() -> None:
 
 
 def test_ready_times_are_those_of_the_slowest_gradient() -> None:
-    both = Message(chunks=(*T0.chunks, *T1.chunks))
+    both = PlannedMessage(chunks=(*T0.chunks, *T1.chunks))
     assert ready_times(_plan(T1, T0), TWO) == [1.0, 1.5]
     assert ready_times(_plan(both), TWO) == [1.5]
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gradwire.cli.plan import message_rows
-from gradwire.cli.simulate import Case
+from gradwire.cli.simulate import ModelOnCluster
 from gradwire.data.cluster import Cluster
 from gradwire.data.fit import LineFit
 from gradwire.data.profile import Profile
@@ -17,7 +17,7 @@ from gradwire.load import examples, names
 from gradwire.planner.usbyte import usbyte
 from gradwire.planning.buckets import buckets
 from gradwire.planning.explain import alternatives, explain
-from gradwire.planning.phases import Block, Instance
+from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.price import iteration_s
 from gradwire.sim.timeline import simulate
 from tests.laws.cases import name_of
@@ -65,7 +65,7 @@ def test_plans_are_made_priced_and_explained(
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_rows_of_simulate_have_their_figures(profile: Profile, cluster: Cluster) -> None:
-    case = Case(profile, cluster)
+    case = ModelOnCluster(profile, cluster)
     case.run(names("planner"), tune=False)
     for row in case.rows():
         assert 0 <= float(str(row["fraction_of_ideal"])) <= 1 + ROUNDING
@@ -79,7 +79,7 @@ def test_in_a_gap_shorter_than_the_latency_one_block_is_sent() -> None:
     profile = profile_of(([4], 1.0, 0.25), ([64], 1.0, 0.25), ([64], 1.0, 0.25))
     cluster = CLUSTERS["latency alone"]
     blocks = Instance.of(profile, cluster, buckets(profile), 16).blocks([0, 1, 2])
-    assert blocks[0] == Block(bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75)
+    assert blocks[0] == UnequalBlock(bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75)
     # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is ready.
     plan = usbyte(profile, cluster, basic_partition_bytes=16)
     assert iteration_s(plan, profile, cluster) == 1.25 + 3.0

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting
 
 PLAN = Plan(
@@ -17,8 +17,10 @@ PLAN = Plan(
     model="m",
     settings={"bytes": 1, "share": 0.1, "fused": True, "name": "x"},
     messages=(
-        Message(chunks=(Chunk(tensor="a", start=0, stop=5), Chunk(tensor="b", start=2, stop=3))),
-        Message(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)),
+        PlannedMessage(
+            chunks=(Chunk(tensor="a", start=0, stop=5), Chunk(tensor="b", start=2, stop=3))
+        ),
+        PlannedMessage(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)),
     ),
     credit=2,
     overlap_forward=True,

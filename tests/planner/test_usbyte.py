@@ -22,11 +22,11 @@ from gradwire.laws.inputs import MIXED, profile_of
 from gradwire.planner.usbyte import usbyte
 from gradwire.planner.usbyte_extended import usbyte_extended
 from gradwire.planner.wfbp import wfbp
-from gradwire.planning.buckets import buckets, merged
+from gradwire.planning.buckets import buckets, merged_buckets
 from gradwire.planning.phases import Instance
 from gradwire.planning.price import iteration_s
 from gradwire.planning.tune import search_space, tune
-from gradwire.sim.clock import run
+from gradwire.sim.clock import run_on_clock
 from tests.planner.profiles import (
     TEN_GBIT,
     clusters,
@@ -125,7 +125,7 @@ def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
 
 def _second_phase(plan: Plan, profile: Profile, cluster: Cluster) -> int:
     """Number of the first message that starts when the backward pass has ended."""
-    timing = run(plan, profile, cluster)
+    timing = run_on_clock(plan, profile, cluster)
     backward_s = timing.backward_end_s[0]
     return sum(start_s < backward_s for start_s in timing.message_start_s)
 
@@ -261,9 +261,9 @@ def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
 
 def test_merged_layers_keep_dtypes_apart() -> None:
     profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
-    cut = merged(buckets(profile), math.inf)
+    cut = merged_buckets(buckets(profile), math.inf)
     assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
-    alike = merged(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
+    alike = merged_buckets(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
     assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from gradwire.report.table import cells, columns, heading, markdown, plain, rich_table, shown
+from gradwire.report.table import cell, cells, columns, heading, markdown, plain, rich_table
 
 ROWS = [
     {"name": "ddp", "step_s": 1.25, "speedup_vs_ddp": 1.0, "tags": ["a", "b"]},
@@ -38,7 +38,7 @@ ROWS = [
     ],
 )
 def test_the_key_decides_how_a_value_looks(key: str, value: object, text: str) -> None:
-    assert shown(key, value) == text
+    assert cell(key, value) == text
 
 
 def test_columns_and_headings() -> None:

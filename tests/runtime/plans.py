@@ -8,7 +8,7 @@ from torch import nn
 
 from gradwire.data.check import check
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.load import examples
 from tests.runtime.training import Net
@@ -54,12 +54,12 @@ def drawn(seed: int) -> Plan:
             for start, stop in zip([0, *cuts], [*cuts, tensor.numel], strict=True):
                 chunks.append(Chunk(tensor=tensor.name, start=start, stop=stop))
     draw.shuffle(chunks)
-    messages: list[Message] = []
+    messages: list[PlannedMessage] = []
     while chunks:
         count = draw.randint(1, 4)
         before = range(len(messages))
         after = tuple(draw.sample(before, min(len(before), draw.choice((0, 0, 1, 2)))))
-        messages.append(Message(chunks=tuple(chunks[:count]), after=after))
+        messages.append(PlannedMessage(chunks=tuple(chunks[:count]), after=after))
         chunks = chunks[count:]
     plan = Plan(
         planner=f"drawn with seed {seed}",

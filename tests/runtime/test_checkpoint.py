@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.checkpoint import Origin, collect, loaded
-from gradwire.runtime.messages import Message, Part, leaves
+from gradwire.runtime.messages import Message, ParamRange, leaves
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
@@ -115,7 +115,7 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
     exchange = gw.with_error_feedback(gw.pair(counting(), gw.collective.casync_ps()))
 
     def messages(rank: int, world: int) -> list[Message]:
-        part = Part.whole("weight", torch.zeros(40, 30))
+        part = ParamRange.whole("weight", torch.zeros(40, 30))
         return [Message(0, [part], exchange, rank, world)]
 
     def saved(rank: int) -> dict[str, Any]:

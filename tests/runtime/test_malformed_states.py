@@ -23,7 +23,7 @@ from gradwire.exchange import clone_state
 from gradwire.laws.tolerance import same_bits
 from gradwire.local import drive
 from gradwire.runtime.checkpoint import Origin, collect, loaded
-from gradwire.runtime.messages import Message, Part, leaves
+from gradwire.runtime.messages import Message, ParamRange, leaves
 from gradwire.runtime.settings import tables
 
 codecs, together = gw.compress, gw.collective
@@ -50,7 +50,7 @@ def messages(exchange: Exchange, rank: int) -> list[Message]:
     params = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     together = (("first", "bias"), ("last",))
     return [
-        Message(i, [Part.whole(name, params[name]) for name in names], exchange, rank, WORLD)
+        Message(i, [ParamRange.whole(name, params[name]) for name in names], exchange, rank, WORLD)
         for i, names in enumerate(together)
     ]
 

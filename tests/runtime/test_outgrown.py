@@ -13,7 +13,7 @@ import gradwire as gw
 from gradwire.contract import Exchange, Result, State
 from gradwire.local import drive
 from gradwire.runtime.accounting import outgrown
-from gradwire.runtime.messages import Message, Part
+from gradwire.runtime.messages import Message, ParamRange
 from gradwire.verbs import AllReduce, Steps
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train
@@ -40,7 +40,7 @@ class keeps_all(Exchange):
 
 def messages() -> list[Message]:
     """One rank's each: two tensors of 8 elements."""
-    parts = [Part.whole(name, torch.zeros(8)) for name in ("first", "second")]
+    parts = [ParamRange.whole(name, torch.zeros(8)) for name in ("first", "second")]
     exchange = gw.with_error_feedback(keeps_all())
     return [Message(0, parts, exchange, rank, WORLD) for rank in range(WORLD)]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.runtime.pending import PendingGrad, Round, pending, stands_for
+from gradwire.runtime.pending import PendingGrad, PendingPass, pending, stands_for
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -26,7 +26,7 @@ class Stage:
         self.reasons: list[str] = []
         self.plain = torch.full((2, 3), float("nan"), dtype=dtype)
         self.param = nn.Parameter(torch.ones(2, 3, dtype=dtype))
-        self.round = Round(self._settle)
+        self.round = PendingPass(self._settle)
         self.param.grad = pending(self.plain, self.round)
 
     def _settle(self, reason: str) -> None:
@@ -167,7 +167,7 @@ def test_what_settling_raises_comes_through() -> None:
     def settle(reason: str) -> None:
         raise OSError("no network")
 
-    grad = pending(torch.ones(2), Round(settle))
+    grad = pending(torch.ones(2), PendingPass(settle))
     with pytest.raises(OSError, match="no network"):
         grad.sum()
     with pytest.raises(OSError, match="no network"):

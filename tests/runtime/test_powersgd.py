@@ -12,7 +12,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.data.cluster import CodecFit
 from gradwire.data.fit import LineFit
-from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting, RanksDiffer
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
@@ -220,7 +220,7 @@ def plan_of(model: nn.Module, *, cut: bool) -> Plan:
                 edges.insert(1, 37 * 20)
             for start, stop in pairwise(edges):
                 chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
-                messages.append(Message(chunks=(chunk,), exchange="low rank"))
+                messages.append(PlannedMessage(chunks=(chunk,), exchange="low rank"))
     return Plan(
         planner="by hand",
         model=type(model).__name__,
@@ -268,7 +268,7 @@ def test_the_simulator_counts_all_that_happens_one_after_the_other(ranks_shown: 
     plan = Plan(
         planner="by hand",
         model=profile.model,
-        messages=(Message(chunks=(chunk,), exchange="low rank"),),
+        messages=(PlannedMessage(chunks=(chunk,), exchange="low rank"),),
         exchanges={"low rank": SETTING},
     )
     fit = CodecFit(**{name: LineFit(alpha_s=at, per_unit_s=0.0) for name, at in COSTS_S.items()})

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import ALONE
-from gradwire.runtime.messages import Message, Part
+from gradwire.runtime.messages import Message, ParamRange
 from gradwire.runtime.sparse_message import SparseMessage
 from gradwire.runtime.streams import Streams
 from gradwire.runtime.synchroniser import Synchroniser
@@ -115,12 +115,13 @@ def step(streams: Streams | None, messages: Sequence[Any], of: Params) -> Iterat
 
 
 def one_message(of: Params) -> list[Message]:
-    return [Message(0, [Part.whole(name, p) for name, p in of.items()], DENSE, 0, 1)]
+    return [Message(0, [ParamRange.whole(name, p) for name, p in of.items()], DENSE, 0, 1)]
 
 
 def each_its_own(of: Params) -> list[Message]:
     return [
-        Message(i, [Part.whole(name, p)], DENSE, 0, 1) for i, (name, p) in enumerate(of.items())
+        Message(i, [ParamRange.whole(name, p)], DENSE, 0, 1)
+        for i, (name, p) in enumerate(of.items())
     ]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.local import drive
-from gradwire.runtime.messages import Message, Part
+from gradwire.runtime.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
 from tests.runtime.test_own_draws_and_sizes import check
@@ -104,7 +104,7 @@ def test_other_ranks_and_messages_go_on_with_the_same_mean_momentum(
 
 def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> None:
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
-    parts = [Part.whole(name, p) for name, p in zip("ab", weights, strict=True)]
+    parts = [ParamRange.whole(name, p) for name, p in zip("ab", weights, strict=True)]
     message = Message(0, parts, DGC, 0, 1)
     drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
     before = [message.own_state(slot) for slot in message.slots]

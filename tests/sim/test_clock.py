@@ -16,7 +16,7 @@ from gradwire.data.profile import Profile
 from gradwire.laws.inputs import profile_of
 from gradwire.planner.bytescheduler import bytescheduler
 from gradwire.planner.wfbp import wfbp
-from gradwire.sim.clock import ByPriority, FixedOrder, carry, run
+from gradwire.sim.clock import ByPriority, FixedOrder, carry, run_on_clock
 from gradwire.sim.timeline import simulate
 from tests.planner.profiles import clusters, exact_cluster, profiles
 from tests.strategies import bounded
@@ -173,7 +173,7 @@ def test_every_order_is_met(profile: Profile, cluster: Cluster, seed: int, credi
     plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
     messages = list(plan.messages)
     random.Random(seed).shuffle(messages)
-    timing = run(plan.model_copy(update={"messages": tuple(messages)}), profile, cluster)
+    timing = run_on_clock(plan.model_copy(update={"messages": tuple(messages)}), profile, cluster)
     assert timing.message_start_s == sorted(timing.message_start_s)
     for start_s, end_s in zip(timing.message_start_s, timing.message_end_s, strict=True):
         assert end_s >= start_s

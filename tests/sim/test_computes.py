@@ -28,7 +28,7 @@ from gradwire.error_feedback import synchronise
 from gradwire.exchange import clone_state
 from gradwire.local import drive
 from gradwire.pairing import pair
-from gradwire.sim.stages import NOT_MEASURED
+from gradwire.sim.supersteps import NOT_MEASURED
 from gradwire.sim.timeline import simulate_exchange
 from gradwire.spec import TensorSpec, squarest
 from gradwire.verbs import Compute, Steps

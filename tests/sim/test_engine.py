@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.sim.engine import Traffic, play
-from gradwire.sim.stages import Hop, Joint, Price, Stage, Work
+from gradwire.sim.supersteps import Hop, Joint, Price, Superstep, Work
 from gradwire.sim.timeline import simulate_exchange
 from gradwire.verbs import (
     AllGather,
@@ -178,8 +178,8 @@ def test_computations_of_an_exchange_without_a_compressor_are_marked() -> None:
 
 def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
     """Message 1 encodes while message 0 is on the wire, and takes the lane when that has ended."""
-    stages = (Stage((Work("encode", 1.0),), (), 0), Stage((), (_joint(0.0, 2.0),), 1))
-    played = play(Traffic([[stages, stages]], [[0.0, 0.0]], ["a", "b"]))
+    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.0, 2.0),), 1))
+    played = play(Traffic([[supersteps, supersteps]], [[0.0, 0.0]], ["a", "b"]))
     times = {(s.lane, s.message): (s.start_s, s.end_s) for s in played.spans}
     assert times == {
         ("compute", 0): (0.0, 1.0),
@@ -190,8 +190,8 @@ def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
 
 
 def test_the_compute_lane_takes_what_is_ready_in_issue_order() -> None:
-    first = (Stage((), (_joint(0.0, 1.5),), 1), Stage((Work("decode", 1.0),), (), 0))
-    other = (Stage((Work("encode", 1.0),), (), 0),)
+    first = (Superstep((), (_joint(0.0, 1.5),), 1), Superstep((Work("decode", 1.0),), (), 0))
+    other = (Superstep((Work("encode", 1.0),), (), 0),)
     played = play(Traffic([[first, other, other]], [[0.0] * 3], ["a", "b", "c"], credit=3))
     order = [(s.message, s.start_s) for s in played.spans if s.lane == "compute"]
     # Message 2 is ready at once, before message 0's decode; when 2 s are over there is only that.
@@ -200,22 +200,22 @@ def test_the_compute_lane_takes_what_is_ready_in_issue_order() -> None:
 
 def test_what_a_computation_makes_ready_competes_for_the_lane() -> None:
     """As in the runtime: message 0's second computation goes before message 1's first."""
-    twice = (Stage((Work("encode", 1.0),), (), 0), Stage((Work("decode", 1.0),), (), 0))
+    twice = (Superstep((Work("encode", 1.0),), (), 0), Superstep((Work("decode", 1.0),), (), 0))
     played = play(Traffic([[twice, twice]], [[0.0, 0.0]], ["a", "b"], credit=2))
     assert [s.message for s in played.spans] == [0, 0, 1, 1]
 
 
 def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
-    stages = (Stage((Work("encode", 1.0),), (), 0), Stage((), (_joint(0.5, 1.0),), 1))
-    played = play(Traffic([[stages]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
+    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))
+    played = play(Traffic([[supersteps]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
     assert played.end_s == [[4.5], [4.5]]
 
 
 def test_messages_of_ranks_that_are_apart_do_not_meet() -> None:
     """Rank 1 is ready for message 1 alone; both messages are between the same two ranks."""
 
-    def hops(peer: int, *, sends: bool) -> tuple[Stage, ...]:
-        return (Stage((), (Hop(peer, sends, 8, Price(0.0, 1.0)),), 8 * sends),)
+    def hops(peer: int, *, sends: bool) -> tuple[Superstep, ...]:
+        return (Superstep((), (Hop(peer, sends, 8, Price(0.0, 1.0)),), 8 * sends),)
 
     traffic = Traffic(
         [[hops(1, sends=True)] * 2, [hops(0, sends=False)] * 2],

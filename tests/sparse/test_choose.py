@@ -7,7 +7,7 @@ from math import log2
 import pytest
 import torch
 
-from gradwire.sparse.choose import OF_RANGES, choose
+from gradwire.sparse.choose import OF_RANGES, smallest_format
 from gradwire.sparse.formats.blocks import blocks
 from gradwire.sparse.formats.coo import coo
 from gradwire.sparse.formats.dense import dense
@@ -20,7 +20,7 @@ from gradwire.sparse.formats.hash_bitmap import hash_bitmap
     [(1, elias_fano()), (100, elias_fano()), (300, hash_bitmap()), (1000, dense())],
 )
 def test_few_entries_take_a_code_many_bits_and_all_none(count: int, chosen: object) -> None:
-    found = choose(count, 1000)
+    found = smallest_format(count, 1000)
     assert found.format == chosen
     assert found.size_bytes == found.format.size_bytes(count, 1000)
     assert found.size_bytes == min(size for _, size in found.sizes)
@@ -28,21 +28,21 @@ def test_few_entries_take_a_code_many_bits_and_all_none(count: int, chosen: obje
 
 def test_blocks_are_considered_where_their_number_is_known() -> None:
     among = (coo(), blocks(block=256))
-    assert choose(512, 100_000, num_blocks=2, among=among).format == blocks(block=256)
-    assert choose(512, 100_000, num_blocks=300, among=among).format == coo()
-    assert blocks() not in dict(choose(512, 100_000, among=OF_RANGES).sizes)
+    assert smallest_format(512, 100_000, num_blocks=2, among=among).format == blocks(block=256)
+    assert smallest_format(512, 100_000, num_blocks=300, among=among).format == coo()
+    assert blocks() not in dict(smallest_format(512, 100_000, among=OF_RANGES).sizes)
 
 
 def test_wide_units_and_other_dtypes_count() -> None:
     among = (dense(), coo(), hash_bitmap())
-    assert choose(40, 1000, among=among).format == hash_bitmap()
-    assert choose(30, 1000, width=64, among=among).size_bytes == 30 * (4 + 256)
-    assert choose(999, 1000, width=64).format == hash_bitmap()
-    assert choose(900, 1000, dtype=torch.float64).size_bytes == 900 * 8 + 125
+    assert smallest_format(40, 1000, among=among).format == hash_bitmap()
+    assert smallest_format(30, 1000, width=64, among=among).size_bytes == 30 * (4 + 256)
+    assert smallest_format(999, 1000, width=64).format == hash_bitmap()
+    assert smallest_format(900, 1000, dtype=torch.float64).size_bytes == 900 * 8 + 125
 
 
 def test_the_reason_names_all_sizes() -> None:
-    why = choose(1000, 25_000, among=OF_RANGES, num_blocks=98).why
+    why = smallest_format(1000, 25_000, among=OF_RANGES, num_blocks=98).why
     assert why == (
         "elias_fano: 4.82 kB for 1000 of 25000 units, against 7.12 kB as bitmap, 8.00 kB as coo, "
         "100.0 kB as dense, 100.7 kB as blocks"

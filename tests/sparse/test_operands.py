@@ -18,7 +18,7 @@ from gradwire.sparse.merge import merge
 from gradwire.sparse.partition import partition
 from gradwire.sparse.parts import Part
 from gradwire.sparse.permutation import Permutation
-from gradwire.sparse.scatter import scatter
+from gradwire.sparse.scatter import scatter_entries
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "reference"], autouse=True)
@@ -47,7 +47,7 @@ def test_an_index_outside_is_named(wrong: int) -> None:
         merge([at(1), at(3, wrong)], 10)
     out_N = torch.zeros(10)
     with pytest.raises(InvalidSetting, match=message):
-        scatter(at(3, wrong), Part(10), out_N)
+        scatter_entries(at(3, wrong), Part(10), out_N)
     assert not out_N.any()
 
 
@@ -125,7 +125,7 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"rank must be in \[0, 2\)"):
         Part(10, 2, 2)
     with pytest.raises(InvalidSetting, match="out_N must be a contiguous vector of 10 units"):
-        scatter(at(1), Part(10), torch.zeros(11))
+        scatter_entries(at(1), Part(10), torch.zeros(11))
     with pytest.raises(InvalidSetting, match="2147483647"):
         Permutation(2**31)
     for form in (coo(), elias_fano()):

@@ -10,7 +10,7 @@ import pytest
 
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.testbed.hosts import Hosts, Testbed, loopback_hosts
-from gradwire.testbed.launch import exit_code, explain, first_failure, launch
+from gradwire.testbed.launch import exit_code, failure_text, first_failure, launch
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
     assert (failed.rank, failed.returncode, failed.last_lines) == (1, 9, ("from 1",))
     assert [one.ended_by for one in exits] == ["another's failure", "itself", "another's failure"]
     assert exit_code(exits) == 9
-    assert explain(exits).startswith("rank 1 failed first, with exit code 9 after ")
-    assert "from 1" in explain(exits)
+    assert failure_text(exits).startswith("rank 1 failed first, with exit code 9 after ")
+    assert "from 1" in failure_text(exits)
 
 
 def test_the_grace_period_lets_others_finish(hosts: Hosts) -> None:
@@ -72,7 +72,7 @@ def test_the_time_limit_ends_ranks_that_ignore_it(hosts: Hosts) -> None:
     exits = launch(hosts, shell(script), output="none", timeout_s=0.3)
     assert [one.ended_by for one in exits] == ["itself", "time limit", "time limit"]
     assert exit_code(exits) == 124
-    assert explain(exits).startswith("the time limit ended ranks 1, 2 ")
+    assert failure_text(exits).startswith("the time limit ended ranks 1, 2 ")
 
 
 def test_what_a_rank_leaves_behind_ends_with_it(hosts: Hosts) -> None:

@@ -21,13 +21,13 @@ from gradwire.contract import Exchange
 from gradwire.error_feedback import residuals
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
-from gradwire.workloads.task import Batch, Task, class_loss, mean_over, random_of
+from gradwire.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire.workloads.train import (
     History,
     Replicas,
     Schedule,
+    default_messages,
     layer_sizes,
-    messages_of,
     train,
     without_momentum,
 )
@@ -47,9 +47,9 @@ def draw(step: int, rank: int, world: int, batch: int = 8) -> Batch:
     return inputs, inputs[:, :CLASSES].argmax(1)
 
 
-def task(seed: int = 0) -> Task:
+def task(seed: int = 0) -> TrainingTask:
     held_out = draw(1_000_000, 0, 1, batch=200)
-    return Task(
+    return TrainingTask(
         name="argmax",
         description="which input is the largest",
         make_model=make_model,
@@ -102,7 +102,7 @@ def test_all_ranks_hold_the_same_mean(name: str) -> None:
 
 def test_messages_as_attached_leave_vectors_uncompressed() -> None:
     exchange = EXCHANGES["topk"]()
-    found = messages_of([*make_model().named_parameters()], exchange, WORLD)
+    found = default_messages([*make_model().named_parameters()], exchange, WORLD)
     names = [([name for name, _ in members], made == exchange) for members, made in found]
     assert sorted(names) == [(["2.bias", "0.bias"], False), (["2.weight", "0.weight"], True)]
     replicas = Replicas(task(), exchange, WORLD, as_attached=True)

@@ -12,7 +12,7 @@ from gradwire.error_feedback import synchronise
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local
 from gradwire.local import drive
-from gradwire.sim.stages import record
+from gradwire.sim.supersteps import record
 from gradwire.travel import sent_bytes
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)

@@ -9,12 +9,13 @@ from typing import Any
 from ..errors import invalid
 from ..load import load
 from ..report import bars, curves, html, table, timeline
+from ..report.output import Report
 from ..testbed.hosts import Testbed, open_hosts
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_bytes, format_rate
 from .demo_rank import COMPRESSORS, methods
-from .ranks import Report, run_ranks
+from .ranks import run_ranks
 from .tasks import make_task
 
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
@@ -49,7 +50,7 @@ class Demo:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """Rows of the table, and what pictures are drawn from."""
 
     rows: list[dict[str, object]]
@@ -58,7 +59,7 @@ class Outcome:
     notes: list[str]
 
 
-def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
+def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     """Opens the testbed, trains by all methods, and puts the figures together."""
     task = make_task(demo.task)
     settings = {
@@ -87,7 +88,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> Outcome:
     ]
     if not shaped:
         notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
-    return Outcome(
+    return DemoResult(
         [_row(demo, method, results, shaped) for method in demo.methods],
         {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
         {m: results[0][m]["losses"] for m in demo.methods},
@@ -115,7 +116,7 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -
 
 
 def write_report(
-    outcome: Outcome, folder: Path, *, command: str, machine: dict[str, object]
+    outcome: DemoResult, folder: Path, *, command: str, machine: dict[str, object]
 ) -> Path:
     """Writes one Chrome trace a method, pictures, and the HTML page that holds them all.
 

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ..load import load
+from ..report.output import Report
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from ..runtime.lanes import wall_clock
@@ -25,8 +26,7 @@ from ..testbed.counters import own_counters
 from ..trace.span import Span, Trace
 from ..travel import sent_bytes
 from ..verbs import AllReduce
-from ..workloads.task import Task
-from .ranks import Report
+from ..workloads.task import TrainingTask
 from .tasks import make_task
 
 COMPRESSORS = ("none", "cast16", "onebit", "topk")
@@ -35,7 +35,7 @@ _WARM_UP_STEPS = 3
 
 
 @dataclass
-class Run:
+class MethodRun:
     """One method's model on its way, and what was measured of it so far."""
 
     method: str
@@ -69,7 +69,7 @@ def methods(compressors: Sequence[str]) -> dict[str, str]:
     return {f"gradwire-{'dense' if name == 'none' else name}": name for name in compressors}
 
 
-def _start(method: str, compressor: str | None, task: Task) -> Run:
+def _start(method: str, compressor: str | None, task: TrainingTask) -> MethodRun:
     torch.manual_seed(0)
     model = task.make_model()
     handle = None
@@ -80,10 +80,10 @@ def _start(method: str, compressor: str | None, task: Task) -> Run:
         if method == "ddp-fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = task.make_optimizer(model.parameters())
-    return Run(method, model, optimizer, handle)
+    return MethodRun(method, model, optimizer, handle)
 
 
-def _take_turn(run: Run, task: Task, num_steps: int) -> None:
+def _take_turn(run: MethodRun, task: TrainingTask, num_steps: int) -> None:
     dist.barrier()
     before = own_counters()
     for _ in range(num_steps):
@@ -96,7 +96,7 @@ def _take_turn(run: Run, task: Task, num_steps: int) -> None:
     run.counted_steps += num_steps
 
 
-def _train_step(run: Run, task: Task, model: nn.Module) -> float:
+def _train_step(run: MethodRun, task: TrainingTask, model: nn.Module) -> float:
     inputs, targets = task.batch(run.step, dist.get_rank(), dist.get_world_size())
     run.optimizer.zero_grad()
     loss = task.loss(model, inputs, targets)
@@ -105,7 +105,7 @@ def _train_step(run: Run, task: Task, model: nn.Module) -> float:
     return loss.item()
 
 
-def _result(run: Run, task: Task) -> dict[str, Any]:
+def _result(run: MethodRun, task: TrainingTask) -> dict[str, Any]:
     low, middle, high = quantiles(run.step_s[_WARM_UP_STEPS:], n=10)[1::3]
     trace = _gradwire_trace(run.handle) if run.handle else _ddp_trace(run, task)
     return {
@@ -133,7 +133,7 @@ def _gradwire_trace(handle: Handle) -> Trace:
     return trace.only(step=trace.steps()[-1])
 
 
-def _ddp_trace(run: Run, task: Task) -> Trace:
+def _ddp_trace(run: MethodRun, task: TrainingTask) -> Trace:
     """Two more steps of the same model under DDP with a hook that notes when transfers end."""
     assert isinstance(run.model, DistributedDataParallel)
     spans: list[Span] = []

@@ -15,7 +15,7 @@ from ..kernels.distinct import count_distinct
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draws:
+class IndexDraws:
     """A common pool of K / overlap indices, of which each rank takes K at random.
 
     So two ranks share ``overlap`` of what they take (ZEN's definition 3). ``skew`` / W of the pool
@@ -78,7 +78,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Found:
+class SetMeasures:
     """Measures of sets that were drawn: definitions 3, 4 and 5 of ZEN."""
 
     overlap: float
@@ -87,7 +87,7 @@ class Found:
     skewness: float
 
     @classmethod
-    def of(cls, sets: list[Tensor], numel: int) -> Found:
+    def of(cls, sets: list[Tensor], numel: int) -> SetMeasures:
         """The measures of the index sets of W ranks; skewness is for W parts."""
         world, size = len(sets), min(map(len, sets))
         pairs = [(sets[i], sets[(i + 1) % world]) for i in range(world)]

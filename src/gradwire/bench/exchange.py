@@ -9,12 +9,13 @@ from typing import Any
 
 from ..contract import Exchange
 from ..errors import UnknownName, invalid
+from ..report.output import Report
+from ..report.table import Row
 from ..spec import chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
-from .exchange_rank import EXCHANGES, TORCH, spec_of
-from .ranks import Report, run_ranks
+from .exchange_rank import EXCHANGES, TORCH, message_spec
+from .ranks import run_ranks
 
-Row = dict[str, object]
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "numel"})
 """Keys that have one value in all rows of a run."""
 
@@ -103,7 +104,7 @@ def _row(
 
 def _stated_bytes(exchange: Exchange, bench: ExchangeBench) -> list[int]:
     """Bytes that each rank sends, by the exchange's own formula; empty if it has none."""
-    specs = [spec_of(b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
+    specs = [message_spec(b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
     sent = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
     stated = [ranks for ranks in sent if ranks is not None]
     return [sum(pieces) for pieces in zip(*stated, strict=True)] if len(stated) == len(sent) else []

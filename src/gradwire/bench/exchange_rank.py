@@ -25,11 +25,11 @@ from ..exchange import exchange_for
 from ..kernels.build import backend
 from ..load import load, names
 from ..pairing import pair
+from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds, squarest
 from ..testbed.counters import own_counters
-from .ranks import Report
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
@@ -42,7 +42,7 @@ EXCHANGES: dict[str, Exchange] = {
 """Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
 
 
-def spec_of(numel: int) -> TensorSpec:
+def message_spec(numel: int) -> TensorSpec:
     """One message's spec: a square matrix, for exchanges that act on matrices, and the rest."""
     return TensorSpec("grad", numel, shapes=squarest(numel))
 
@@ -55,7 +55,9 @@ class _Piecewise:
         bounds = chunk_bounds(grad_N.numel(), pieces)
         self.parts = [grad_N[a:b] for a, b in bounds]
         self.members = [Member(engine.rank, engine.world) for _ in bounds]
-        self.states: list[Any] = [exchange.init(spec_of(b - a), engine.world) for a, b in bounds]
+        self.states: list[Any] = [
+            exchange.init(message_spec(b - a), engine.world) for a, b in bounds
+        ]
 
     def __call__(self) -> None:
         ends = [

@@ -26,11 +26,11 @@ from ..contract import Compressor, Layout
 from ..errors import invalid
 from ..kernels.build import backend
 from ..load import load, names
+from ..report.table import Row
 from ..spec import TensorSpec
 
-Row = dict[str, object]
-Call = Callable[[], object]
-Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, Call]]]
+TimedCall = Callable[[], object]
+Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, TimedCall]]]
 """Other ways to what a compressor does to a gradient, given it, the gradient and what may be
 written: by case ("encode", "encode-plain", "decode") and by their names."""
 _log = logging.getLogger("gradwire")
@@ -40,18 +40,18 @@ PEER_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """One call that is timed; ``peers`` are other ways to the same result, by their names."""
 
     name: str
     bytes_per_element: float
-    run: Call
-    peers: dict[str, Call] = field(default_factory=dict)
+    run: TimedCall
+    peers: dict[str, TimedCall] = field(default_factory=dict)
 
 
 def codec_cases(
     codec: Compressor, grad_N: Tensor, out_N: Tensor, *, peers: Peers | None = None
-) -> list[Case]:
+) -> list[KernelCase]:
     """The cases of any compressor, under its class's name; ``out_N`` is written.
 
     A sparse payload's bytes count twice in decoding: entries are read, and written to their places.
@@ -64,7 +64,7 @@ def codec_cases(
     is_sparse = codec.traits.layout is Layout.SPARSE
     decoded, merged = (4 + 2 * sent, 2 * sent) if is_sparse else (4 + sent, 8 + sent)
     encode = partial(codec.encode, state, grad_N, buffer=buffer)
-    calls: dict[str, tuple[float, Call]] = {
+    calls: dict[str, tuple[float, TimedCall]] = {
         "encode": (12 + sent, partial(encode, residual_N=residual_N)),
         "encode-plain": (4 + sent, encode),
         "decode": (merged, lambda: codec.merge(payload, out_N)),
@@ -72,7 +72,7 @@ def codec_cases(
     }
     others = {} if peers is None else peers(codec, grad_N, out_N)
     return [
-        Case(f"{name}/{part}", moved, call, others.get(part, {}))
+        KernelCase(f"{name}/{part}", moved, call, others.get(part, {}))
         for part, (moved, call) in calls.items()
     ]
 
@@ -119,7 +119,7 @@ def measure(
         torch.set_num_threads(before)
 
 
-def seconds(run: Call, device: torch.device) -> float:
+def seconds(run: TimedCall, device: torch.device) -> float:
     """How long one call of ``run`` takes, until its device is done with it."""
     _finish(device)
     start_s = time.perf_counter()
@@ -133,7 +133,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def in_turn(cases: Sequence[Case], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
+def in_turn(cases: Sequence[KernelCase], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
     """Rounds in which each case is timed after a copy, and now and then its peers after it."""
     timed = partial(seconds, device=grad_N.device)
     copies: dict[str, list[float]] = {case.name: [] for case in cases}
@@ -173,7 +173,7 @@ def _copy_row(copies: list[float], numel: int) -> Row:
 
 
 def _row(
-    case: Case,
+    case: KernelCase,
     copies: list[float],
     ours: list[float],
     peers: dict[str, list[float]],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..data.sparsity import DOUBLINGS, Skewness, UnitSparsity
 from ..errors import UnknownName
-from .draws import Draws
+from .draws import IndexDraws
 
 
 def _sparsity(
@@ -35,7 +35,7 @@ LIKENESSES = {
 and the elements that DGC selects at 5 % of a transformer's."""
 
 
-def draws_like(model: str, numel: int, world: int, *, density: float | None = None) -> Draws:
+def draws_like(model: str, numel: int, world: int, *, density: float | None = None) -> IndexDraws:
     """Sets of ``numel`` elements with a model's overlap, skew, runs and, unless given, density.
 
     Raises ``UnknownName`` for another model.
@@ -46,7 +46,7 @@ def draws_like(model: str, numel: int, world: int, *, density: float | None = No
     if model not in LIKENESSES:
         raise UnknownName("model", model, [*LIKENESSES])
     found = LIKENESSES[model]
-    return Draws(
+    return IndexDraws(
         numel=numel,
         world=world,
         density=found.density if density is None else density,

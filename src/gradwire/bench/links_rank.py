@@ -12,10 +12,10 @@ import torch.distributed as dist
 from ..data.cluster import VERBS, Cluster
 from ..measure.codecs import SIZES, measure_codecs
 from ..measure.links import BUDGET_S, SIZES_BYTES, measure_cluster
+from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from .launched import launched_group
-from .ranks import Report
 
 
 @dataclass(frozen=True, kw_only=True)

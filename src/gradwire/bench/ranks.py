@@ -11,17 +11,14 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from ..report.output import Report
 from ..testbed.hosts import Hosts
 from ..testbed.launch import launch
-
-Report = Callable[[float, str], None]
-"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
 
 _POLL_S = 0.2
 

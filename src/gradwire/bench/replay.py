@@ -27,7 +27,7 @@ from ..runtime.lanes import wall_clock
 from ..trace.span import Span
 
 
-def scaled(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Profile:
+def scaled_profile(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Profile:
     """The profile with 1/``scale`` of the bytes and ``slowdown`` times the seconds.
 
     With links of rate / (scale * slowdown) all seconds are ``slowdown`` times as long. Tensors
@@ -56,7 +56,7 @@ def scaled(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Pr
     )
 
 
-class Device:
+class VirtualDevice:
     """One rank's virtual device: what runs on it, one layer behind the other.
 
     ``free_s`` is when its last layer ends, on ``clock``. ``take_spans`` gives what ran so far.
@@ -111,7 +111,7 @@ class _Job:
     """A block's job: the work of a layer (of no seconds, if another block of the layer does it) and
     the gradients that the block hands out for its parameters."""
 
-    device: Device
+    device: VirtualDevice
     work: Layer
     params: tuple[nn.Parameter, ...]
     grads: tuple[Tensor, ...]
@@ -137,7 +137,7 @@ class _Work(torch.autograd.Function):
         return None, grads[0], *(grad.detach() for grad in job.grads)
 
 
-class Block(nn.Module):
+class ReplayedModule(nn.Module):
     """A layer of the profile, or the part of one whose tensors have a prefix in common."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Block(nn.Module):
         self.job: _Job | None = None
 
     def forward(self, token_1: Tensor) -> Tensor:
-        assert self.job is not None, "a block that only holds others was called"
+        assert self.job is not None, "a module that only holds others was called"
         result: Tensor = _Work.apply(self.job, token_1, *self.job.params)  # type: ignore[no-untyped-call]
         return result
 
@@ -167,7 +167,7 @@ class Replay(nn.Module):
     def __init__(
         self,
         profile: Profile,
-        device: Device,
+        device: VirtualDevice,
         *,
         gradient: float = 1.0,
         memory: Memory | None = None,
@@ -175,7 +175,7 @@ class Replay(nn.Module):
         super().__init__()
         self._device, self._gradient = device, gradient
         self._memory: Memory = {} if memory is None else memory
-        self._order: tuple[Block, ...] = ()
+        self._order: tuple[ReplayedModule, ...] = ()
         for layer in profile.layers:
             self._order += tuple(self._blocks(layer))
 
@@ -185,7 +185,7 @@ class Replay(nn.Module):
             token_1 = block(token_1)
         return token_1
 
-    def _blocks(self, layer: Layer) -> list[Block]:
+    def _blocks(self, layer: Layer) -> list[ReplayedModule]:
         """A block for each prefix. The last, whose backward comes first, does the layer's work."""
         tensors_of: dict[str, list[ProfiledTensor]] = {}
         for tensor in layer.tensors:
@@ -197,7 +197,7 @@ class Replay(nn.Module):
             for place, (prefix, tensors) in enumerate(parts, start=1)
         ]
 
-    def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> Block:
+    def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> ReplayedModule:
         owner = self._module(prefix) if prefix else self
         params, grads = [], []
         for tensor in tensors:
@@ -206,7 +206,9 @@ class Replay(nn.Module):
             grads.append(grad)
             owner.register_parameter(tensor.name.rpartition(".")[2], params[-1])
         # Tensors of the root, and a prefix that an earlier layer has, leave their module as it is.
-        block = owner if isinstance(owner, Block) and owner.job is None else Block()
+        block = (
+            owner if isinstance(owner, ReplayedModule) and owner.job is None else ReplayedModule()
+        )
         block.job = _Job(self._device, work, tuple(params), tuple(grads))
         return block
 
@@ -222,6 +224,6 @@ class Replay(nn.Module):
         module: nn.Module = self
         for name in path.split("."):
             if name not in module._modules:
-                module.register_module(name, Block())
+                module.register_module(name, ReplayedModule())
             module = module.get_submodule(name)
         return module

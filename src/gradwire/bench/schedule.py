@@ -28,15 +28,16 @@ from ..data.profile import Profile
 from ..errors import UnknownName, invalid
 from ..load import names
 from ..report import timeline
+from ..report.output import Report
+from ..report.table import Row
 from ..sim.timeline import simulate
 from ..testbed.hosts import Testbed, shaped_hosts
 from ..trace.chrome import save_chrome
 from ..trace.span import Trace
 from ..units import format_rate
-from .ranks import Report, run_ranks
-from .replay import scaled
+from .ranks import run_ranks
+from .replay import scaled_profile
 
-Row = dict[str, object]
 PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended")
 TUNED = frozenset({"bytescheduler", "usbyte", "usbyte_extended"})
 """Planners whose settings are found by Bayesian optimisation, as the US-Byte paper finds those of
@@ -121,7 +122,7 @@ class ScheduleBench:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScheduleResult:
     """Rows of the table, and by model and row the traces of one iteration: measured, simulated."""
 
     rows: list[Row]
@@ -129,7 +130,7 @@ class Outcome:
     simulated: dict[str, dict[str, Trace]] = field(default_factory=dict)
 
 
-def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> Outcome:
+def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> ScheduleResult:
     """Replays every profile under every planner on shaped hosts.
 
     Raises ``TestbedUnavailable`` where links cannot be shaped: at full speed of the loopback, the
@@ -151,18 +152,18 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> O
     )
     with shaped_hosts(testbed) as hosts:
         results = run_ranks(hosts, "schedule_rank", settings, report=report, timeout_s=timeout_s)
-    outcome = Outcome([])
+    outcome = ScheduleResult([])
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])
     return outcome
 
 
 def _add(
-    outcome: Outcome, bench: ScheduleBench, profile: Profile, results: list[dict[str, Any]]
+    outcome: ScheduleResult, bench: ScheduleBench, profile: Profile, results: list[dict[str, Any]]
 ) -> None:
     """Adds the rows and traces of one profile; ``results`` are those of all ranks."""
     cluster = Cluster.parse(results[0]["cluster"])
-    small = scaled(profile, scale=bench.scale, slowdown=bench.slowdown)
+    small = scaled_profile(profile, scale=bench.scale, slowdown=bench.slowdown)
     measured, simulated, rows = {}, {}, []
     for name, own in results[0]["rows"].items():
         plan = Plan.parse(own["plan"])
@@ -222,7 +223,7 @@ def _compared(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def draw(outcome: Outcome, path: Path, *, title: str) -> None:
+def draw(outcome: ScheduleResult, path: Path, *, title: str) -> None:
     """Writes one picture: for every row the measured timeline and, below it, the simulated one."""
     panels = {
         f"{model}, {name}, {kind}": traces[model][name]
@@ -233,7 +234,7 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
     timeline.draw(panels, path, title=title)
 
 
-def save_traces(outcome: Outcome, folder: Path) -> None:
+def save_traces(outcome: ScheduleResult, folder: Path) -> None:
     """Writes Chrome traces of one iteration of rank 0: ``<model>-<row>-<kind>.trace.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind, traces in (("measured", outcome.measured), ("simulated", outcome.simulated)):

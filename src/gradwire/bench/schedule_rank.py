@@ -27,14 +27,14 @@ from ..load import load
 from ..measure.links import measure_cluster
 from ..planning.plan import plan as plan_for
 from ..planning.tune import tune
+from ..report.output import Report
 from ..runtime.attach import attach
 from ..runtime.engine import Engine
 from ..runtime.handle import Handle
 from ..runtime.membership import join
 from ..testbed.counters import own_counters
 from ..trace.span import Span, Trace
-from .ranks import Report
-from .replay import Device, Memory, Replay, scaled
+from .replay import Memory, Replay, VirtualDevice, scaled_profile
 from .sharing import keep_queues_short, share_cores
 
 WARM_UP = 1
@@ -46,12 +46,12 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass
-class Run:
+class ReplayRun:
     """One row's model on its way, and what was measured of it so far."""
 
     plan: Plan
     model: Replay
-    device: Device
+    device: VirtualDevice
     optimizer: torch.optim.Optimizer
     handle: Handle
     iterations: list[tuple[float, float]] = field(default_factory=list)
@@ -82,7 +82,7 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
     cluster = _measured_cluster(settings["rate_bytes_per_s"])
     report(0.1, "planning")
     plans = _agreed_plans(profile, cluster, settings)
-    small = scaled(profile, scale=settings["scale"], slowdown=settings["slowdown"])
+    small = scaled_profile(profile, scale=settings["scale"], slowdown=settings["slowdown"])
     with _attached(small, plans) as runs:
         steps = [(turn, name) for turn in range(settings["turns"]) for name in runs]
         for place, (_, name) in enumerate(steps):
@@ -142,7 +142,7 @@ def make_plan(
         bound = partial(planner, **row["settings"])
         full_size = at_full_size(cluster, scale=scale, slowdown=slowdown)
         chosen |= tune(bound, profile, full_size, trials=settings["trials"]).settings
-    small = scaled(profile, scale=scale, slowdown=slowdown)
+    small = scaled_profile(profile, scale=scale, slowdown=slowdown)
     bytes_scaled = {
         name: max(1, round(value / scale)) if name.endswith("_bytes") else value
         for name, value in chosen.items()
@@ -177,8 +177,8 @@ def _defaults(planner: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, Run]]:
-    runs: dict[str, Run] = {}
+def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, ReplayRun]]:
+    runs: dict[str, ReplayRun] = {}
     memory: Memory = {}
     try:
         for name, plan in plans.items():
@@ -190,16 +190,16 @@ def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, Ru
             run.handle.detach()
 
 
-def _start(profile: Profile, plan: Plan, memory: Memory) -> Run:
-    device = Device(dist.get_rank())
+def _start(profile: Profile, plan: Plan, memory: Memory) -> ReplayRun:
+    device = VirtualDevice(dist.get_rank())
     model = Replay(profile, device, gradient=float(dist.get_rank()), memory=memory)
     # A rate of 0: parameters stay what they are however long it runs, and every update is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     handle = attach(model, plan, optimizer=optimizer, timeout=_TIMEOUT, trace_steps=2)
-    return Run(plan, model, device, optimizer, handle)
+    return ReplayRun(plan, model, device, optimizer, handle)
 
 
-def _take_turn(run: Run, iterations: int) -> None:
+def _take_turn(run: ReplayRun, iterations: int) -> None:
     """Iterations as the simulator counts them: a backward pass and the forward pass after it."""
     dist.barrier()
     before = own_counters()
@@ -220,7 +220,7 @@ def _take_turn(run: Run, iterations: int) -> None:
     run.trace = _trace(run, *run.iterations[-1])
 
 
-def _trace(run: Run, start_s: float, end_s: float) -> Trace:
+def _trace(run: ReplayRun, start_s: float, end_s: float) -> Trace:
     """The last iteration: layers of the device, and what the runtime did meanwhile."""
     inside: list[Span] = run.device.take_spans()
     inside += [

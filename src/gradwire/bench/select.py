@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .. import catalogue
 from ..compress.deft.allocation import owners
+from ..compress.deft.bin_packing import loads, work
 from ..compress.deft.layer_k import layer_k
 from ..compress.deft.layerwise import select_layers
-from ..compress.deft.packing import loads, work
 from ..compress.deft.partition import partition_of
 from ..compress.dgc import dgc
 from ..compress.gaussiank import gaussiank
@@ -32,12 +32,12 @@ from ..compress.sidco import sidco
 from ..compress.topk import topk
 from ..contract import Compressor, Member
 from ..kernels.magnitudes import range_norms
+from ..report.table import Row
 from ..spec import TensorSpec
-from .kernel import Call, Case, Row, in_turn
+from .kernel import KernelCase, TimedCall, in_turn
 
 RANKS = (1, 2, 4, 8, 16)
 _PEER = "abs_topk"
-Peers = dict[str, Call]
 
 
 def measure(numel: int, density: float, threads: int, rounds: int = 15) -> list[Row]:
@@ -47,7 +47,9 @@ def measure(numel: int, density: float, threads: int, rounds: int = 15) -> list[
     try:
         grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(0))
         scratch_N = torch.zeros_like(grad_N)
-        peers: Peers = {_PEER: partial(_peer, grad_N, max(1, round(density * numel)))}
+        peers: dict[str, TimedCall] = {
+            _PEER: partial(_peer, grad_N, max(1, round(density * numel)))
+        }
         cases = [
             *_codec_cases(density, grad_N, scratch_N, peers),
             *_deft_cases(density, grad_N, peers),
@@ -72,7 +74,9 @@ def _codecs(density: float, loudness: float) -> list[Compressor]:
     return [hardthreshold(threshold=threshold), *estimating, *fits]
 
 
-def _codec_cases(density: float, grad_N: Tensor, scratch_N: Tensor, peers: Peers) -> Iterator[Case]:
+def _codec_cases(
+    density: float, grad_N: Tensor, scratch_N: Tensor, peers: dict[str, TimedCall]
+) -> Iterator[KernelCase]:
     """Before each case ``scratch_N`` is a copy of the gradient; as a residual it doubles that."""
     for residual_N, loudness, read, suffix in (
         (None, 1.0, 4, ""),
@@ -85,7 +89,7 @@ def _codec_cases(density: float, grad_N: Tensor, scratch_N: Tensor, peers: Peers
                 codec.encode, codec.init(spec), grad_N, residual_N=residual_N, buffer=buffer
             )
             sent = codec.typical(spec).size_bytes / grad_N.numel()
-            yield Case(_name(codec) + suffix, read + sent, run, peers)
+            yield KernelCase(_name(codec) + suffix, read + sent, run, peers)
 
 
 def _name(codec: Compressor) -> str:
@@ -106,7 +110,9 @@ def layer_sizes(numel: int) -> tuple[int, ...]:
     return tuple(size for size in (*sizes, numel - sum(sizes)) if size)
 
 
-def _deft_cases(density: float, grad_N: Tensor, peers: Peers) -> Iterator[Case]:
+def _deft_cases(
+    density: float, grad_N: Tensor, peers: dict[str, TimedCall]
+) -> Iterator[KernelCase]:
     sizes = layer_sizes(grad_N.numel())
     for world in RANKS:
         partition = partition_of(sizes, world)
@@ -114,16 +120,16 @@ def _deft_cases(density: float, grad_N: Tensor, peers: Peers) -> Iterator[Case]:
         norms = partial(range_norms, grad_N, partition.starts_L, partition.stops_L, norms_L)
         norms()
         if world == RANKS[0]:
-            yield Case("deft/norms", 4, norms, peers)
+            yield KernelCase("deft/norms", 4, norms, peers)
         k_L = layer_k(norms_L.sqrt(), partition.sizes_L, max(1, round(density * grad_N.numel())))
         layers_P = _busiest(owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world)
         share = int(partition.sizes_L[layers_P].sum()) / grad_N.numel()
         own = partial(select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P])
         read = 4 + (4 + 8 * density) * share
-        yield Case(f"deft/{world}", read, partial(_in_turn, norms, own), peers)
+        yield KernelCase(f"deft/{world}", read, partial(_in_turn, norms, own), peers)
 
 
-def _in_turn(first: Call, then: Call) -> None:
+def _in_turn(first: TimedCall, then: TimedCall) -> None:
     first()
     then()
 

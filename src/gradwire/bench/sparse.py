@@ -16,13 +16,14 @@ from torch import Tensor
 from ..compress.nonzero import nonzero
 from ..errors import UnknownName, invalid
 from ..moves.push_pull import PushPull
+from ..report.output import Report
+from ..report.table import Row
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
-from .draws import Draws, Found
-from .ranks import Report, run_ranks
+from .draws import IndexDraws, SetMeasures
+from .ranks import run_ranks
 from .sparse_rank import DENSE, SCHEMES, exchange_of
 
-Row = dict[str, object]
 CONSTANT = frozenset(
     {"num_hosts", "link_bytes_per_s", "numel", "density", "overlap", "densification", "skewness"}
 )
@@ -33,7 +34,7 @@ CONSTANT = frozenset(
 class SparseBench:
     """Settings of ``bench sparse``: one float32 gradient on ``draws.world`` hosts."""
 
-    draws: Draws
+    draws: IndexDraws
     rate_bytes_per_s: float = 25_000_000.0
     repeats: int = 7
     pieces: int = 1
@@ -87,7 +88,7 @@ def _row(
     stated = _stated(bench, name, sets)
     bound_s = _bound_bytes(bench, name, sets) / bench.rate_bytes_per_s if shaped else None
     imbalance = results[0][name]["imbalance"]
-    found = Found.of(sets, bench.draws.numel)
+    found = SetMeasures.of(sets, bench.draws.numel)
     # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
     sharers = 1 if shaped else bench.draws.world
     sent = [bytes_ / sharers for result in results for bytes_ in result[name]["sent_bytes"]]

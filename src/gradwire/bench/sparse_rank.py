@@ -16,12 +16,12 @@ from ..contract.collective import Collective
 from ..exchange import exchange_for
 from ..load import examples, load
 from ..pairing import pair
+from ..report.output import Report
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds
 from ..testbed.counters import InterfaceCounters, own_counters
-from .draws import Draws
-from .ranks import Report
+from .draws import IndexDraws
 
 DENSE = "dense"
 PAPER = "zen_paper"
@@ -41,7 +41,7 @@ def exchange_of(name: str) -> Exchange:
     return pair(nonzero(), SCHEMES[name])
 
 
-class Side:
+class TimedScheme:
     """One scheme with its own states and buffers; a call averages ``work_N`` in place.
 
     The gradient is cut into ``pieces`` messages, of which the engine has several under way.
@@ -77,7 +77,7 @@ class Side:
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds and bytes of every repeat, and each scheme's imbalance; all means are compared."""
     torch.set_num_threads(settings["threads"])
-    draws = Draws(**settings["draws"])
+    draws = IndexDraws(**settings["draws"])
     engine = Engine(
         join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
     )
@@ -87,7 +87,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
     schemes = (DENSE, *settings["schemes"])
     pieces = settings["pieces"]
-    sides = [Side(name, exchange_of(name), work_N, engine, pieces) for name in schemes]
+    sides = [TimedScheme(name, exchange_of(name), work_N, engine, pieces) for name in schemes]
     found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
     turns = settings["repeats"] + 1
     for turn in range(turns):
@@ -115,7 +115,7 @@ def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:
         raise AssertionError(f"{name} is off the dense mean by {worst:.3g}")
 
 
-def timed(side: Side) -> tuple[float, InterfaceCounters]:
+def timed(side: TimedScheme) -> tuple[float, InterfaceCounters]:
     """Seconds of one call, and what this rank's interface counted meanwhile."""
     dist.barrier()
     before = own_counters()

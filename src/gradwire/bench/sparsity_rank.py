@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..data.sparsity import SparsityProfile
-from ..measure.layers import Step
+from ..measure.layers import TrainingStep
 from ..measure.sparsity import measure_sparsity
 from ..runtime.engine import Engine
 from ..runtime.membership import join
@@ -18,7 +18,7 @@ from .launched import launched_group
 
 def measure_launched(
     model: nn.Module,
-    step: Step,
+    step: TrainingStep,
     *,
     num_gradients: int | None,
     compressor: str | None,
@@ -37,7 +37,7 @@ def measure_launched(
         )
 
 
-def measure_group(model: nn.Module, step: Step, **asked: Any) -> SparsityProfile:
+def measure_group(model: nn.Module, step: TrainingStep, **asked: Any) -> SparsityProfile:
     """Measures sparsity among the ranks of torch's default group, which all call this alike."""
     engine = Engine(
         join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
 from ..workloads import fashion_mnist, text
-from ..workloads.task import Batch, Task, class_loss, mean_over, random_of
+from ..workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from ..workloads.transformer import CausalLM
 
 
-def make_task(name: str) -> Task:
+def make_task(name: str) -> TrainingTask:
     """The task ``text``, ``perceptron`` or ``fashion``; refuses one whose data is missing.
 
     All are scored by the loss on one batch that is never trained on.
@@ -31,7 +31,7 @@ def make_task(name: str) -> Task:
     raise invalid("task", name, "text, perceptron or fashion", "leave it out: text needs no data")
 
 
-def _over_bytes(context: int = 64, batch: int = 2) -> Task:
+def _over_bytes(context: int = 64, batch: int = 2) -> TrainingTask:
     """Python's own documentation topics, byte by byte: every byte from those before it."""
     draw, held_out = _windows(context, batch, lambda window: (window[:, :-1], window[:, 1:]))
     return _task(
@@ -44,7 +44,7 @@ def _over_bytes(context: int = 64, batch: int = 2) -> Task:
     )
 
 
-def _next_byte(context: int = 64, batch: int = 32) -> Task:
+def _next_byte(context: int = 64, batch: int = 32) -> TrainingTask:
     """The byte behind ``context`` others, by a perceptron of 5.1 M parameters.
 
     A step computes little for the bytes it sends, which is what slow links are worst for.
@@ -88,7 +88,7 @@ def _windows(
     return draw, take(torch.randint(held_out_from, last, (32,), generator=random))
 
 
-def _fashion(batch: int = 32) -> Task:
+def _fashion(batch: int = 32) -> TrainingTask:
     """Fashion-MNIST with a small convolutional network of 3.2 M parameters."""
     train, test = fashion_mnist.load()
 
@@ -121,8 +121,8 @@ def _task(
     make_model: Callable[[], nn.Module],
     batch: Callable[[int, int, int], Batch],
     held_out: Batch,
-) -> Task:
-    return Task(
+) -> TrainingTask:
+    return TrainingTask(
         name=name,
         description=description,
         make_model=make_model,

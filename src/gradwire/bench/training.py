@@ -19,13 +19,14 @@ from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..load import load, names
+from ..report.output import Report
+from ..report.table import Row
 from ..workloads import text
 from ..workloads.gpt import GPT
 from ..workloads.task import Batch as Examples
-from ..workloads.task import Task, class_loss, mean_over, random_of
-from ..workloads.train import History, Report, train
+from ..workloads.task import TrainingTask, class_loss, mean_over, random_of
+from ..workloads.train import History, train
 
-Row = dict[str, object]
 CONTEXT, BATCH = 64, 4
 """Bytes of a window, windows a rank draws for a step."""
 
@@ -86,7 +87,7 @@ def _row(name: str, history: History, before: Sequence[Row]) -> Row:
     }
 
 
-def bytes_gpt(seed: int = 0) -> Task:
+def bytes_gpt(seed: int = 0) -> TrainingTask:
     """A GPT of 0.12 M parameters over the bytes of Python's documentation topics."""
     text_N = torch.tensor(list(text.topics()), dtype=torch.uint8)
     held_out_from = text_N.numel() * 9 // 10
@@ -102,7 +103,7 @@ def bytes_gpt(seed: int = 0) -> Task:
     random = torch.Generator().manual_seed(-1)
     last = text_N.numel() - CONTEXT - 1
     held_out = windows(torch.randint(held_out_from, last, (64,), generator=random))
-    return Task(
+    return TrainingTask(
         name="gpt",
         description=f"GPT over bytes of Python's documentation, {BATCH} x {CONTEXT} bytes a rank",
         make_model=lambda: GPT(CONTEXT),

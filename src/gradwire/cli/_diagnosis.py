@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..report.output import installed_version, machine
-from ..report.table import heading, shown
-
-Rows = list[dict[str, object]]
+from ..report.table import Row, cell, heading
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -27,10 +25,10 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: get an interface's IPv4 address
 
 
-def versions() -> Rows:
+def versions() -> list[Row]:
     """This machine, and the versions of what gradwire stands on."""
-    rows: Rows = [
-        {"name": heading(key), "value": shown(key, value)} for key, value in machine().items()
+    rows: list[Row] = [
+        {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
     ]
     rows += [
         {"name": name, "value": installed_version(name)} for name in ("numpy", "triton", *REPORT)
@@ -38,7 +36,7 @@ def versions() -> Rows:
     return rows
 
 
-def backends() -> Rows:
+def backends() -> list[Row]:
     """Back ends of torch.distributed that this build of torch has."""
     import torch.distributed as dist
 
@@ -53,12 +51,14 @@ def backends() -> Rows:
     return [{"name": name, "available": there} for name, there in found.items()]
 
 
-def interfaces(names: Sequence[str] | None = None, folder: Path = Path("/sys/class/net")) -> Rows:
+def interfaces(
+    names: Sequence[str] | None = None, folder: Path = Path("/sys/class/net")
+) -> list[Row]:
     """Network interfaces that are up or have an address; all that there are, or these.
 
     What is said of them beside addresses stands in ``folder``, which a container may lack.
     """
-    rows: Rows = []
+    rows: list[Row] = []
     for name in names or sorted(name for _, name in socket.if_nameindex()):
         path, addresses = folder / name, [*_ipv4(name), *_ipv6(name)]
         if not addresses and _read(path / "operstate") != "up":
@@ -97,7 +97,7 @@ def _ipv6(name: str) -> list[str]:
     return [str(ipaddress.IPv6Address(bytes.fromhex(line[0]))) for line in lines if line[5] == name]
 
 
-def shaper() -> Rows:
+def shaper() -> list[Row]:
     """Whether shaped hosts can be made here; really makes one."""
     from ..testbed.hosts import available
 
@@ -105,7 +105,7 @@ def shaper() -> Rows:
     return [{"name": "shaped hosts", "available": bool(found), "reason": found.reason}]
 
 
-def kernels() -> Rows:
+def kernels() -> list[Row]:
     """The C++ compiler and which implementation of the kernels serves; builds them if need be."""
     from ..kernels.build import backend
     from ..kernels.compiler import find_compiler
@@ -113,11 +113,11 @@ def kernels() -> Rows:
     return [{"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()}]
 
 
-def gpus() -> Rows:
+def gpus() -> list[Row]:
     """GPUs that torch sees."""
     import torch
 
-    rows: Rows = []
+    rows: list[Row] = []
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         rows.append(
@@ -131,7 +131,7 @@ def gpus() -> Rows:
     return rows
 
 
-def environment(variables: Mapping[str, str] = os.environ) -> Rows:
+def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
     """Variables that decide how ranks find each other and how many threads they use."""
     return [
         {"name": name, "value": value}
@@ -150,11 +150,11 @@ def host_address() -> str | None:
 
 def network_warnings(
     found: Sequence[Mapping[str, object]], variables: Mapping[str, str], address: str | None
-) -> Rows:
+) -> list[Row]:
     """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's address."""
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
-    rows: Rows = []
+    rows: list[Row] = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = variables.get(variable, "")
         if wanted and not wanted.startswith("^") and not _names_one(wanted, names, variable):
@@ -182,7 +182,7 @@ def _names_one(wanted: str, names: Sequence[str], variable: str) -> bool:
     return any(name.startswith(start) for start in wanted.split(",") for name in names)
 
 
-def thread_warnings(variables: Mapping[str, str], num_cores: int) -> Rows:
+def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:
     """Ranks of this host that want more cores than it has."""
     num_ranks = int(variables.get("LOCAL_WORLD_SIZE", "1"))
     threads = variables.get("OMP_NUM_THREADS", "")
@@ -194,9 +194,11 @@ def thread_warnings(variables: Mapping[str, str], num_cores: int) -> Rows:
     return [_warning("threads", problem, remedy)]
 
 
-def part_warnings(shaped: Rows, built: Rows, seen: Rows, found: Rows, listed: Rows) -> Rows:
+def part_warnings(
+    shaped: list[Row], built: list[Row], seen: list[Row], found: list[Row], listed: list[Row]
+) -> list[Row]:
     """Parts that are missing here: rows of shaper, kernels, gpus, backends and versions say so."""
-    rows: Rows = []
+    rows: list[Row] = []
     if not shaped[0]["available"]:
         remedy = "gradwire demo and testbed then run on plain loopback, where nothing is slow"
         rows.append(_warning("shaped hosts", str(shaped[0]["reason"]), remedy))

@@ -12,18 +12,18 @@ import typer
 from ..data.sparsity import SparsityProfile
 from ..errors import invalid
 from ..report.output import progress
+from ..report.table import Row
 from ._inputs import read_settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-Row = dict[str, object]
 Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
 Batches = Annotated[
     int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
 ]
 Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compressor takes, as dgc.")]
-Settings = Annotated[
+SparsifierSettings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
 ]
 SHOWN_RANKS = (2, 8, 32, 128)

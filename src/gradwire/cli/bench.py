@@ -15,7 +15,7 @@ from ..bench import schedule as schedule_bench
 from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
 from ..bench import training as training_bench
-from ..bench.draws import Draws
+from ..bench.draws import IndexDraws
 from ..bench.likeness import draws_like
 from ..bench.sparse_rank import SCHEMES
 from ..errors import invalid
@@ -115,7 +115,7 @@ def sparse(
     draws = (
         draws_like(like, numel, hosts, density=density)
         if like
-        else Draws(
+        else IndexDraws(
             numel=numel,
             world=hosts,
             density=density,
@@ -225,7 +225,7 @@ def partition(
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
     bench = beside_src("benchmarks", "partition")
-    draws = Draws(numel=numel, world=hosts, density=density, overlap=overlap)
+    draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
     with progress("bench partition"):
         rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
     title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
@@ -308,7 +308,9 @@ def schedule(
         schedule_bench.draw(outcome, picture, title=settings.title)
 
 
-def _schedule(settings: schedule_bench.ScheduleBench, as_json: bool) -> schedule_bench.Outcome:
+def _schedule(
+    settings: schedule_bench.ScheduleBench, as_json: bool
+) -> schedule_bench.ScheduleResult:
     with progress("bench schedule", total=1) as advance:
         outcome = schedule_bench.run(settings, Fractions(advance))
     hidden = schedule_bench.CONSTANT

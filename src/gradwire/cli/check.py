@@ -15,7 +15,7 @@ from ._own import subjects_of
 
 if TYPE_CHECKING:
     from ..dsl.program import Program
-    from ..laws.subjects import Held, Verdict
+    from ..laws.subjects import Subject, Verdict
 
 app = typer.Typer()
 
@@ -105,7 +105,7 @@ def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
     return rows, [*_wire(algorithm), *tried]
 
 
-def _each_law_once(held: Iterable[Held]) -> Iterator[Verdict]:
+def _each_law_once(held: Iterable[Subject]) -> Iterator[Verdict]:
     """Verdicts on one law with several companions as one: the first that is broken, or the sum."""
     from ..laws import subjects
 

@@ -18,10 +18,10 @@ app = typer.Typer(no_args_is_help=True)
 CHECKED_NUMEL = 25_000_000
 
 Name = Annotated[str, typer.Argument(help="A compressor (gradwire list compress), or a file.")]
-Settings = Annotated[
+ProgramSettings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of it, as bitwidth=2.")
 ]
-Traits = Annotated[
+PromisedTraits = Annotated[
     list[str] | None,
     typer.Option("--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."),
 ]
@@ -48,8 +48,8 @@ def compll() -> None:
 def show(
     name: Name,
     target: Annotated[Target, typer.Option(help="In which form.")] = Target.cpp,
-    settings: Settings = None,
-    trait: Traits = None,
+    settings: ProgramSettings = None,
+    trait: PromisedTraits = None,
     more: More = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,8 +70,8 @@ def show(
 @app.command()
 def bench(
     name: Name,
-    settings: Settings = None,
-    trait: Traits = None,
+    settings: ProgramSettings = None,
+    trait: PromisedTraits = None,
     more: More = None,
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = CHECKED_NUMEL,
     threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
@@ -137,9 +137,9 @@ def _from_python(path: Path) -> list[Any]:
 def rendered(codec: Any, target: Target) -> str:
     """All kernels of a program in one form."""
     from ..dsl import ir
-    from ..dsl.gpu.render import render
+    from ..dsl.gpu.render import render_triton
 
     built = codec.kernels().built
     if target is Target.ir:
         return "\n\n".join(ir.listing(kernel) for kernel in built.kernels)
-    return render(*built.kernels) if target is Target.triton else str(built.text)
+    return render_triton(*built.kernels) if target is Target.triton else str(built.text)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..bench.demo import CONSTANT, Demo, Outcome, run, write_report
+from ..bench.demo import CONSTANT, Demo, DemoResult, run, write_report
 from ..bench.demo_rank import COMPRESSORS
 from ..errors import NotInstalled
 from ..report.output import Fractions, emit, machine, progress
@@ -54,7 +54,7 @@ def demo(
     _report(outcome, out, quiet=as_json)
 
 
-def _report(outcome: Outcome, folder: Path, *, quiet: bool) -> None:
+def _report(outcome: DemoResult, folder: Path, *, quiet: bool) -> None:
     """Writes the report and says where; figures that took minutes are not lost for lack of one."""
     command = shlex.join(["gradwire", *sys.argv[1:]])
     try:

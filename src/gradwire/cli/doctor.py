@@ -9,7 +9,7 @@ import typer
 
 from ..errors import GradwireError
 from ..report.output import emit, progress
-from ..report.table import markdown
+from ..report.table import Row, markdown
 from ..units import format_bytes
 from . import _diagnosis as diagnosis
 
@@ -45,7 +45,7 @@ def doctor(
         print(f"\n## {title}\n\n{markdown(rows) if rows else 'none'}")
 
 
-def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
+def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
     interfaces, backends = diagnosis.interfaces(), diagnosis.backends()
     shaper, kernels, gpus = diagnosis.shaper(), diagnosis.kernels(), diagnosis.gpus()
     versions = diagnosis.versions()
@@ -73,7 +73,7 @@ def _sections(report: LinkReport | None) -> dict[str, diagnosis.Rows]:
     return sections | {"Warnings": warnings}
 
 
-def fit_rows(report: LinkReport) -> diagnosis.Rows:
+def fit_rows(report: LinkReport) -> list[Row]:
     """The measured link as a row: seconds = alpha + beta * bytes of an all-reduce."""
     where = "loopback" if "RANK" not in os.environ else "group"
     return [
@@ -87,7 +87,7 @@ def fit_rows(report: LinkReport) -> diagnosis.Rows:
     ]
 
 
-def link_warnings(report: LinkReport) -> diagnosis.Rows:
+def link_warnings(report: LinkReport) -> list[Row]:
     """Whether the fit can be relied on."""
     found = report.fit
     if found.residual <= NOISY and found.alpha_s > 0 and found.per_unit_s > 0:

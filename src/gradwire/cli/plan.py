@@ -11,7 +11,7 @@ from .. import catalogue
 from ..catalogue import load_or_read
 from ..data.check import check
 from ..data.cluster import Cluster
-from ..data.plan import Message, Plan
+from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ..planning.explain import alternatives, explain
@@ -102,7 +102,7 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
     return rows
 
 
-def _contents(message: Message, most: int = 1) -> str:
+def _contents(message: PlannedMessage, most: int = 1) -> str:
     words = [f"{c.tensor}[{c.start}:{c.stop}]" for c in message.chunks[:most]]
     more = len(message.chunks) - most
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")

@@ -19,6 +19,7 @@ from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ..load import names
 from ..report.output import Fractions, emit, progress
+from ..report.table import Row
 from ..units import parse_rate
 from . import _sparsity
 
@@ -29,7 +30,6 @@ app = typer.Typer()
 
 HOSTS, RATE = 4, "500mbit"
 TIMEOUT_S = 900.0
-Row = dict[str, object]
 
 
 @app.command()
@@ -55,7 +55,7 @@ def profile(
     sparsity: _sparsity.Wanted = False,
     batches: _sparsity.Batches = None,
     sparsifier: _sparsity.Sparsifier = None,
-    settings: _sparsity.Settings = None,
+    settings: _sparsity.SparsifierSettings = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

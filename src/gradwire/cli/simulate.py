@@ -58,7 +58,7 @@ def simulate(
     wanted = planner or names("planner")
     for name in wanted:
         load("planner", name)
-    cases = [Case(*case) for case in itertools.product(profiles, clusters)]
+    cases = [ModelOnCluster(*case) for case in itertools.product(profiles, clusters)]
     if picture is not None and len(cases) > 1:
         accepted = "asked for with one model, one number of ranks and one rate"
         raise invalid("--picture", f"{len(cases)} cases", accepted, "write --curves for several")
@@ -83,7 +83,7 @@ CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")
 
 
 @dataclass
-class Case:
+class ModelOnCluster:
     """One model on one cluster: the trace of each planner, by the planner's name in tables."""
 
     profile: Profile
@@ -159,7 +159,7 @@ def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
     )
 
 
-def _save_traces(cases: Sequence[Case], folder: Path) -> None:
+def _save_traces(cases: Sequence[ModelOnCluster], folder: Path) -> None:
     """A Chrome trace a planner; with several cases, in a folder each."""
     for case in cases:
         own = folder if len(cases) == 1 else folder / case.title.replace("/", " per ")

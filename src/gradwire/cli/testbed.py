@@ -11,7 +11,7 @@ import typer
 from ..report.output import emit
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
-from ..testbed.launch import exit_code, explain, launch
+from ..testbed.launch import exit_code, failure_text, launch
 from ..units import parse_rate
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -54,7 +54,7 @@ def run(
     emit("testbed run", rows, as_json=json, title=f"{hosts} hosts, {links}")
     code = exit_code(exits)
     if code:
-        typer.echo(f"gradwire: {explain(exits)}", err=True)
+        typer.echo(f"gradwire: {failure_text(exits)}", err=True)
     raise typer.Exit(code)
 
 

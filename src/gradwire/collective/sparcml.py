@@ -27,7 +27,7 @@ from torch import Tensor
 from ..contract import Compressor, Layout, Member, Selection, State
 from ..contract.collective import Collective, Dimensions, Needs
 from ..kernels.distinct import count_distinct
-from ..moves.entries import expected_union, merged, num_entries, scaled
+from ..moves.entries import expected_union, merged_entries, num_entries, scaled_entries
 from ..moves.selection import asked_of
 from ..moves.sizes import SIZE_BYTES
 from ..payload import Payload
@@ -40,7 +40,7 @@ from ..spec import TensorSpec, working_dtype
 from ..verbs import Compute, Recv, Send, Steps, Verb
 
 
-class Whole(NamedTuple):
+class WholeForm(NamedTuple):
     """The form of a whole gradient, which all ranks know before any value."""
 
     num_units: int
@@ -110,11 +110,11 @@ class sparcml(Collective):
         )
         return state
 
-    def whole(self, codec: Compressor, spec: TensorSpec) -> Whole:
-        """The ``Whole`` of a gradient under this codec."""
-        return Whole(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
+    def whole(self, codec: Compressor, spec: TensorSpec) -> WholeForm:
+        """The ``WholeForm`` of a gradient under this codec."""
+        return WholeForm(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
 
-    def sent_bytes(self, whole: Whole, counts: Sequence[Sequence[int]]) -> list[int]:
+    def sent_bytes(self, whole: WholeForm, counts: Sequence[Sequence[int]]) -> list[int]:
         """Bytes that each rank sends, by the units that each of ``groups`` took together."""
         world, below = len(counts[0]), len(counts[1])
 
@@ -176,7 +176,7 @@ def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
 class _Held:
     """A rank's sum so far: ``count`` units, as the payload that it sends next."""
 
-    def __init__(self, me: Member, whole: Whole, num_taken: int, like: Tensor) -> None:
+    def __init__(self, me: Member, whole: WholeForm, num_taken: int, like: Tensor) -> None:
         self.me, self.whole, self.like = me, whole, like
         self.num_taken = num_taken
         """The number of units that each rank takes, in a simulation."""
@@ -196,14 +196,14 @@ class _Held:
     def take(self, codec: Compressor, payload: Payload) -> None:
         """Holds what this rank's own payload has."""
         own = Entries(*codec.entries(payload), codec.width)
-        self.pack(scaled(own, 1 / self.me.world, self.whole.dtype))
+        self.pack(scaled_entries(own, 1 / self.me.world, self.whole.dtype))
 
     def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
         """The sum of what it holds and what landed; the lower rank's is added first."""
         own = self._entries(self.slot("held", self.count), self.count)
         theirs = self._entries(landed, count)
         both = (own, theirs) if is_lower else (theirs, own)
-        return merged(self.me, both, self.whole.num_units, self.whole.dtype)
+        return merged_entries(self.me, both, self.whole.num_units, self.whole.dtype)
 
     def pack(self, entries: Entries) -> None:
         """Holds these, as the payload that is sent next."""

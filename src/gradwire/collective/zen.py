@@ -27,7 +27,7 @@ from ..bounds import MOST_SEED, check_whole
 from ..contract.collective import Dimensions
 from ..errors import invalid
 from ..moves.push_pull import Cut, PushPull
-from ..sparse.choose import LISTS, OF_PARTS, Formats, choose
+from ..sparse.choose import LISTS, OF_PARTS, Formats, smallest_format
 from ..sparse.format import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.formats.dense import dense
@@ -91,8 +91,8 @@ class zen(PushPull):
 def _smallest(
     among: Formats, count: int, length: int, width: int, dtype: torch.dtype
 ) -> SparseFormat:
-    """The choice of ``choose``, kept because a step asks more than once about the same message."""
-    return choose(count, length, width, dtype, among=among).format
+    """The smallest format, kept because a step asks more than once about the same message."""
+    return smallest_format(count, length, width, dtype, among=among).format
 
 
 def imbalance_bound(world: int, num_taken: int) -> float:

@@ -17,7 +17,7 @@ from ..payload import Field, Format, Payload
 from ..spec import TensorSpec, working_dtype
 
 
-def layout(num_kept: int, values: torch.dtype = torch.float32) -> Format:
+def coo_format(num_kept: int, values: torch.dtype = torch.float32) -> Format:
     """indices_K int32, then values_K."""
     return Format((Field("indices", torch.int32, num_kept), Field("values", values, num_kept)))
 

@@ -19,9 +19,9 @@ from ..contract import Layout, State, Traits
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec, spec_of
-from ._coo import Coo, check_addressable, layout, round_to_wire, share_of
+from ._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
 from ._magnitudes import Magnitudes
-from ._settle import as_working
+from ._residual import as_working
 
 _CAP = 2.0
 
@@ -40,13 +40,13 @@ class Reaching(Coo):
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable(type(self).__name__, spec)
-        return layout(self.most(spec.numel))
+        return coo_format(self.most(spec.numel))
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
-        num_kept, rest = divmod(size_bytes, layout(1).size_bytes)
+        num_kept, rest = divmod(size_bytes, coo_format(1).size_bytes)
         if rest or not 0 <= num_kept <= self.most(spec.numel):
             raise self.no_such_size(spec, size_bytes)
-        return layout(num_kept)
+        return coo_format(num_kept)
 
     def listed(
         self,
@@ -61,7 +61,7 @@ class Reaching(Coo):
         made: list[tuple[Payload, Tensor]] = []
 
         def room(count: int) -> tuple[Tensor, Tensor]:
-            form = layout(count)
+            form = coo_format(count)
             front = None if buffer is None else buffer[: form.size_bytes]
             payload = Payload.empty(form, front, whole_N.device)
             values_K = payload["values"]
@@ -121,7 +121,7 @@ class Estimated(Reaching):
         return share_of(self.cap * self.density, numel)
 
     def typical(self, spec: TensorSpec) -> Format:
-        return layout(share_of(self.density, spec.numel))
+        return coo_format(share_of(self.density, spec.numel))
 
     def encode(
         self,

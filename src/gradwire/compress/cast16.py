@@ -22,7 +22,7 @@ from ..errors import invalid
 from ..kernels import cast
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec, spec_of
-from ._settle import as_working
+from ._residual import as_working
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from ..travel import bytes_on_average
 from ..verbs import Broadcast, Steps
 from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
-from .deft.support import Chosen, Pending, SharedSupport, nothing, values_bytes
+from .deft.support import Pending, SelectedSupport, SharedSupport, nothing, values_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class cltk(SharedSupport):
         check_addressable("cltk", spec)
         return torch.zeros(1, dtype=torch.int64, device="cpu")
 
-    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
         whole_N = pending.whole_N
         count, width = self.kept(whole_N.numel()), width_of(whole_N.numel())
         leader = int(state) % me.world
@@ -67,7 +67,7 @@ class cltk(SharedSupport):
         yield me.sized("encode", lead, whole_N.numel(), nothing)
         yield Broadcast(leader, sent)
         yield me.sized("decode", follow, count, nothing)
-        return Chosen(support_K, count if me.rank == leader else 0, state + 1)
+        return SelectedSupport(support_K, count if me.rank == leader else 0, state + 1)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
         """Bytes that each rank sends on average: it leads, and sends indices, once in W steps."""

@@ -24,9 +24,9 @@ from ..bounds import check_share
 from ..contract import Layout, State, Traits
 from ..payload import Format, Payload
 from ..spec import TensorSpec, spec_of
-from ._coo import layout, share_of
+from ._coo import coo_format, share_of
 from ._quantise import check_positive
-from ._settle import as_working
+from ._residual import as_working
 from ._threshold import Reaching
 
 _USUAL_DENSITY = 0.01
@@ -61,7 +61,7 @@ class hardthreshold(Reaching):
         return share_of(self.max_density, numel)
 
     def typical(self, spec: TensorSpec) -> Format:
-        return layout(min(self.most(spec.numel), share_of(_USUAL_DENSITY, spec.numel)))
+        return coo_format(min(self.most(spec.numel), share_of(_USUAL_DENSITY, spec.numel)))
 
     def encode(
         self,

@@ -16,7 +16,7 @@ from ..bounds import check_prescale
 from ..contract import Compressor, Layout, State, Traits
 from ..payload import Field, Format, Payload
 from ..spec import TensorSpec, spec_of
-from ._settle import settle
+from ._residual import subtract_sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class none(Compressor):
         if residual_N is not None:
             residual_N.add_(grad_N)
             values_N.copy_(residual_N).mul_(self.prescale)
-            settle(residual_N, values_N.to(residual_N.dtype) / self.prescale)
+            subtract_sent(residual_N, values_N.to(residual_N.dtype) / self.prescale)
         elif self.prescale == 1.0:
             values_N.copy_(grad_N)
         else:

@@ -23,13 +23,13 @@ from torch import Tensor
 from ..bounds import check_number
 from ..contract import Compressor, Layout, State, Traits
 from ..kernels import select
-from ..kernels.nonzero import nonzero as kept_units
+from ..kernels.nonzero import nonzero_units as kept_units
 from ..payload import Field, Format, Payload
 from ..sparse.entries import Entries, check_width
 from ..sparse.parts import Part
-from ..sparse.scatter import scatter
+from ..sparse.scatter import scatter_entries
 from ..spec import TensorSpec, spec_of
-from ._settle import settle
+from ._residual import subtract_sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class nonzero(Compressor):
         if residual_N is None or residual_N.dtype == grad_N.dtype:
             return kept_units(grad_N, room, self.width, residual_N)
         sent_N = residual_N.add_(grad_N).to(grad_N.dtype)
-        settle(residual_N, sent_N.to(residual_N.dtype))
+        subtract_sent(residual_N, sent_N.to(residual_N.dtype))
         return kept_units(sent_N, room, self.width)
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -108,7 +108,7 @@ class nonzero(Compressor):
         entries = self._entries(payload)
         if scale == 1.0 and out_N.dtype == payload["values"].dtype:
             entries = entries._replace(values=payload["values"])  # NaN's bits as they are
-        scatter(entries, Part(num_units), out_N.zero_(), scale)
+        scatter_entries(entries, Part(num_units), out_N.zero_(), scale)
         return out_N
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:

@@ -29,7 +29,7 @@ from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
 from ..verbs import Steps
 from ._coo import check_addressable
-from .deft.support import Chosen, Pending, SharedSupport, values_bytes
+from .deft.support import Pending, SelectedSupport, SharedSupport, values_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class randomk(SharedSupport):
         check_addressable("randomk", spec)
         return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
 
-    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
         numel = pending.whole_N.numel()
         count = self.kept(numel)
 
@@ -63,7 +63,7 @@ class randomk(SharedSupport):
         yield me.sized(
             "encode", lambda: self.draw(state, numel, support_K), count, lambda: support_K
         )
-        return Chosen(support_K, count, state + torch.tensor([0, 1], device="cpu"))
+        return SelectedSupport(support_K, count, state + torch.tensor([0, 1], device="cpu"))
 
     def draw(self, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
         """Fills ``out_K`` (int32) with so many different elements below ``numel``, ascending."""

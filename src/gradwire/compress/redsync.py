@@ -27,7 +27,7 @@ from ..bounds import check_whole
 from ..contract import Traits
 from ..payload import Format
 from ..spec import TensorSpec
-from ._coo import layout, share_of
+from ._coo import coo_format, share_of
 from ._magnitudes import Magnitudes
 from ._threshold import Estimated, estimating
 
@@ -62,7 +62,7 @@ class redsync(Estimated):
 
     def typical(self, spec: TensorSpec) -> Format:
         usual = share_of(_USUAL_EXCESS * self.density, spec.numel)
-        return layout(min(usual, self.most(spec.numel)))
+        return coo_format(min(usual, self.most(spec.numel)))
 
     def threshold(self, seen: Magnitudes, num_asked: int) -> float:
         if seen.numel < self.trimmed_below:

@@ -40,9 +40,9 @@ from ..errors import invalid
 from ..payload import Format, Payload
 from ..spec import TensorSpec, working_dtype
 from ..verbs import AllGather, Among, Steps
-from ._coo import layout, share_of
+from ._coo import coo_format, share_of
+from ._residual import as_working
 from ._sampled import LEAST_ABOVE
-from ._settle import as_working
 from ._threshold import Reaching, estimating
 from .deft.support import nothing
 
@@ -245,7 +245,7 @@ class _Above(Reaching):
         return min(self.limit, numel)
 
     def typical(self, spec: TensorSpec) -> Format:
-        return layout(share_of(self.density, spec.numel))
+        return coo_format(share_of(self.density, spec.numel))
 
     def encode(
         self,

@@ -30,8 +30,8 @@ from ..errors import invalid
 from ..kernels import select
 from ..payload import Format, Payload
 from ..spec import TensorSpec, spec_of
-from ._coo import Coo, check_addressable, layout, round_to_wire, share_of
-from ._settle import as_working
+from ._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
+from ._residual import as_working
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -71,7 +71,7 @@ class topk(Coo):
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable("topk", spec)
-        return layout(self.kept(spec.numel), self.values)
+        return coo_format(self.kept(spec.numel), self.values)
 
     def encode(
         self,

@@ -54,7 +54,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SchemeInputs:
     """One gradient on one cluster."""
 
     numel: int
@@ -99,12 +99,12 @@ class Setting:
         return sum(latency_s for latency_s, _ in parts), sum(work_s for _, work_s in parts)
 
 
-def dense(at: Setting) -> Prediction:
+def dense_cost(at: SchemeInputs) -> Prediction:
     """An all-reduce of all elements."""
     return Prediction("dense", *at.parts_s(("all_reduce", at.dense_bytes)), 0.0)
 
 
-def allgather_sparse(at: Setting) -> Prediction:
+def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
     """AGsparse: everybody gets everybody's coordinates and adds them up."""
     units, own = at.units, at.own(at.units)
     verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
@@ -112,7 +112,7 @@ def allgather_sparse(at: Setting) -> Prediction:
     return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s)
 
 
-def sparcml(at: Setting) -> Prediction:
+def sparcml_cost(at: SchemeInputs) -> Prediction:
     """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where smaller."""
     units = at.units
     rounds = at.world.bit_length() - 1
@@ -126,26 +126,26 @@ def sparcml(at: Setting) -> Prediction:
     return Prediction("sparcml", *at.parts_s(*verbs), host_s)
 
 
-def omnireduce(at: Setting) -> Prediction:
+def omnireduce_cost(at: SchemeInputs) -> Prediction:
     """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
     return _push_pull(
         load("collective", "omnireduce")(), at, at.blocks, at.blocks.imbalance(at.world)
     )
 
 
-def sparse_ps(at: Setting) -> Prediction:
+def sparse_ps_cost(at: SchemeInputs) -> Prediction:
     """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
     return _push_pull(load("collective", "sparse_ps")(), at, at.units, at.units.imbalance(at.world))
 
 
-def zen(at: Setting, formats: str = "smallest") -> Prediction:
+def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
     """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
     return _push_pull(load("collective", "zen")(formats=formats), at, at.units, (uneven, uneven))
 
 
 def _push_pull(
-    collective: PushPull, at: Setting, units: UnitSparsity, imbalance: tuple[float, float]
+    collective: PushPull, at: SchemeInputs, units: UnitSparsity, imbalance: tuple[float, float]
 ) -> Prediction:
     """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
     scheme = type(collective).__name__
@@ -191,42 +191,49 @@ def expected_imbalance(count: float, world: int) -> float:
     return min(1 + sqrt(2 * world * log(world) / count), float(world))
 
 
-Scheme = Callable[[Setting], Prediction]
-SCHEMES: tuple[Scheme, ...] = (dense, allgather_sparse, zen, sparcml, omnireduce, sparse_ps)
+Scheme = Callable[[SchemeInputs], Prediction]
+SCHEMES: tuple[Scheme, ...] = (
+    dense_cost,
+    allgather_sparse_cost,
+    zen_cost,
+    sparcml_cost,
+    omnireduce_cost,
+    sparse_ps_cost,
+)
 """The schemes to choose from. Where two tie, the earlier one is taken: it has fewer rounds, or
 less that may vary."""
 
 
-class Chosen(NamedTuple):
+class SchemeChoice(NamedTuple):
     """The scheme for one gradient, and all predictions, the fastest first."""
 
     scheme: str
     predictions: tuple[Prediction, ...]
 
 
-OF_ROWS: tuple[Scheme, ...] = (allgather_sparse, zen, sparse_ps)
+OF_ROWS: tuple[Scheme, ...] = (allgather_sparse_cost, zen_cost, sparse_ps_cost)
 """The schemes whose collectives carry gradients that come as rows."""
 
 
-def choose(at: Setting, schemes: Sequence[Scheme] = SCHEMES) -> Chosen:
+def fastest_scheme(at: SchemeInputs, schemes: Sequence[Scheme] = SCHEMES) -> SchemeChoice:
     """The fastest of these schemes; of those that tie with it, the first."""
     found = [scheme(at) for scheme in schemes]
     least_s = min(one.seconds for one in found)
     best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
     others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)
-    return Chosen(best.scheme, (best, *others))
+    return SchemeChoice(best.scheme, (best, *others))
 
 
-def setting_of(
+def inputs_of(
     tensor: TensorSparsity,
     numel: int,
     cluster: Cluster,
     *,
     dtype: torch.dtype = torch.float32,
     handling: Handling | None = None,
-) -> Setting:
+) -> SchemeInputs:
     """A profiled tensor on a cluster; the sparsity is that among the cluster's ranks."""
-    return Setting(
+    return SchemeInputs(
         numel=numel,
         units=tensor.units,
         blocks=tensor.blocks,
@@ -236,7 +243,7 @@ def setting_of(
     )
 
 
-def explain(name: str, choice: Chosen, at: Setting) -> Iterator[str]:
+def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
     """Lines that say which scheme a tensor takes, its predicted time, the runner-up, and why."""
     best, runner_up, *_ = choice.predictions
     units = at.units

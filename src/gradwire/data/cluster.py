@@ -20,7 +20,7 @@ from ..errors import InvalidSetting, UnknownName, invalid
 from ..travel import bytes_sent, travel
 from ..units import format_rate, format_seconds
 from .fit import LineFit
-from .stored import MOST_RANKS, MOST_S, Frozen, Stored
+from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
 """Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
@@ -71,7 +71,7 @@ class Cluster(Stored):
 
     num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
-    hop_s: Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)] = HOP_S
+    hop_s: NonNegative = HOP_S
     collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
     """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)

@@ -12,16 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from ..errors import InvalidSetting
-from .stored import MOST_S, Frozen, Whole
+from .stored import Frozen, NonNegative, Whole
 
-Figure = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 Floats = npt.NDArray[np.floating[Any]]
 Samples = tuple[tuple[int, float], ...]
 """(size, seconds), in the order in which they were measured."""
@@ -36,12 +34,12 @@ class LineFit(Frozen):
     ``per_unit_error_s``, in 95 % of measurements, if relative errors are independent and normal.
     """
 
-    alpha_s: Figure
-    per_unit_s: Figure
-    residual: Figure = 0.0
-    alpha_error_s: Figure = 0.0
-    per_unit_error_s: Figure = 0.0
-    samples: tuple[tuple[Whole, Figure], ...] = ()
+    alpha_s: NonNegative
+    per_unit_s: NonNegative
+    residual: NonNegative = 0.0
+    alpha_error_s: NonNegative = 0.0
+    per_unit_error_s: NonNegative = 0.0
+    samples: tuple[tuple[Whole, NonNegative], ...] = ()
 
     def seconds(self, size: float) -> float:
         """Seconds of a message of that size; nothing costs nothing.

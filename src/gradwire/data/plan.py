@@ -33,7 +33,7 @@ class Chunk(Frozen):
         return self.stop - self.start
 
 
-class Message(Frozen):
+class PlannedMessage(Frozen):
     """Chunks that travel together, one behind the other, through one exchange."""
 
     chunks: tuple[Chunk, ...]
@@ -80,7 +80,7 @@ class Plan(Stored):
     """``Profile.model`` of the profile that was planned for."""
     settings: dict[str, Setting] = Field(default_factory=dict)
     """The settings that the planner was called with; a record, which nothing acts upon."""
-    messages: tuple[Message, ...]
+    messages: tuple[PlannedMessage, ...]
     credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
     """The number of channels, and so the most messages that are on the wire at once."""
     overlap_forward: bool = False

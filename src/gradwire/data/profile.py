@@ -12,13 +12,12 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidSetting
 from .sparsity import SparsityProfile
-from .stored import MOST_ELEMENTS, MOST_S, Frozen, Stored, Whole
+from .stored import MOST_ELEMENTS, Frozen, NonNegative, Stored, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Seconds = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
-DType = Literal["float32", "float16", "bfloat16", "float64"]
+GradientDType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -27,7 +26,7 @@ class ProfiledTensor(Frozen):
 
     name: Annotated[str, Field(min_length=1)]
     shape: tuple[Whole, ...]
-    dtype: DType = "float32"
+    dtype: GradientDType = "float32"
 
     @model_validator(mode="after")
     def _can_be_held(self) -> Self:
@@ -56,8 +55,8 @@ class Layer(Frozen):
 
     name: Annotated[str, Field(min_length=1)]
     tensors: tuple[ProfiledTensor, ...]
-    forward_s: Seconds
-    backward_s: Seconds
+    forward_s: NonNegative
+    backward_s: NonNegative
 
     @property
     def size_bytes(self) -> int:
@@ -69,11 +68,11 @@ class Measurement(Frozen):
 
     iterations: Annotated[Whole, Field(ge=1)]
     """Steps that the times are medians of, and as many without hooks."""
-    profiling_s: Seconds
+    profiling_s: NonNegative
     """Seconds that measuring took in all, warm-up included."""
-    step_s: Seconds
+    step_s: NonNegative
     """Seconds of a step without hooks, forward and backward: what the layers' seconds add up to."""
-    hooked_step_s: Seconds
+    hooked_step_s: NonNegative
     """Seconds of a step with the hooks and the synchronisation they add."""
     backward_order: tuple[str, ...] = ()
     """Names of all tensors in the order in which their gradients became ready, first one first."""

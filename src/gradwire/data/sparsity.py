@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from ..errors import invalid
 from ..sparse.entries import MOST_WIDTH
-from .stored import MOST_ELEMENTS, MOST_RANKS, MOST_S, Frozen, Stored
+from .stored import MOST_ELEMENTS, MOST_RANKS, Frozen, NonNegative, Stored
 
 Indices = npt.NDArray[np.integer[Any]]
 DOUBLINGS = (2, 4, 8, 16, 32, 64, 128)
@@ -41,7 +41,6 @@ _SLACK = 1e-6
 """Relative: means of ratios are sums of many floats."""
 
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Figure = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
 
 
@@ -126,7 +125,7 @@ class Densification(Frozen):
     """The densification ratio among ``ranks`` ranks."""
 
     ranks: Ranks
-    ratio: Figure
+    ratio: NonNegative
     extrapolated: bool = False
     """Whether fewer gradients were measured than there are ranks."""
 
@@ -135,7 +134,7 @@ class Skewness(Frozen):
     """The skewness ratio of ``parts`` even partitions."""
 
     parts: Ranks
-    ratio: Figure
+    ratio: NonNegative
 
 
 class RangeImbalance(Frozen):
@@ -146,8 +145,8 @@ class RangeImbalance(Frozen):
     """
 
     ranks: Ranks
-    push: Figure
-    pull: Figure
+    push: NonNegative
+    pull: NonNegative
 
 
 class UnitSparsity(Frozen):
@@ -289,8 +288,8 @@ class Handling(Frozen):
     non-zero element once: into a payload, into its partition, or into a sum.
     """
 
-    scan_s: Figure = 0.0
-    entry_s: Figure = 0.0
+    scan_s: NonNegative = 0.0
+    entry_s: NonNegative = 0.0
 
 
 class SparsityProfile(Stored):

@@ -30,6 +30,9 @@ MOST_RANKS = 2**16
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 """A number that is counted with, and no more than a kernel can be given."""
 
+NonNegative = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
+"""A finite figure that is measured: seconds, seconds a byte, a ratio."""
+
 
 class Frozen(BaseModel):
     """Data that nobody assigns to, with no entry but those that are declared."""

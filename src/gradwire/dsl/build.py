@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.compiler import Source, load
-from ..kernels.gpu import available
+from ..kernels.compiler import CppSource, load_compiled
+from ..kernels.gpu import has_triton
 from ..payload import Payload
 from . import interp
 from .gpu import build as gpu_build
 from .interp import Draws
 from .ir import Kernel
-from .render_cpp import render
+from .render_cpp import render_cpp
 
 _HEADERS = Path(__file__).parent / "csrc"
 # Operations raise no exceptions and set no errno, so a vector may compute what is then not chosen;
@@ -80,12 +80,12 @@ class Built:
     @cached_property
     def text(self) -> str:
         """The C++ of all of them."""
-        return render(*self.kernels)
+        return render_cpp(*self.kernels)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> CppSource:
         """The C++ source that the compiler is given."""
-        return Source("compll", self.text, _HEADERS, flags=_FLAGS, wishes=_WIDE)
+        return CppSource("compll", self.text, _HEADERS, flags=_FLAGS, wishes=_WIDE)
 
     @cached_property
     def keeping(self) -> frozenset[Kernel]:
@@ -99,7 +99,7 @@ class Built:
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled kernels; None where the interpreter has to serve."""
-        return load(self.source)
+        return load_compiled(self.source)
 
     def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
         """Carries ``kernel`` out on one tensor; returns how many elements were kept."""
@@ -113,7 +113,7 @@ class Built:
         on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
-            run = interp.run if on_cpu or not available() else self.launcher.run
+            run = interp.run if on_cpu or not has_triton() else self.launcher.run
             return [run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer, invalid
-from ..kernels.compiler import Source, load
+from ..kernels.compiler import CppSource, load_compiled
 from ..payload import Field, Format, Payload
 from .ir import UNSIGNED, Buffer
 from .language import Type
@@ -95,15 +95,15 @@ class Coder:
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled coder; None where the definition has to serve."""
-        found = load(self._source)
+        found = load_compiled(self._source)
         if found is not None:
             found.encode.restype = found.decode.restype = ctypes.c_int64
         return found
 
     @cached_property
-    def _source(self) -> Source:
+    def _source(self) -> CppSource:
         text = _LIBRARY.format(name=self.name, support=self.cpp_support)
-        return Source(f"coder-{self.name}", text, _HEADERS)
+        return CppSource(f"coder-{self.name}", text, _HEADERS)
 
     def pack(self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor) -> int:
         """Codes blocks of ``plain_U``, which is used up; returns how many bytes of ``coded_C``."""

@@ -24,7 +24,7 @@ from .build import Call
 from .coders import coding
 from .interp import Draws
 from .keeping import encode_kept, entries_kept, merge_kept
-from .layout import layout, most_kept, num_received
+from .layout import most_kept, num_received, program_format
 from .steps import Kernels, encode_dense, with_scalars
 
 _NEXT_STEP = torch.tensor([0, 1], device="cpu")
@@ -56,13 +56,16 @@ class Generated(Compressor):
 
     def format(self, spec: TensorSpec) -> Format:
         traced = self.kernels().traced
-        format, code = layout(traced, spec.numel, most_kept(traced, spec.numel)), coding(traced)
+        format, code = (
+            program_format(traced, spec.numel, most_kept(traced, spec.numel)),
+            coding(traced),
+        )
         return format if code is None else code.format(format)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
         """The layout of a payload of so many kept elements, or of as many as there may be."""
         traced = self.kernels().traced
-        return layout(traced, spec.numel, min(num_kept, most_kept(traced, spec.numel)))
+        return program_format(traced, spec.numel, min(num_kept, most_kept(traced, spec.numel)))
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
         found = _received(self.kernels(), spec.numel, size_bytes)
@@ -213,9 +216,9 @@ def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """The layout of a payload of so many bytes; None if no gradient of that length has one."""
     code = coding(made.traced)
     if code is not None:
-        return code.received(layout(made.traced, numel, 0), size_bytes)
+        return code.received(program_format(made.traced, numel, 0), size_bytes)
     num_kept = num_received(made.traced, numel, size_bytes)
-    return None if num_kept is None else layout(made.traced, numel, num_kept)
+    return None if num_kept is None else program_format(made.traced, numel, num_kept)
 
 
 def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
@@ -236,7 +239,9 @@ def _decoding(
     code = coding(made.traced)
     if code is not None:
         pairs = zip(payloads, vectors, strict=True)
-        payloads = [code.decode(p, layout(made.traced, to_N.numel(), 0)) for p, to_N in pairs]
+        payloads = [
+            code.decode(p, program_format(made.traced, to_N.numel(), 0)) for p, to_N in pairs
+        ]
     return [
         Call({name: to_N, "scale": _factor(scale, to_N.device)}, to_N.numel(), Draws(), payload)
         for payload, to_N in zip(payloads, vectors, strict=True)

@@ -256,7 +256,7 @@ def const(value: bool | int | float, dtype: DType) -> Node:
     return node(Op.CONST, dtype=dtype, arg=value)
 
 
-def load(buffer: Buffer) -> Node:
+def load_buffer(buffer: Buffer) -> Node:
     """The value that a buffer holds for this element, or for its block or call."""
     return node(Op.LOAD, dtype=buffer.dtype, arg=buffer)
 

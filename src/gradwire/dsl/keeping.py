@@ -18,7 +18,7 @@ from ..payload import Payload
 from .build import Call
 from .interp import Draws
 from .ir import FLOAT32, Extent, Kernel, Op
-from .layout import MEMORY, layout, most_kept
+from .layout import MEMORY, most_kept, program_format
 from .rewrite import OUT, RANKED, Traced, unpacked
 from .steps import Kernels, placed, run_forms, scratch
 
@@ -57,7 +57,7 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
 
 def _head(program: Traced, call: Call, buffer: Tensor | None) -> Payload:
     """The fields that lie before the kept ones, in the front of ``buffer`` or in a new one."""
-    format = layout(program, call.numel, 0)
+    format = program_format(program, call.numel, 0)
     front = None if buffer is None else buffer[: format.size_bytes]
     return Payload.empty(format, front, call.operands["gradient"].device)
 
@@ -70,7 +70,7 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
     count, most = kept[program.indices.name].numel(), most_kept(program, call.numel)
     if count > most:
         kept, count = _cut(program, kept, most), most
-    format = layout(program, call.numel, count)
+    format = program_format(program, call.numel, count)
     front = None if buffer is None else buffer[: format.size_bytes]
     payload = placed(format, front, head.buffer.device)
     if head.size_bytes and buffer is None:

@@ -27,7 +27,7 @@ def most_kept(program: Traced, numel: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def layout(program: Traced, numel: int, num_kept: int) -> Format:
+def program_format(program: Traced, numel: int, num_kept: int) -> Format:
     """The format of a payload of so many elements, of which so many were kept.
 
     Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
@@ -49,12 +49,12 @@ def num_received(program: Traced, numel: int, size_bytes: int) -> int | None:
     num_kept = most_kept(program, numel)
     if num_kept:
         entry_bytes = sum(buffer.dtype.bits for buffer in program.kept) / 8
-        first = layout(program, numel, 0).size_bytes
+        first = program_format(program, numel, 0).size_bytes
         # Each field may be up to a group of codes longer than its entries' bits: never shorter.
         num_kept = min(max(0, int((size_bytes - first) / entry_bytes) + 1), num_kept)
-    while num_kept and layout(program, numel, num_kept).size_bytes > size_bytes:
+    while num_kept and program_format(program, numel, num_kept).size_bytes > size_bytes:
         num_kept -= 1
-    fits = layout(program, numel, num_kept).size_bytes == size_bytes
+    fits = program_format(program, numel, num_kept).size_bytes == size_bytes
     return num_kept if fits else None
 
 

@@ -38,7 +38,7 @@ from .build import Built
 from .coders import coding, lengths_name
 from .generated import Generated
 from .interp import LANES
-from .ir import Buffer, Extent, Node, Op, load
+from .ir import Buffer, Extent, Node, Op, load_buffer
 from .language import Compressed
 from .selection import Scattered
 from .stages import RESULT_NAME, recording
@@ -187,7 +187,7 @@ def _kernels(codec: Program) -> Kernels:
 
 def trace(codec: Program) -> rewrite.Traced:
     """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
-    given = [Vector(load(rewrite.GRADIENT)), Vector(load(rewrite.LATEST))]
+    given = [Vector(load_buffer(rewrite.GRADIENT)), Vector(load_buffer(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1
     name = type(codec).__name__
     with recording() as record, tracing(f"encode of {name}"):
@@ -251,5 +251,5 @@ def _check_beside(buffers: Collection[Buffer]) -> None:
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:
-    found = load(buffer)
+    found = load_buffer(buffer)
     return Vector(found) if buffer.extent >= Extent.ELEMENT else Scalar(found)

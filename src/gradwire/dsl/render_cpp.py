@@ -70,7 +70,7 @@ _BARE = {Op.LOAD, Op.LOAD_AT, Op.RANDOM, Op.BELOW}  # no parentheses around them
 _FOLD_NAMES = {Op.ADD: "sum", Op.SMALLER: "least", Op.GREATER: "most"}
 
 
-def render(*kernels: Kernel) -> str:
+def render_cpp(*kernels: Kernel) -> str:
     """A C++ file that exports these kernels under their names."""
     needed = ('#include "compll.h"', *support(kernels, "cpp"))
     parts = [*needed, *(_function(kernel) for kernel in kernels)]

@@ -25,7 +25,7 @@ from .ir import (
     Node,
     Op,
     const,
-    load,
+    load_buffer,
     node,
     store,
     walk,
@@ -77,7 +77,9 @@ class Traced:
     @cached_property
     def reads_latest(self) -> bool:
         """Whether the gradient alone is needed beside its sum with the residual."""
-        return load(LATEST) in walk((*self.stores(), *(stage.value for stage in self.stages)))
+        return load_buffer(LATEST) in walk(
+            (*self.stores(), *(stage.value for stage in self.stages))
+        )
 
     @cached_property
     def shares_scale(self) -> bool:
@@ -102,7 +104,7 @@ class Traced:
     @cached_property
     def ranked(self) -> Buffer:
         """The buffer of the gradient's own kept elements: a field, if one sends them."""
-        plain = (b for b, value in self.fields if b in self.kept and value is load(GRADIENT))
+        plain = (b for b, value in self.fields if b in self.kept and value is load_buffer(GRADIENT))
         return next(plain, RANKED)
 
     @cached_property
@@ -112,17 +114,17 @@ class Traced:
 
     def stores(self) -> tuple[Node, ...]:
         """The stores that fill the fields; kept elements lie there unpacked, for ``pack``."""
-        extra = ((buffer, load(GRADIENT)) for buffer in self.extra)
+        extra = ((buffer, load_buffer(GRADIENT)) for buffer in self.extra)
         return tuple(
             store(buffer, _canonical(value), self.keep if buffer.extent is Extent.KEPT else None)
             for buffer, value in (*self.fields, *extra)
         )
 
 
-_PLAIN = {load(LATEST): load(GRADIENT)}
+_PLAIN = {load_buffer(LATEST): load_buffer(GRADIENT)}
 _WITH_RESIDUAL = {
-    load(GRADIENT): node(Op.ADD, load(GRADIENT), load(RESIDUAL)),
-    load(LATEST): load(GRADIENT),
+    load_buffer(GRADIENT): node(Op.ADD, load_buffer(GRADIENT), load_buffer(RESIDUAL)),
+    load_buffer(LATEST): load_buffer(GRADIENT),
 }
 
 
@@ -142,9 +144,9 @@ def encode_with_residual(program: Traced) -> Kernel:
     Where that is not finite the residual keeps its value: an inf or NaN is sent, and never kept.
     What ``top`` leaves of kept elements is not known yet: they stay in the residual for now.
     """
-    before, whole = load(RESIDUAL), _WITH_RESIDUAL[load(GRADIENT)]
+    before, whole = load_buffer(RESIDUAL), _WITH_RESIDUAL[load_buffer(GRADIENT)]
     fields = substitute(program.stores(), _WITH_RESIDUAL)
-    sent = {load(target.arg): target.sources[0] for target in fields}
+    sent = {load_buffer(target.arg): target.sources[0] for target in fields}
     (decoded,) = substitute((program.decoded,), sent)
     nothing = const(0.0, FLOAT32)
     if program.top is not None:
@@ -161,7 +163,7 @@ def decode(program: Traced) -> Kernel:
     """Writes scale times the decoded gradient; of kept elements their values, unscaled."""
     if program.keep is not None:
         return _kernel(program, "decode", (store(OUT, _decoded_entry(program)),))
-    scaled = node(Op.MUL, program.decoded, load(SCALE))
+    scaled = node(Op.MUL, program.decoded, load_buffer(SCALE))
     return _kernel(program, "decode", (store(OUT, scaled),))
 
 
@@ -169,8 +171,8 @@ def merge(program: Traced) -> Kernel:
     """Adds scale times the decoded gradient: CaSync's merge, without a decoded copy."""
     if program.keep is not None:
         return decode(program)
-    scaled = node(Op.MUL, program.decoded, load(SCALE))
-    total = node(Op.ADD, load(SUM), scaled)
+    scaled = node(Op.MUL, program.decoded, load_buffer(SCALE))
+    total = node(Op.ADD, load_buffer(SUM), scaled)
     return _kernel(program, "merge", (store(SUM, total),))
 
 
@@ -182,21 +184,22 @@ def taken(program: Traced) -> Kernel | None:
     if program.top is None:
         return None
     value, zero = _decoded_entry(program), const(0.0, FLOAT32)
-    left = node(Op.SUB, load(_entry(program.ranked)), value)
+    left = node(Op.SUB, load_buffer(_entry(program.ranked)), value)
     lost = node(Op.WHERE, node(Op.FINITE, left), value, zero)
     return _kernel(program, "taken", (store(OUT, lost),))
 
 
 def _decoded_entry(program: Traced) -> Node:
     """The decoded value in a kernel whose elements are the kept ones."""
-    entries = {load(b): load(_entry(b)) for b in program.kept}
+    entries = {load_buffer(b): load_buffer(_entry(b)) for b in program.kept}
     return substitute((program.decoded,), entries)[0]
 
 
 def pack(program: Traced) -> Kernel | None:
     """Packs the codes of kept elements, a byte each; None if there are none shorter than that."""
     stores = [
-        store(_entry(b), node(Op.CAST, load(unpacked(b)), dtype=b.dtype)) for b in program.packed
+        store(_entry(b), node(Op.CAST, load_buffer(unpacked(b)), dtype=b.dtype))
+        for b in program.packed
     ]
     return _kernel(program, "pack", stores) if stores else None
 
@@ -247,7 +250,7 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
         return first.value is stage.value and first.how.draw == stage.how.draw
     if isinstance(first.how, Pick) or isinstance(stage.how, Pick):
         return False
-    results = {load(earlier.result) for earlier in group}
+    results = {load_buffer(earlier.result) for earlier in group}
     return results.isdisjoint(walk([stage.value]))
 
 
@@ -277,7 +280,7 @@ def _fold(program: Traced, name: str, stages: tuple[Stage, ...]) -> Kernel:
     always, stores = const(True, BOOL), []
     for stage in stages:
         dtype = stage.result.dtype
-        values = load(Buffer(partials(stage), dtype, Extent.ELEMENT))
+        values = load_buffer(Buffer(partials(stage), dtype, Extent.ELEMENT))
         combined = node(Op.REDUCE, values, always, dtype=dtype, arg=stage.how)
         stores.append(store(Buffer(stage.result.name, dtype, Extent.BLOCK), combined))
     return _kernel(program, f"{name}_fold", stores, FOLD_BLOCK)
@@ -294,9 +297,9 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
     Where as many are drawn as there are, each element is at its own place (what lies behind the
     last one, in its group, is read from there too).
     """
-    population = load(POPULATION)
+    population = load_buffer(POPULATION)
     drawn = node(Op.BELOW, population, arg=stream)
-    is_part = node(Op.LESS, load(NUM_DRAWN), population)
+    is_part = node(Op.LESS, load_buffer(NUM_DRAWN), population)
     own = node(Op.SMALLER, node(Op.PLACE), node(Op.SUB, population, const(1, INT32)))
     place = node(Op.WHERE, is_part, drawn, own)
     gradient, residual = (
@@ -305,8 +308,8 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
     )
     both = node(Op.ADD, gradient, residual)
     return (
-        {load(GRADIENT): gradient, load(LATEST): gradient},
-        {load(GRADIENT): both, load(LATEST): gradient},
+        {load_buffer(GRADIENT): gradient, load_buffer(LATEST): gradient},
+        {load_buffer(GRADIENT): both, load_buffer(LATEST): gradient},
     )
 
 

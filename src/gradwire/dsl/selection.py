@@ -33,7 +33,7 @@ def top(kept: Vector, share: float) -> Vector:
     """
     if not isinstance(kept, Vector) or kept.keep is None or kept.top is not None:
         refuse("top of something that no filter kept", "filter first, then cut: top(kept, share)")
-    if kept.node is not ir.load(GRADIENT):
+    if kept.node is not ir.load_buffer(GRADIENT):
         refuse("top of a mapped vector", "cut the gradient's own values, map what is left")
     if not isinstance(share, float | int) or not 0 < share <= 1:
         refuse(f"top of a share of {share!r}", "give a number in (0, 1]: 0.01 for 1 %")

@@ -89,7 +89,7 @@ class Recording:
         if result is None:
             result = Buffer(f"stage{len(self.stages)}", value.dtype, Extent.CALL)
             self.stages.append(Stage(result, value, how))
-        return Scalar(ir.load(result))
+        return Scalar(ir.load_buffer(result))
 
 
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)

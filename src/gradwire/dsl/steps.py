@@ -19,7 +19,7 @@ from ..payload import Format, Payload
 from .build import Built, Call
 from .coders import Coding, coding
 from .ir import Kernel
-from .layout import MEMORY, layout
+from .layout import MEMORY, program_format
 from .rewrite import StageKernels, Traced, partials
 from .stages import Pick
 
@@ -178,7 +178,7 @@ def encode_dense(
     """The payloads, in ``buffers`` where they are given; residuals are updated."""
     code, payloads = coding(made.traced), list[Payload]()
     for call, buffer in zip(calls, buffers, strict=True):
-        format = layout(made.traced, call.numel, 0)
+        format = program_format(made.traced, call.numel, 0)
         own = buffer if code is None else None
         payloads.append(placed(format, own, call.operands["gradient"].device))
     filling = [

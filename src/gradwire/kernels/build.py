@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 from typing import Literal
 
-from .compiler import Source, load, reference_only
+from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "reference_only"]
 
@@ -21,7 +21,7 @@ def libraries() -> tuple[str, ...]:
 
 def load_library(name: str) -> ctypes.CDLL | None:
     """The compiled csrc/``name``.cpp, or None where the torch reference has to serve."""
-    return load(source(name))
+    return load_compiled(source(name))
 
 
 def backend() -> Literal["cpp", "reference"]:
@@ -34,6 +34,6 @@ def backend() -> Literal["cpp", "reference"]:
 
 
 @functools.cache
-def source(name: str) -> Source:
+def source(name: str) -> CppSource:
     """The text of csrc/``name``.cpp."""
-    return Source(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
+    return CppSource(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)

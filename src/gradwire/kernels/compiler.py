@@ -1,9 +1,10 @@
 """The C++ compiler: turns a source text into a loaded library, once a machine.
 
-Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load``. A library's
-file name carries a hash of all that decides its content (text, headers, flags, compiler, CPU), so a
-file in the cache (``cache``) is either the right one or not there. Whatever fails, ``load`` says so
-once and returns None: the reference implementations serve then. Nothing happens on import.
+Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load_compiled``. A
+library's file name carries a hash of all that decides its content (text, headers, flags, compiler,
+CPU), so a file in the cache (``cache``) is either the right one or not there. Whatever fails,
+``load_compiled`` says so once and returns None: the reference implementations serve then. Nothing
+happens on import.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _LOCK_PATIENCE_S = _COMPILE_TIMEOUT_S + 30.0  # a builder that lives is done by 
 
 _log = logging.getLogger("gradwire")
 _lock = threading.RLock()
-_loaded: dict[Source, ctypes.CDLL | None] = {}
+_loaded: dict[CppSource, ctypes.CDLL | None] = {}
 _state = {"forced": 0, "warned": 0}
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class CppSource:
     """One C++ file and how it is to be compiled, beside the flags that all have.
 
     Each is loaded once: keep it, and loading it again costs a look into a table.
@@ -63,7 +64,7 @@ class Source:
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
 
-def load(source: Source) -> ctypes.CDLL | None:
+def load_compiled(source: CppSource) -> ctypes.CDLL | None:
     """The compiled ``source``, or None where its reference has to serve.
 
     Compiles on the first call on a machine (one or two seconds), loads from the cache on the first
@@ -98,7 +99,7 @@ def find_compiler() -> str | None:
     return None if found is None else str(Path(found).absolute())
 
 
-def library_name(source: Source, compiler: str, flags: tuple[str, ...]) -> str:
+def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> str:
     """The file name, in a folder of the cache, of what this compiler makes with these flags."""
     digest = hashlib.sha256(source.text.encode())
     for path in sorted(source.headers.glob("*.h")):
@@ -108,7 +109,7 @@ def library_name(source: Source, compiler: str, flags: tuple[str, ...]) -> str:
     return f"{source.name}-{digest.hexdigest()[:24]}.so"
 
 
-def _found_or_built(source: Source) -> ctypes.CDLL | None:
+def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
         _warn("no C++ compiler (c++, g++ or clang++) is on the PATH")
@@ -136,7 +137,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _load_or_build(source: Source, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+def _load_or_build(source: CppSource, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     """The library of the first folder of the cache that has it, or room for it."""
     name = library_name(source, compiler, flags)
     command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]

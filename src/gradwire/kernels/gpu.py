@@ -10,7 +10,7 @@ _log = logging.getLogger("gradwire")
 
 
 @cache
-def available() -> bool:
+def has_triton() -> bool:
     """Whether triton is installed; says once that it is not, so ask only where a GPU waits."""
     found = find_spec("triton") is not None
     if not found:

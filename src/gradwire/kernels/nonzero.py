@@ -18,7 +18,7 @@ from .operands import INT32_MAX, address, check_floating, check_vector, serves_c
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def nonzero(
+def nonzero_units(
     grad_N: Tensor, buffer: Tensor, width: int = 1, residual_N: Tensor | None = None
 ) -> int:
     """Fills the front of ``buffer`` (uint8) with indices_K (int32) and the units' values; gives K.

@@ -16,7 +16,7 @@ from ..contract import Compressor
 from ..errors import LawBroken
 from ..spec import TensorSpec, working_dtype
 from . import payloads
-from .payloads import content, decoded_of, encoded, residual_for, spec_of
+from .payloads import content, decoded_of, encoded, residual_for, spec_alone
 from .tolerance import assert_near, largest, must, same_bits, tame
 
 
@@ -146,7 +146,7 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     says_more = codec.traits.lossless  # bit equality does, in one step
     if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
         return False
-    num_steps, state = 400, codec.init(spec_of(grad_N))
+    num_steps, state = 400, codec.init(spec_alone(grad_N))
     decoded_SN = torch.empty(num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype))
     for out_N in decoded_SN:
         payload, state = codec.encode(state, grad_N)
@@ -298,7 +298,7 @@ def law_settings_are_frozen_values(codec: Compressor, grad_N: Tensor) -> None:
     must(is_dataclass(settings), f"{type(codec).__name__} is no dataclass")
     must(replace(settings) == codec, "an equal copy is not equal")
     must(hash(replace(settings)) == hash(codec), "an equal copy has another hash")
-    alone, plain = (made.format(spec_of(grad_N)) for made in (codec.for_world(1), codec))
+    alone, plain = (made.format(spec_alone(grad_N)) for made in (codec.for_world(1), codec))
     must(alone.size_bytes == plain.size_bytes, "among one rank the payload has another size")
     for field in fields(settings):
         must(field.kw_only is True, f"{field.name} may be given by position")

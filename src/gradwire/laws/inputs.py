@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..data.cluster import Cluster
 from ..data.fit import LineFit
-from ..data.profile import DType, Layer, Profile, ProfiledTensor
+from ..data.profile import GradientDType, Layer, Profile, ProfiledTensor
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FINITE_KINDS = (
@@ -144,14 +144,16 @@ def panel(block: int | None = None) -> tuple[Drawn, ...]:
 
 # ---- models and clusters -----------------------------------------------------------------------
 
-Row = tuple[Sequence[int], float, float]
+LayerRow = tuple[Sequence[int], float, float]
 """Elements of each tensor of a layer, its forward and its backward seconds."""
 
-MIXED: tuple[DType, ...] = ("float32", "bfloat16")
+MIXED: tuple[GradientDType, ...] = ("float32", "bfloat16")
 NUM_MODELS = 24
 
 
-def profile_of(*rows: Row, model: str = "drawn", dtypes: Sequence[DType] = ("float32",)) -> Profile:
+def profile_of(
+    *rows: LayerRow, model: str = "drawn", dtypes: Sequence[GradientDType] = ("float32",)
+) -> Profile:
     """One layer a row; tensors take ``dtypes`` in turn."""
     layers, count = [], 0
     for place, (numels, forward_s, backward_s) in enumerate(rows):
@@ -175,8 +177,8 @@ def profile_of(*rows: Row, model: str = "drawn", dtypes: Sequence[DType] = ("flo
 class Facts:
     """The inputs of a planner: the rows of a profile, the dtypes of its tensors, and a cluster."""
 
-    rows: tuple[Row, ...]
-    dtypes: tuple[DType, ...]
+    rows: tuple[LayerRow, ...]
+    dtypes: tuple[GradientDType, ...]
     cluster: Cluster
 
     @property

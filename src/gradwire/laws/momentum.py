@@ -23,7 +23,7 @@ from .tolerance import assert_near, largest, must, same_bits
 NUM_STEPS = 4
 
 
-class Step(NamedTuple):
+class MomentumStep(NamedTuple):
     """One rank's step: its state before and after, its gradient, and what it is said to give."""
 
     before: Any
@@ -38,7 +38,7 @@ class Step(NamedTuple):
         return fresh_N.to(velocity_N.dtype)
 
 
-def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[Step]]]:
+def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[MomentumStep]]]:
     """The mean and every rank's step, of a few steps."""
     states: list[State] = case.states(exchange)
     found = []
@@ -47,7 +47,7 @@ def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[
         results = run_local(exchange, grads, states, seed=case.seed + number)
         ranks = zip(states, grads, results, strict=True)
         found.append(
-            (results[0][0], [Step(old, g, given, new) for old, g, (_, given, new) in ranks])
+            (results[0][0], [MomentumStep(old, g, given, new) for old, g, (_, given, new) in ranks])
         )
         states = [state for _, _, state in results]
     return found

@@ -16,14 +16,14 @@ from ..spec import TensorSpec, working_dtype
 from .tolerance import largest, must, same_bits, tame
 
 
-def spec_of(grad_N: Tensor) -> TensorSpec:
+def spec_alone(grad_N: Tensor) -> TensorSpec:
     """The spec of a gradient that is alone in its message."""
     return TensorSpec("gradient", grad_N.numel(), grad_N.dtype)
 
 
 def encoded(codec: Compressor, grad_N: Tensor, residual_N: Tensor | None = None) -> Payload:
     """The payload that a compressor makes of a gradient in its first step."""
-    payload, _ = codec.encode(codec.init(spec_of(grad_N)), grad_N, residual_N=residual_N)
+    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N)
     return payload
 
 
@@ -68,7 +68,7 @@ def law_stated_bytes_are_real(codec: Compressor, grad_N: Tensor) -> None:
     To do: make format(spec) list every field that encode fills, with its dtype and length;
     where sizes vary, declare exact_size=False and let format state the largest.
     """
-    stated = codec.format(spec_of(grad_N)).size_bytes
+    stated = codec.format(spec_alone(grad_N)).size_bytes
     payload = encoded(codec, grad_N)
     buffer = content(payload)
     must(buffer.dtype == torch.uint8, f"the payload is {buffer.dtype}")
@@ -86,7 +86,7 @@ def law_size_only_payload_agrees(codec: Compressor, grad_N: Tensor) -> None:
 
     To do: build payloads from format(spec) alone, and leave reading fields to Payload.
     """
-    empty = Payload(codec.format(spec_of(grad_N)))
+    empty = Payload(codec.format(spec_alone(grad_N)))
     if codec.traits.exact_size:
         real = encoded(codec, grad_N).size_bytes
         must(empty.size_bytes == real, f"size only: {empty.size_bytes} bytes, encoded: {real}")
@@ -104,7 +104,7 @@ def law_same_input_same_bits(codec: Compressor, grad_N: Tensor) -> None:
     To do: draw random numbers from a seed and a step in the state, and keep nothing between
     calls outside of it.
     """
-    state = codec.init(spec_of(grad_N))
+    state = codec.init(spec_alone(grad_N))
     bits = [codec.encode(clone_state(state), grad_N)[0] for _ in range(2)]
     must(same_bits(*map(content, bits)), "two encodings of one gradient differ")
 
@@ -117,10 +117,10 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
     To do: encode into Payload.empty(form, buffer), and write every byte of it, padding too.
     """
     want = content(encoded(codec, grad_N))
-    size = codec.format(spec_of(grad_N)).size_bytes
+    size = codec.format(spec_alone(grad_N)).size_bytes
     around = torch.full((size + 16,), 0xA5, dtype=torch.uint8)
     buffer = around[8 : 8 + size]
-    payload, _ = codec.encode(codec.init(spec_of(grad_N)), grad_N, buffer=buffer)
+    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, buffer=buffer)
     used, real = content(payload), payload.size_bytes
     must(used.data_ptr() == buffer.data_ptr() or not real, "another buffer was used")
     must(same_bits(used, want), "in a used buffer the payload has other bits than in a new one")
@@ -138,7 +138,7 @@ def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> Non
     To do: make received(spec, size_bytes) the layout that encode chose, and raise
     self.no_such_size for any other size.
     """
-    spec, payload = spec_of(grad_N), encoded(codec, grad_N)
+    spec, payload = spec_alone(grad_N), encoded(codec, grad_N)
     form = codec.received(spec, payload.size_bytes)
     must(form == payload.format, f"sent {payload.format}, received {form}")
     dtype = working_dtype(grad_N.dtype)
@@ -160,7 +160,7 @@ def law_typical_payload_is_one(codec: Compressor, grad_N: Tensor) -> None:
 
     To do: let typical(spec) be a layout that received accepts, not larger than format(spec).
     """
-    spec = spec_of(grad_N)
+    spec = spec_alone(grad_N)
     typical, largest_form = codec.typical(spec), codec.format(spec)
     must(typical.size_bytes <= largest_form.size_bytes, "typically more than the largest")
     must(codec.received(spec, typical.size_bytes) == typical, "no payload is like the typical")
@@ -175,7 +175,7 @@ def law_rank_changes_no_meaning(codec: Compressor, grad_N: Tensor) -> None:
     decode.
     """
     one, other = (codec.for_world(3, rank) for rank in (1, 2))
-    spec, dtype = spec_of(grad_N), working_dtype(grad_N.dtype)
+    spec, dtype = spec_alone(grad_N), working_dtype(grad_N.dtype)
     must(one.format(spec) == other.format(spec), "ranks have other layouts")
     payload, _ = one.encode(codec.for_world(3).init(spec), grad_N)
     decoded = [c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype)) for c in (one, other)]

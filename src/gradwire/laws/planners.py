@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
+from ..planning.plan import Planner
 from .tolerance import must
-
-Planner = Callable[[Profile, Cluster], Plan]
 
 
 def law_every_element_is_sent_once(planner: Planner, profile: Profile, cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..dsl.program import Program
 from ..kernels.compiler import reference_only
 from ..spec import working_dtype
-from .payloads import content, spec_of
+from .payloads import content, spec_alone
 from .tolerance import must, same_bits
 
 
@@ -29,7 +29,7 @@ def law_compiled_as_interpreted(codec: Program, grad_N: Tensor) -> bool:
 
 def _outcome(codec: Program, grad_N: Tensor) -> dict[str, Tensor]:
     residual_N = torch.ones(grad_N.numel(), dtype=working_dtype(grad_N.dtype))
-    payload, _ = codec.encode(codec.init(spec_of(grad_N)), grad_N, residual_N=residual_N)
+    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N)
     decoded_N = codec.decode(payload, torch.empty_like(residual_N))
     return {
         "payload": content(payload),

@@ -49,7 +49,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Held:
+class Subject:
     """Laws that one algorithm is held to, and the inputs, the small first."""
 
     algorithm: Any
@@ -93,13 +93,13 @@ def _paragraphs(law: Law) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n")]
 
 
-def check(held: Held) -> Iterator[Verdict]:
+def check(held: Subject) -> Iterator[Verdict]:
     """The verdict on each law, in turn; one that holds has seen all inputs."""
     for law in held.laws:
         yield _verdict(law, held)
 
 
-def _verdict(law: Law, held: Held) -> Verdict:
+def _verdict(law: Law, held: Subject) -> Verdict:
     num_asked = 0
     for one in held.inputs:
         try:
@@ -135,7 +135,7 @@ def kind_of(algorithm: Any) -> str | None:
     return "planner" if callable(algorithm) and not isinstance(algorithm, type) else None
 
 
-def held_to(algorithm: Any) -> list[Held]:
+def held_to(algorithm: Any) -> list[Subject]:
     """The laws for an algorithm of any kind, with their inputs.
 
     A compressor is held to those of its exchange too, through the collective that suits it; a
@@ -154,7 +154,7 @@ def held_to(algorithm: Any) -> list[Held]:
     raise invalid("what is checked", algorithm, accepted, "name one of your file as FILE:NAME")
 
 
-def _of_compressor(codec: Compressor) -> list[Held]:
+def _of_compressor(codec: Compressor) -> list[Subject]:
     drawn = panel(getattr(codec, "block", None))
     inputs = [Input(str(one), partial(_gradient, one)) for one in drawn]
     kinds = ", ".join(dict.fromkeys(one.kind for one in drawn))
@@ -166,11 +166,11 @@ def _of_compressor(codec: Compressor) -> list[Held]:
     laws: tuple[Law, ...] = compressors.LAWS
     if isinstance(codec, Program):
         laws += programs.LAWS
-    return [Held(codec, laws, inputs, tried), *_of_exchange(pair(codec, suited(codec)))]
+    return [Subject(codec, laws, inputs, tried), *_of_exchange(pair(codec, suited(codec)))]
 
 
-def _of_densities(algorithm: Any) -> list[Held]:
-    statement = Held(
+def _of_densities(algorithm: Any) -> list[Subject]:
+    statement = Subject(
         algorithm,
         (densities.law_density_range_is_stated,),
         [Input("its traits", tuple)],
@@ -193,10 +193,10 @@ def _of_densities(algorithm: Any) -> list[Held]:
         f"densities {_listed(DENSITIES)} of gradients ({', '.join(kinds)}) of "
         f"{_listed(DENSITY_SIZES)} elements"
     )
-    return [statement, Held(algorithm, laws, inputs, tried)]
+    return [statement, Subject(algorithm, laws, inputs, tried)]
 
 
-def _of_exchange(exchange: Exchange) -> list[Held]:
+def _of_exchange(exchange: Exchange) -> list[Subject]:
     """Laws wrap an exchange in error feedback themselves, so feedback around it comes off."""
     if isinstance(exchange, ErrorFeedback):
         return _of_exchange(exchange.inner)
@@ -214,7 +214,7 @@ def _of_exchange(exchange: Exchange) -> list[Held]:
     return [one for one in held if one.laws]
 
 
-def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) -> Held:
+def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) -> Subject:
     first = collectives.law_never_deadlocks
     ordered = sorted(laws, key=lambda law: law is not first)
     through = (
@@ -229,10 +229,10 @@ def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) 
         f"{_listed(sorted(worlds))} ranks with {_listed(sorted(sizes))} elements in "
         f"{_listed(list(dtypes))}{through}, in seeded interleavings"
     )
-    return Held(exchange, ordered, inputs, tried)
+    return Subject(exchange, ordered, inputs, tried)
 
 
-def _of_collective(collective: Collective) -> list[Held]:
+def _of_collective(collective: Collective) -> list[Subject]:
     held = []
     for codec in codecs_for(collective):
         made = pair(codec, collective)
@@ -263,7 +263,7 @@ def codecs_for(collective: Collective) -> list[Compressor]:
     return list(found.values())
 
 
-def _of_planner(planner: Any) -> Held:
+def _of_planner(planner: Any) -> Subject:
     inputs = [Input(str(one), partial(_of_facts, one)) for one in facts()]
     ranks = sorted({one.cluster.num_ranks for one in facts()})
     tried = (
@@ -271,7 +271,7 @@ def _of_planner(planner: Any) -> Held:
         f"{max(one.num_elements for one in facts())} elements in float32 and bfloat16, on clusters "
         f"of {_listed(ranks)} ranks"
     )
-    return Held(planner, planners.LAWS, inputs, tried)
+    return Subject(planner, planners.LAWS, inputs, tried)
 
 
 def _gradient(drawn: Drawn) -> tuple[Any, ...]:

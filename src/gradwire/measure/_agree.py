@@ -20,7 +20,7 @@ def verb_text(*verbs: Verb) -> Steps[None]:
     yield verbs
 
 
-def agree(engine: Engine, verb: Verb) -> None:
+def run_verb(engine: Engine, verb: Verb) -> None:
     """Carries one verb out; all ranks call this alike."""
     engine.wait([engine.launch(0, "agree", verb_text(verb))])
 
@@ -29,7 +29,7 @@ def rank_0s(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on every rank: floats differ in the last bit between machines."""
     text = torch.tensor(list(own.to_json().encode()), dtype=torch.uint8)
     size = torch.tensor([text.numel()])
-    agree(engine, Broadcast(0, size))
+    run_verb(engine, Broadcast(0, size))
     text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-    agree(engine, Broadcast(0, text))
+    run_verb(engine, Broadcast(0, text))
     return type(own).parse(bytes(text.tolist()).decode(), "rank 0's figures")

@@ -5,9 +5,9 @@ Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at
     between two synchronisations, averaged over 50 measurements.
 Differences from the paper: the median and not the mean, as other work on the machine only ever adds
     time. Forward times come from the same steps, not from a copy of the model's code. Every moment
-    of a step is charged to some layer (``_recorder`` says to which), and layers' medians are scaled
-    to the median of steps without hooks that ran in turn with those with hooks: they add up to what
-    the step really takes, and the hooks' own time is not in them.
+    of a step is charged to some layer (``_layer_timer`` says to which), and layers' medians are
+    scaled to the median of steps without hooks that ran in turn with those with hooks: they add
+    up to what the step really takes, and the hooks' own time is not in them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data.profile import DType, Layer, Measurement, Profile, ProfiledTensor
+from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 from ..errors import InvalidSetting, invalid
-from ._recorder import Recorder, hooked
+from ._layer_timer import LayerTimer, hooked
 from ._untouched import untouched, versions
 
-Step = Callable[[], object]
+TrainingStep = Callable[[], object]
 """Runs one forward and backward of the model on one batch; what it returns is not looked at."""
 
 NUM_WARM_UP = 3
@@ -40,7 +40,7 @@ ITERATIONS = {"cpu": 20, "cuda": 50}
 
 def profile(
     model: nn.Module,
-    step: Step,
+    step: TrainingStep,
     *,
     iterations: int | None = None,
     batch_size: int | None = None,
@@ -131,7 +131,7 @@ class _Seen:
     batch_size: int | None
 
 
-def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: Step) -> _Seen:
+def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> _Seen:
     """Runs a step and looks which modules it calls and which parameters get gradients."""
     called: dict[nn.Module, None] = {}
     sizes: list[int] = []
@@ -142,21 +142,21 @@ def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: Step) -> 
             given = (*args, *kwargs.values())
             sizes.extend(len(value) for value in given if isinstance(value, Tensor) and value.dim())
 
-    recorder = Recorder(1, lambda: None)
+    timer = LayerTimer(1, lambda: None)
     before = versions(model)
     with ExitStack() as stack:
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.enter_context(hooked(recorder, {}, {key: (p, 0) for key, p in watched.items()}))
-        recorder.run(step)
+        stack.enter_context(hooked(timer, {}, {key: (p, 0) for key, p in watched.items()}))
+        timer.run(step)
     changed = [key for key, version in versions(model).items() if version != before[key]]
     if changed:
         raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
     if not called:
         raise _wrong_step("called no module of this model", "let it run the model given here")
-    if not recorder.num_backwards:
+    if not timer.num_backwards:
         raise _wrong_step("ran no backward", "let it call loss.backward()")
-    without = sorted(watched.keys() - set(recorder.order))
+    without = sorted(watched.keys() - set(timer.order))
     if without:
         raise _wrong_step(
             f"gave no gradient to {_listed(without)}",
@@ -228,14 +228,14 @@ class _Times:
 
 def _measure(
     seen: _Seen,
-    step: Step,
+    step: TrainingStep,
     iterations: int,
     synchronise: Callable[[], None],
     advance: Callable[..., None],
 ) -> _Times:
     """Steps without and with hooks in turn, so that a busy machine slows both."""
     parameters = [parameter for parameter, _ in seen.parameters.values()]
-    plain, marked = Recorder(1, synchronise), Recorder(len(seen.layers), synchronise)
+    plain, marked = LayerTimer(1, synchronise), LayerTimer(len(seen.layers), synchronise)
     entries = {module: i for i, (_, module) in enumerate(seen.layers)}
     times = _Times([], [], [], [], [], ())
     order: dict[str, None] = {}
@@ -290,11 +290,14 @@ def _scaled(by_step: list[list[float]], plain_s: list[float]) -> list[float]:
 
 def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    if dtype not in get_args(DType):
+    if dtype not in get_args(GradientDType):
         raise invalid(
-            f"dtype of parameter {name!r}", dtype, f"one of {', '.join(get_args(DType))}", "cast it"
+            f"dtype of parameter {name!r}",
+            dtype,
+            f"one of {', '.join(get_args(GradientDType))}",
+            "cast it",
         )
-    return ProfiledTensor(name=name, shape=tuple(parameter.shape), dtype=cast(DType, dtype))
+    return ProfiledTensor(name=name, shape=tuple(parameter.shape), dtype=cast(GradientDType, dtype))
 
 
 def _source(devices: set[torch.device], iterations: int) -> str:

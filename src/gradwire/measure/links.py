@@ -43,7 +43,7 @@ from ..verbs import (
     Steps,
     Verb,
 )
-from ._agree import agree, rank_0s, verb_text
+from ._agree import rank_0s, run_verb, verb_text
 
 if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
     from ..runtime.engine import Engine
@@ -167,7 +167,7 @@ def _message_s(
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
     num_channels = len(engine.channels) - 1
-    agree(engine, AllReduce(torch.zeros(1)))
+    run_verb(engine, AllReduce(torch.zeros(1)))
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -181,7 +181,7 @@ def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     """Each run's seconds on the rank that took longest; known to all ranks."""
     own_R = torch.tensor(runs_s, dtype=torch.float64)
     all_WR = torch.zeros(engine.world * len(runs_s), dtype=torch.float64)
-    agree(engine, AllGather(all_WR, own_R))
+    run_verb(engine, AllGather(all_WR, own_R))
     slowest: list[float] = all_WR.view(engine.world, -1).amax(dim=0).tolist()
     return slowest
 

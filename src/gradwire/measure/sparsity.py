@@ -40,9 +40,9 @@ from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
 from ..verbs import AllGather
-from ._agree import agree, rank_0s
+from ._agree import rank_0s, run_verb
 from ._untouched import untouched
-from .layers import Step, looked_into, no_progress
+from .layers import TrainingStep, looked_into, no_progress
 
 if TYPE_CHECKING:  # the engine is the caller's: measuring starts no ranks
     from ..runtime.engine import Engine
@@ -79,7 +79,7 @@ Select = Callable[[_Source, Tensor, int], Tensor]
 
 def measure_sparsity(
     model: nn.Module,
-    step: Step,
+    step: TrainingStep,
     *,
     num_gradients: int | None = None,
     compressor: str | None = None,
@@ -139,7 +139,7 @@ def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:
 def _observe(
     model: nn.Module,
     params: Mapping[str, Tensor],
-    step: Step,
+    step: TrainingStep,
     num_steps: int,
     codec: Compressor | None,
     ranks: _Ranks,
@@ -242,7 +242,7 @@ class _Ranks:
         if self._engine is None or self.world == 1:
             return own_K[None]
         all_WK = torch.zeros(self.world * own_K.numel(), dtype=own_K.dtype)
-        agree(self._engine, AllGather(all_WK, own_K))
+        run_verb(self._engine, AllGather(all_WK, own_K))
         return all_WK.view(self.world, -1)
 
     def totals(self, own: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from ..sparse.entries import Entries, num_units
 from ..sparse.format import SparseFormat
 from ..sparse.merge import merge
 from ..sparse.parts import Part
-from ..sparse.scatter import scatter
+from ..sparse.scatter import scatter_entries
 from ..spec import TensorSpec, working_dtype
 from ..tensorwise import Joined
 
@@ -48,7 +48,7 @@ def split(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [buffer[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
 
-def merged(
+def merged_entries(
     me: Member, ranks: Sequence[Entries], num_places: int, dtype: torch.dtype, scale: float = 1.0
 ) -> Entries:
     """``scale`` times the ranks' sums, in the member's buffers: the same ones at every call."""
@@ -58,15 +58,15 @@ def merged(
     return merge(ranks, num_places, scale=scale, dtype=dtype, room=(places_K, values))
 
 
-class Message(NamedTuple):
-    """Units of one part, as they came."""
+class Packed(NamedTuple):
+    """Units of one part in a sparse format, as they came."""
 
     form: SparseFormat
     payload: Payload
 
 
 def decoded(
-    me: Member, messages: Sequence[Message], lengths: Sequence[int], width: int
+    me: Member, messages: Sequence[Packed], lengths: Sequence[int], width: int
 ) -> list[Entries]:
     """The entries of messages; each is of a part of so many places. Valid until the next call."""
     counts = [message.payload["values"].numel() // width for message in messages]
@@ -92,7 +92,7 @@ def cleared(
             # A buffer is made of zeros, and nobody writes to this one.
             zeros = me.scratch("zeros", size, out_N, out_N.dtype, varies=True)
             part = Part(num_units(out_N.numel(), codec.width))
-            scatter(Entries(indices_K, zeros, codec.width), part, out_N)
+            scatter_entries(Entries(indices_K, zeros, codec.width), part, out_N)
             return
     out_N.zero_()
 
@@ -101,7 +101,7 @@ _LINE = 16
 """float32 in a line of memory: where more are there, all lines are written anyway."""
 
 
-def scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
+def scaled_entries(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
     """The entries with all values multiplied in ``dtype``; in place where they are of that."""
     values = entries.values
     own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)

@@ -31,17 +31,17 @@ from ..sparse.format import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
-from ..sparse.scatter import scatter
+from ..sparse.scatter import scatter_entries
 from ..spec import TensorSpec
 from ..verbs import AllGather, AllToAll, Compute, Steps
 from .cut import Cut as Cut
 from .cut import cached_parts
 from .entries import (
-    Message,
+    Packed,
     cleared,
     decoded,
     expected_union,
-    merged,
+    merged_entries,
     num_entries,
     split,
     value_dtype,
@@ -145,7 +145,7 @@ class PushPull(Collective):
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
         def put(rank: int, entries: Entries) -> None:
-            scatter(entries, cut.parts[rank], out_N)
+            scatter_entries(entries, cut.parts[rank], out_N)
 
         yield from self.pull(me, cut, sums, told, out_N, put)
         return state
@@ -193,7 +193,7 @@ class PushPull(Collective):
         counts: list[int],
         beside: Compute,
         like: Tensor,
-    ) -> Steps[list[Message]]:
+    ) -> Steps[list[Packed]]:
         """Sends every server its part; returns what all ranks pushed here, in rank order.
 
         ``beside`` is done while the network is busy: the gradient has been read by now.
@@ -211,7 +211,7 @@ class PushPull(Collective):
         arrived[me.rank] = sent[me.rank]
         yield from to_each(me, sent, arrived, beside=beside)
         return [
-            Message(form, Payload(layout, slot[: layout.size_bytes]))
+            Packed(form, Payload(layout, slot[: layout.size_bytes]))
             for form, layout, slot in zip(forms, layouts, arrived, strict=True)
         ]
 
@@ -219,7 +219,7 @@ class PushPull(Collective):
         self,
         me: Member,
         cut: Cut,
-        arrived: list[Message],
+        arrived: list[Packed],
         counts: list[int],
         usual: tuple[list[int], list[int]],
         out_N: Tensor,
@@ -229,7 +229,7 @@ class PushPull(Collective):
 
         def merge() -> tuple[Entries | None, Told]:
             ranks = decoded(me, arrived, [length] * me.world, cut.width)
-            sums = merged(me, ranks, length, cut.sum_dtype, 1 / me.world)
+            sums = merged_entries(me, ranks, length, cut.sum_dtype, 1 / me.world)
             return sums, Told(sums.num, self.arrived(sums), sum(counts), max(counts))
 
         pushed, union = usual
@@ -284,7 +284,7 @@ class PushPull(Collective):
             others = [rank for rank in range(me.world) if rank != me.rank]
             received = split(whole, [size] * me.world)
             messages = [
-                Message(forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes]))
+                Packed(forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes]))
                 for r in others
             ]
             lengths = [cut.parts[rank].length for rank in others]

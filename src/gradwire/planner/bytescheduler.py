@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..data.cluster import Cluster
-from ..data.plan import Message, Plan
+from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Profile
 from ..planning.buckets import buckets, check_bytes, check_count, check_credit
 from ..planning.space import LANES, SIZES
@@ -39,14 +39,14 @@ def bytescheduler(
     num_messages = sum(-(-one.numel // one.block_numel(partition_bytes)) for one in cut)
     check_count("partition_bytes", partition_bytes, num_messages)
     ends_s = backward_ends(profile)
-    messages: list[Message] = []
+    messages: list[PlannedMessage] = []
     ready_s: list[float] = []
     parts_s: list[tuple[float, float]] = []
     for bucket in cut:
         step = bucket.block_numel(partition_bytes)
         for start in range(0, bucket.numel, step):
             stop = min(start + step, bucket.numel)
-            messages.append(Message(chunks=bucket.chunks(start, stop)))
+            messages.append(PlannedMessage(chunks=bucket.chunks(start, stop)))
             ready_s.append(ends_s[bucket.layer])
             parts_s.append(cluster.parts_s("all_reduce", (stop - start) * bucket.item_bytes))
     # Made in forward order, so a message's own number is its priority.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..data.cluster import Cluster
-from ..data.plan import Chunk, Message, Plan
+from ..data.plan import Chunk, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..planning.buckets import check_bytes
 from ..planning.space import SIZES
@@ -50,7 +50,9 @@ def ddp(
         planner="ddp",
         model=profile.model,
         settings={"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes},
-        messages=tuple(Message(chunks=tuple(chunks)) for chunks in [*closed, *filling.values()]),
+        messages=tuple(
+            PlannedMessage(chunks=tuple(chunks)) for chunks in [*closed, *filling.values()]
+        ),
     )
 
 

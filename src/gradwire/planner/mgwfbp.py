@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..planning.buckets import Bucket, buckets, whole
+from ..planning.buckets import Bucket, buckets, whole_buckets
 from ..sim.clock import backward_ends
 
 
@@ -40,7 +40,7 @@ def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
     return Plan(
         planner="mgwfbp",
         model=profile.model,
-        messages=tuple(whole(*group) for group in groups),
+        messages=tuple(whole_buckets(*group) for group in groups),
     )
 
 

@@ -32,7 +32,7 @@ from ..data.plan import Plan
 from ..data.profile import Profile
 from ..planning.buckets import buckets, check_bytes
 from ..planning.orders import MOST_TRIALS, search
-from ..planning.phases import Instance, messages_of
+from ..planning.phases import Instance, messages_of_blocks
 from ..planning.price import iteration_s
 from ..planning.space import SIZES
 
@@ -56,7 +56,7 @@ def usbyte(
             planner="usbyte",
             model=profile.model,
             settings={"basic_partition_bytes": basic_partition_bytes, "trials": trials},
-            messages=messages_of(cut, instance, blocks),
+            messages=messages_of_blocks(cut, instance, blocks),
             overlap_forward=True,
         )
         for blocks in (search(instance, trials), instance.uncut())

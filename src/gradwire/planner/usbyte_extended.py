@@ -25,9 +25,9 @@ from functools import partial
 from ..data.cluster import Cluster
 from ..data.plan import Plan, Setting
 from ..data.profile import Profile
-from ..planning.buckets import Bucket, buckets, check_credit, merged
+from ..planning.buckets import Bucket, buckets, check_credit, merged_buckets
 from ..planning.orders import search
-from ..planning.phases import Instance, messages_of
+from ..planning.phases import Instance, messages_of_blocks
 from ..planning.price import fewest_messages, iteration_s
 from ..planning.space import LANES, SIZES
 from .usbyte import usbyte
@@ -61,7 +61,7 @@ def usbyte_extended(
     for cut, lanes in ways[1:]:  # the first is the paper's
         instance = Instance.of(profile, cluster, cut, basic_partition_bytes, lanes)
         for blocks in (search(instance, trials // len(ways)), instance.uncut()):
-            messages = messages_of(cut, instance, blocks)
+            messages = messages_of_blocks(cut, instance, blocks)
             plans.append(papers.model_copy(update={"messages": messages, "credit": lanes}))
     priced = [(iteration_s(plan, profile, cluster), plan) for plan in plans]
     return fewest_messages(found for found in priced if found[0] <= priced[0][0])
@@ -71,9 +71,9 @@ def _cuts(profile: Profile, cluster: Cluster) -> list[list[Bucket]]:
     """The layers, and the layers merged up to several sizes."""
     every = buckets(profile)
     if not cluster.beta_s_per_byte:  # then no size costs as much as a message does
-        return [every, merged(every, math.inf)]
+        return [every, merged_buckets(every, math.inf)]
     dear_bytes = cluster.alpha_s / cluster.beta_s_per_byte
-    return [every, *(merged(every, share * dear_bytes) for share in MERGED)]
+    return [every, *(merged_buckets(every, share * dear_bytes) for share in MERGED)]
 
 
 EXAMPLES = (usbyte_extended, partial(usbyte_extended, credit=3, trials=8))

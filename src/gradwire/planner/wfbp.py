@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..planning.buckets import buckets, whole
+from ..planning.buckets import buckets, whole_buckets
 
 
 def wfbp(profile: Profile, cluster: Cluster) -> Plan:
@@ -20,7 +20,7 @@ def wfbp(profile: Profile, cluster: Cluster) -> Plan:
     return Plan(
         planner="wfbp",
         model=profile.model,
-        messages=tuple(whole(bucket) for bucket in reversed(buckets(profile))),
+        messages=tuple(whole_buckets(bucket) for bucket in reversed(buckets(profile))),
     )
 
 

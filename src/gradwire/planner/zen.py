@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ..contract import Compressor
 from ..data.cluster import Cluster
-from ..data.plan import DENSE, Chunk, ExchangeSetting, Message, Plan, Setting
+from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
 from ..data.sparsity import SparsityProfile, UnitSparsity
 from ..exchange import algorithm_by_name
@@ -37,7 +37,7 @@ def zen(profile: Profile, cluster: Cluster) -> Plan:
         assert profile.sparsity is not None
         exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, name, at.units, scheme)
         chunk = Chunk(tensor=name, start=0, stop=at.numel)
-        own.append(Message(chunks=(chunk,), exchange=f"{scheme}: {name}"))
+        own.append(PlannedMessage(chunks=(chunk,), exchange=f"{scheme}: {name}"))
     rest = mgwfbp(_without(profile, set(chosen)), cluster).messages
     # A message is ready with the layer that ends its backward last, the lowest of its own.
     ordered = sorted((*own, *rest), key=lambda m: -min(layer_of[c.tensor] for c in m.chunks))

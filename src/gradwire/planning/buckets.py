@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bounds import check_whole
-from ..data.plan import MOST_CREDIT, Chunk, Message
+from ..data.plan import MOST_CREDIT, Chunk, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import invalid
 
@@ -70,7 +70,7 @@ def buckets(profile: Profile) -> list[Bucket]:
     return found
 
 
-def merged(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
+def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
     """Neighbours of one dtype in one bucket, as long as each is smaller than ``size_bytes``."""
     found: list[Bucket] = []
     for bucket in cut:
@@ -83,9 +83,9 @@ def merged(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
     return found
 
 
-def whole(*fused: Bucket) -> Message:
+def whole_buckets(*fused: Bucket) -> PlannedMessage:
     """One message of several whole buckets."""
-    return Message(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
+    return PlannedMessage(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
 
 
 def check_bytes(what: str, given: int) -> None:

@@ -8,7 +8,7 @@ from itertools import compress
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
-from ..sim.clock import Timing, backward_ends, run
+from ..sim.clock import Timing, backward_ends, run_on_clock
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Account:
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Account:
-        timing = run(plan, profile, cluster)
+        timing = run_on_clock(plan, profile, cluster)
         dense = [message.exchange == DENSE for message in plan.messages]
         transfer_s = cluster.beta_s_per_byte * sum(compress(timing.message_bytes, dense))
         least_s = cluster.alpha_s + transfer_s if any(dense) else 0.0

@@ -10,29 +10,29 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .phases import Block, Instance
+from .phases import Instance, UnequalBlock
 
 MOST_TRIALS = 10_000
 """The most orders that a search may price; a hundred take a second or more for large models."""
 
 
 @dataclass(frozen=True)
-class Found:
+class PricedOrder:
     """Priorities (a place for each bucket, the smallest is the most urgent) and their blocks."""
 
     place: list[int]
-    blocks: list[Block]
+    blocks: list[UnequalBlock]
     iteration_s: float
 
     @classmethod
-    def of(cls, instance: Instance, place: list[int]) -> Found:
+    def of(cls, instance: Instance, place: list[int]) -> PricedOrder:
         blocks = instance.blocks(place)
         return cls(place, blocks, instance.iteration_s(blocks))
 
 
-def greedy(instance: Instance) -> Found:
+def greedy(instance: Instance) -> PricedOrder:
     """Algorithm 2: from the last layer to the first, a higher priority is kept if it helps."""
-    found = Found.of(instance, list(range(len(instance.layer))))
+    found = PricedOrder.of(instance, list(range(len(instance.layer))))
     raised = len(found.place) - 1
     while raised > 0:
         above = _raise_to(instance, found.blocks, raised)
@@ -40,14 +40,14 @@ def greedy(instance: Instance) -> Found:
             trial = found.place[:]
             trial[raised] = trial[above]
             trial[above:raised] = [place + 1 for place in trial[above:raised]]
-            other = Found.of(instance, trial)
+            other = PricedOrder.of(instance, trial)
             if other.iteration_s < found.iteration_s:
                 found, raised = other, above
         raised -= 1
     return found
 
 
-def _raise_to(instance: Instance, blocks: list[Block], raised: int) -> int:
+def _raise_to(instance: Instance, blocks: list[UnequalBlock], raised: int) -> int:
     """The first bucket that is ready while ``raised`` would be sent whole (equation 13)."""
     backward_s = instance.layer_ends_s[0]
     start_s = next(block.start_s for block in blocks if block.bucket == raised)
@@ -60,7 +60,7 @@ def _raise_to(instance: Instance, blocks: list[Block], raised: int) -> int:
     return above
 
 
-def search(instance: Instance, trials: int) -> list[Block]:
+def search(instance: Instance, trials: int) -> list[UnequalBlock]:
     """The blocks of algorithm 2's priorities, or of better ones found by climbing.
 
     At most ``trials`` orders are tried; 0 is algorithm 2 alone.
@@ -69,19 +69,21 @@ def search(instance: Instance, trials: int) -> list[Block]:
     if trials:
         forward = list(range(len(found.place)))
         tried: set[tuple[int, ...]] = set()
-        starts = [found, *(Found.of(instance, place) for place in (forward[::-1], forward))]
+        starts = [found, *(PricedOrder.of(instance, place) for place in (forward[::-1], forward))]
         ends = [_climb(instance, start, trials, tried) for start in starts]
         found = min(ends, key=lambda end: end.iteration_s)
     return found.blocks
 
 
-def _climb(instance: Instance, found: Found, trials: int, tried: set[tuple[int, ...]]) -> Found:
+def _climb(
+    instance: Instance, found: PricedOrder, trials: int, tried: set[tuple[int, ...]]
+) -> PricedOrder:
     """Goes from priorities to better neighbours until there are none, or all trials are spent.
 
     ``tried`` is shared among climbs: orders that another climb saw are no better than its end.
     """
     draw = random.Random(0)  # any order of neighbours will do, but the same one on every rank
-    better: Found | None = found
+    better: PricedOrder | None = found
     while better is not None:
         found, better = better, None
         for place in _neighbours(found.place, draw, trials):
@@ -90,7 +92,7 @@ def _climb(instance: Instance, found: Found, trials: int, tried: set[tuple[int, 
             if tuple(place) in tried:
                 continue
             tried.add(tuple(place))
-            other = Found.of(instance, place)
+            other = PricedOrder.of(instance, place)
             if other.iteration_s < found.iteration_s:
                 better = other
                 break

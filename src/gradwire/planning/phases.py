@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..data.cluster import Cluster
-from ..data.plan import Message
+from ..data.plan import PlannedMessage
 from ..data.profile import Profile
 from ..sim.clock import backward_ends
 from .buckets import Bucket
 
 
-class Block(NamedTuple):
+class UnequalBlock(NamedTuple):
     """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic`` on."""
 
     bucket: int
@@ -28,15 +28,15 @@ class Block(NamedTuple):
     end_s: float
 
 
-def messages_of(
-    cut: Sequence[Bucket], instance: Instance, blocks: Sequence[Block]
-) -> tuple[Message, ...]:
+def messages_of_blocks(
+    cut: Sequence[Bucket], instance: Instance, blocks: Sequence[UnequalBlock]
+) -> tuple[PlannedMessage, ...]:
     """The messages of an instance's blocks, whose buckets are ``cut``."""
     found = []
     for index, first, count, _, _ in blocks:
         bucket, step = cut[index], instance.basic_bytes[index] // cut[index].item_bytes
         stop = min((first + count) * step, bucket.numel)
-        found.append(Message(chunks=bucket.chunks(first * step, stop)))
+        found.append(PlannedMessage(chunks=bucket.chunks(first * step, stop)))
     return tuple(found)
 
 
@@ -87,7 +87,7 @@ class Instance:
             num_basic=[-(-size // block) for size, block in zip(sizes, blocks_bytes, strict=True)],
         )
 
-    def blocks(self, place: Sequence[int]) -> list[Block]:
+    def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:
         """All blocks in issue order; the bucket of the smallest ``place`` is the most urgent.
 
         Between the ends of two layers the most urgent bucket that is ready sends as many basic
@@ -107,7 +107,7 @@ class Instance:
             free_s = blocks[-1].end_s
         return blocks
 
-    def iteration_s(self, blocks: Sequence[Block]) -> float:
+    def iteration_s(self, blocks: Sequence[UnequalBlock]) -> float:
         """The second at which the last layer's forward ends (equations 11 and 12)."""
         done_s = [self.layer_ends_s[0]] * len(self.forward_s)
         layer = self.layer
@@ -118,10 +118,10 @@ class Instance:
             now_s = (now_s if now_s > layer_done_s else layer_done_s) + forward_s
         return now_s
 
-    def uncut(self) -> list[Block]:
+    def uncut(self) -> list[UnequalBlock]:
         """Every bucket whole: in backward order until the backward pass ends, then in forward
         order (theorem 1)."""
-        blocks: list[Block] = []
+        blocks: list[UnequalBlock] = []
         backward_s, free_s = self.layer_ends_s[0], 0.0
         left = len(self.layer)
         while left:
@@ -137,9 +137,9 @@ class Instance:
             free_s = blocks[-1].end_s
         return blocks
 
-    def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[Block]:
+    def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[UnequalBlock]:
         """Algorithm 1 with its accumulation mended; counts in ``sent`` what it sends."""
-        blocks: list[Block] = []
+        blocks: list[UnequalBlock] = []
         waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
         coming, began_s = len(self.layer) - 1, 0.0
         last, first, start_s, done_s = -1, 0, 0.0, 0.0  # the block that may still grow
@@ -149,7 +149,9 @@ class Instance:
                 bucket = waiting[0][1]
                 if bucket != last:
                     if last >= 0:
-                        blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+                        blocks.append(
+                            UnequalBlock(last, first, sent[last] - first, start_s, done_s)
+                        )
                     last, first = bucket, sent[bucket]
                     start_s = max(done_s, began_s)
                 # This counts the whole block, of which a part may be counted already. The paper
@@ -163,7 +165,7 @@ class Instance:
                 coming -= 1
             began_s = end_s
         if last >= 0:
-            blocks.append(Block(last, first, sent[last] - first, start_s, done_s))
+            blocks.append(UnequalBlock(last, first, sent[last] - first, start_s, done_s))
         return blocks
 
     def _reach(self, bucket: int, first: int, reached: int, gap_s: float) -> int:
@@ -184,6 +186,6 @@ class Instance:
         stop_bytes = size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
         return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
 
-    def _block(self, bucket: int, first: int, num_basic: int, start_s: float) -> Block:
+    def _block(self, bucket: int, first: int, num_basic: int, start_s: float) -> UnequalBlock:
         end_s = start_s + self._seconds(bucket, first, first + num_basic)
-        return Block(bucket, first, num_basic, start_s, end_s)
+        return UnequalBlock(bucket, first, num_basic, start_s, end_s)

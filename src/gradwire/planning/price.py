@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..sim.clock import run
+from ..sim.clock import run_on_clock
 
 
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
     """Seconds of one iteration under the model: ``simulate(...).iteration_s``, to the last bit."""
-    return run(plan, profile, cluster).iteration_s
+    return run_on_clock(plan, profile, cluster).iteration_s
 
 
 TIE = 0.005

@@ -6,14 +6,22 @@ from collections.abc import Iterator
 
 import torch
 
-from ..cost.sparse_schemes import OF_ROWS, SCHEMES, Chosen, Setting, choose, explain, setting_of
+from ..cost.sparse_schemes import (
+    OF_ROWS,
+    SCHEMES,
+    SchemeChoice,
+    SchemeInputs,
+    explain_scheme,
+    fastest_scheme,
+    inputs_of,
+)
 from ..data.cluster import Cluster
 from ..data.profile import Profile
 
 MOST_EXPLAINED = 12
 
 
-def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[Setting, Chosen]]:
+def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
     """The setting of each profiled sparse tensor on this cluster, and the scheme chosen for it."""
     sparsity = profile.sparsity
     if sparsity is None:
@@ -22,14 +30,14 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[Setting, C
     found = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
-        at = setting_of(
+        at = inputs_of(
             one,
             tensor.numel,
             cluster,
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
-        found[one.name] = at, choose(at, OF_ROWS if one.is_rows else SCHEMES)
+        found[one.name] = at, fastest_scheme(at, OF_ROWS if one.is_rows else SCHEMES)
     return found
 
 
@@ -43,6 +51,6 @@ def sentences(profile: Profile, cluster: Cluster) -> Iterator[str]:
     largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
     for name in largest[:MOST_EXPLAINED]:
         at, found = chosen[name]
-        yield from explain(name, found, at)
+        yield from explain_scheme(name, found, at)
     if len(largest) > MOST_EXPLAINED:
         yield f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the same way."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import InvalidSetting
 from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
-from .table import Row, heading, shown
+from .table import Row, cell, heading
 
 
 def draw(
@@ -35,7 +35,7 @@ def draw(
         colours = [SERIES[i % len(SERIES)] for i in range(len(rows))]
         axes.barh(range(len(rows)), values, color=colours, height=0.68)
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-            text = shown(key, row.get(key))
+            text = cell(key, row.get(key))
             axes.annotate(
                 text,
                 (value, place),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import NotInstalled
-from .table import Row, cells, columns, heading, is_numeric, shown
+from .table import Row, cell, cells, columns, heading, is_numeric
 
 TEMPLATE = """\
 <!doctype html>
@@ -112,7 +112,7 @@ def write(
             (caption, base64.b64encode(picture.read_bytes()).decode("ascii"))
             for caption, picture in pictures.items()
         ],
-        machine=[(heading(key), shown(key, value)) for key, value in machine.items()],
+        machine=[(heading(key), cell(key, value)) for key, value in machine.items()],
     )
     path.write_text(text, encoding="utf-8")
     return path

@@ -18,6 +18,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from ..version import __version__
 from . import table
 
+Report = Callable[[float, str], None]
+"""Tells how far work is: (fraction done in [0, 1], what is going on)."""
+
 
 def emit(
     command: str,

@@ -7,7 +7,7 @@ how a value is shown, so a verb that adds a figure has nothing to format.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from rich import box
 from rich.table import Table
@@ -15,7 +15,8 @@ from rich.text import Text
 
 from ..units import format_bytes, format_rate, format_seconds
 
-Row = Mapping[str, object]
+Row = dict[str, object]
+"""A ``name`` and plain values whose unit stands in the key."""
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -69,14 +70,14 @@ def _shown_float(key: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def shown(key: str, value: object) -> str:
+def cell(key: str, value: object) -> str:
     """A value as text; the key tells its unit.
 
-    >>> shown("step_s", 0.0123), shown("speedup_vs_ddp", 3.456), shown("fraction_kept", 0.01)
+    >>> cell("step_s", 0.0123), cell("speedup_vs_ddp", 3.456), cell("fraction_kept", 0.01)
     ('12.3 ms', '3.46 x', '1.0 %')
-    >>> shown("link_bytes_per_s", 25e6), shown("copy_bandwidth_bytes_per_s", 55e9)
+    >>> cell("link_bytes_per_s", 25e6), cell("copy_bandwidth_bytes_per_s", 55e9)
     ('200.0 Mbit/s', '55.0 GB/s')
-    >>> shown("num_steps", 1200000), shown("ok", True), shown("loss", None)
+    >>> cell("num_steps", 1200000), cell("ok", True), cell("loss", None)
     ('1,200,000', 'yes', '-')
     """
     if value is None:
@@ -104,7 +105,7 @@ def is_numeric(rows: Sequence[Row], key: str) -> bool:
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """The text of every cell, a list for each row, in the order of ``columns(rows)``."""
     keys = columns(rows)
-    return [[shown(key, row[key]) if key in row else "" for key in keys] for row in rows]
+    return [[cell(key, row[key]) if key in row else "" for key in keys] for row in rows]
 
 
 def rich_table(rows: Sequence[Row], *, title: str) -> Table:

@@ -29,18 +29,18 @@ from ..wrap.momentum import beside, momentum_of
 from ..wrap.natural import is_pair, with_natural_sparsity
 from . import ddp
 from .engine import Engine
-from .fingerprint import Fingerprint, agree, fingerprint, refuse
-from .fusing import default_cap_bytes, fuse
+from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
+from .fusing import NamedParam, default_cap_bytes, fuse
 from .handle import Handle
 from .hooks import ModuleHooks, time_forward
 from .membership import Membership, join
-from .messages import Message, Part
+from .messages import Message, ParamRange
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .recorder import Recorder
 from .refusals import mark_attached, refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
-from .settings import Choices, Named, Settings, matrices, resolve, sparse_weights, tables, trained
+from .settings import Choices, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .sparse_message import SparseMessage
 from .strangers import Strangers
@@ -123,14 +123,14 @@ def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Ha
         messages = _messages(model, params, settings, who)
         refuse_float16(messages, settings.scaler)
     except Exception as error:
-        refuse(who, error)
-        refuse(shards, error)
+        post_refusal(who, error)
+        post_refusal(shards, error)
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
         agree(who, own, settings.timeout)
     except Exception as error:
-        refuse(shards, error)
+        post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
     return _connect(grid, model, params, settings, messages)
@@ -148,7 +148,7 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
     return found
 
 
-def _params(model: nn.Module, settings: Settings) -> list[Named]:
+def _params(model: nn.Module, settings: Settings) -> list[NamedParam]:
     """The parameters that are exchanged; raises where a plan cannot be carried out for them."""
     params = trained(model)
     if isinstance(settings.exchange, Plan):
@@ -159,7 +159,7 @@ def _params(model: nn.Module, settings: Settings) -> list[Named]:
 def _connect(
     grid: Grid,
     model: nn.Module,
-    params: list[Named],
+    params: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
 ) -> Handle:
@@ -180,7 +180,7 @@ def _connect(
 
 def _begin(
     model: nn.Module,
-    params: list[Named],
+    params: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
     engine: Engine,
@@ -243,7 +243,7 @@ def _warn_of_two_momenta(settings: Settings) -> None:
         )
 
 
-def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settings) -> None:
+def _warn_of_no_momentum(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
     """Warns where row-sparse gradients get no momentum: their rows travel as they are, and beside
     momentum correction the optimizer should have none."""
     sparse = sparse_weights(model)
@@ -256,7 +256,7 @@ def _warn_of_no_momentum(model: nn.Module, params: list[Named], settings: Settin
         )
 
 
-def _warn_of_another_way(model: nn.Module, params: list[Named], settings: Settings) -> None:
+def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
     """Warns where rows cannot take the user's collective, and names what they take instead."""
     sparse, named = sparse_weights(model), named_collective(settings.exchange)
     rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
@@ -271,7 +271,7 @@ def _warn_of_another_way(model: nn.Module, params: list[Named], settings: Settin
 
 
 def _tensors(
-    model: nn.Module, params: list[Named], settings: Settings
+    model: nn.Module, params: list[NamedParam], settings: Settings
 ) -> list[tuple[str, Tensor, str]]:
     """Every tensor that ranks must share, with its name and how it is treated."""
     sparse = sparse_weights(model)
@@ -283,7 +283,7 @@ def _tensors(
 
     tensors = [(name, p, how(name, p)) for name, p in params]
     if not isinstance(model, DistributedDataParallel):
-        frozen: list[Named] = [
+        frozen: list[NamedParam] = [
             (name, p) for name, p in model.named_parameters() if not p.requires_grad
         ]
         tensors += [(name, p, "frozen") for name, p in frozen]
@@ -292,7 +292,7 @@ def _tensors(
 
 
 def _fingerprint(
-    model: nn.Module, params: list[Named], settings: Settings, shards: Membership
+    model: nn.Module, params: list[NamedParam], settings: Settings, shards: Membership
 ) -> Fingerprint:
     is_ddp = isinstance(model, DistributedDataParallel)
     shared: dict[str, object] = {
@@ -325,7 +325,7 @@ def _digest(exchange: Exchange | Plan) -> object:
 
 
 def _messages(
-    model: nn.Module, params: list[Named], settings: Settings, who: Membership
+    model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
 ) -> list[AnyMessage]:
     """The messages of a model in issue order."""
     if isinstance(settings.exchange, Plan):
@@ -335,7 +335,11 @@ def _messages(
 
 
 def _fused(
-    model: nn.Module, params: list[Named], settings: Settings, exchange: Exchange, who: Membership
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    exchange: Exchange,
+    who: Membership,
 ) -> list[AnyMessage]:
     """The messages of a model without a plan, in issue order.
 
@@ -372,6 +376,6 @@ def _fused(
             way = named if named is not None and named.carries_rows else None
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
-            parts = [Part.whole(*member) for member in members]
-            made.append(Message(index, parts, exchange_of(name, param), who.rank, who.world))
+            ranges = [ParamRange.whole(*member) for member in members]
+            made.append(Message(index, ranges, exchange_of(name, param), who.rank, who.world))
     return made

@@ -54,7 +54,7 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
             )
 
 
-def refuse(who: Membership, error: Exception) -> None:
+def post_refusal(who: Membership, error: Exception) -> None:
     """Tells the other ranks, who may wait for this one, why it refuses to go on."""
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..contract import Exchange
 from ..spec import TensorSpec
 
-Named = tuple[str, Tensor]
+NamedParam = tuple[str, Tensor]
 """A parameter and its name."""
 
 _WIRE_BYTES = 2**20
@@ -25,7 +25,7 @@ _FEWEST, _MOST = 4, 16
 _SMALLEST_BYTES = 2**18
 
 
-def default_cap_bytes(params: Sequence[Named], exchange: Exchange, world: int) -> int:
+def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: int) -> int:
     """Bytes of gradients to fuse into one message where the user names none.
 
     With it each message puts about 1 MiB on the wire, as long as there are 4 to 16 of them. It is
@@ -52,18 +52,18 @@ def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int
 
 
 def fuse(
-    params: Sequence[Named],
+    params: Sequence[NamedParam],
     *,
     kind: Callable[[str, Tensor], Any],
     cap_bytes: Callable[[Any], int],
-) -> list[list[Named]]:
+) -> list[list[NamedParam]]:
     """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
 
     Backward produces gradients roughly in reverse order of registration, so messages are filled in
     that order; they come back in the order in which they fill, the issue order.
     """
-    open_messages: dict[Any, list[Named]] = {}
-    closed: list[list[Named]] = []
+    open_messages: dict[Any, list[NamedParam]] = {}
+    closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
         key = (kind(name, param), param.dtype)
         message = open_messages.setdefault(key, [])

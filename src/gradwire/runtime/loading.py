@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import RankFailed, RanksDiffer
 from .engine import Engine
-from .fingerprint import refusal_in, refuse
+from .fingerprint import post_refusal, refusal_in
 from .membership import Membership
 from .pulse import STORE_PATIENCE_S
 
@@ -39,8 +39,8 @@ class Loading:
 
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks that this one does not load."""
-        refuse(self._group, error)
-        refuse(self._shards, error)
+        post_refusal(self._group, error)
+        post_refusal(self._shards, error)
 
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
         """Returns when all ranks are about to load states that belong together.
@@ -60,7 +60,7 @@ class Loading:
         try:
             self._compare(self._group, own, "rank")
         except Exception as error:
-            refuse(self._shards, error)
+            post_refusal(self._shards, error)
             raise
         # Ranks with other shards are other groups, whose runs have names of their own.
         self._compare(self._shards, {"step": saved["step"]}, "the rank of shard")

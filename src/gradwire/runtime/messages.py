@@ -21,14 +21,14 @@ from ..contract import Exchange, Member, State
 from ..error_feedback import synchronise
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
-from .scaling import copy_scaled, inverse, travels_scaled
+from .scaling import copy_scaled, travels_scaled, unscaling_factor
 from .streams import Copying
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
 
 
-class Part(NamedTuple):
+class ParamRange(NamedTuple):
     """Elements ``first`` up to, not including, ``last`` of a parameter's flat gradient."""
 
     name: str
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     last: int
 
     @classmethod
-    def whole(cls, name: str, param: Tensor) -> Part:
+    def whole(cls, name: str, param: Tensor) -> ParamRange:
         return cls(name, param, 0, param.numel())
 
 
@@ -71,7 +71,7 @@ class Message:
     def __init__(
         self,
         index: int,
-        parts: Sequence[Part],
+        ranges: Sequence[ParamRange],
         exchange: Exchange,
         rank: int,
         world: int,
@@ -81,17 +81,17 @@ class Message:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
         self.slots: list[Slot] = []
         end = 0
-        for part in parts:
-            stop = end + part.last - part.first
-            is_whole = stop - end == part.param.numel()
-            self.slots.append(Slot(part.name, part.first, end, stop, is_whole))
+        for one in ranges:
+            stop = end + one.last - one.first
+            is_whole = stop - end == one.param.numel()
+            self.slots.append(Slot(one.name, one.first, end, stop, is_whole))
             end = stop
         # A range of a parameter is a vector, whatever the shape of the whole.
         shapes = [
-            tuple(part.param.shape) if slot.is_whole else (slot.stop - slot.start,)
-            for slot, part in zip(self.slots, parts, strict=True)
+            tuple(one.param.shape) if slot.is_whole else (slot.stop - slot.start,)
+            for slot, one in zip(self.slots, ranges, strict=True)
         ]
-        dtype = parts[0].param.dtype
+        dtype = ranges[0].param.dtype
         self.spec = TensorSpec(f"message {index}", end, dtype, shapes=tuple(shapes))
         self.flat_N = torch.zeros(end, dtype=self.spec.dtype, device="cpu")
         # Whole gradients are copied in their own shape, as they may have strides of their own.
@@ -155,7 +155,7 @@ class Message:
             self._set_aside = {slot: self.own_state(slot) for slot in absent}
         if ranges:
             with copying():
-                copy_scaled(views, ranges, inverse(self._scale))
+                copy_scaled(views, ranges, unscaling_factor(self._scale))
         if self.notes_norms:
             self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
 

@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from ..errors import InvalidSetting
 from .gates import Arrivals, Gates
 from .hooked import Hooked, untraced
-from .pending import PendingGrad, Round, pending, pending_parameters, stands_for, unfit
+from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
 from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
@@ -75,7 +75,7 @@ class Overlap:
         odd = [f"{n} is a {type(p).__name__}" for n, p in params if type(p) is not nn.Parameter]
         self._odd = f"{odd[0]}, of which no stand-in can be made" if odd else None
         self._in_forward = False
-        self._round = self._new_round()
+        self._pass = self._new_pass()
         self.num_overlapped = 0
         self.fallbacks: Counter[str] = Counter()
         self._stepper = LayerwiseStep(optimizer)
@@ -155,10 +155,10 @@ class Overlap:
         if reason is not None:
             self.settle(reason)
             return
-        self._round = self._new_round()
+        self._pass = self._new_pass()
         self._grads = {name: grad for name, grad in grads.items() if grad is not None}
         for name, grad in self._grads.items():
-            self._params[name].grad = pending(grad, self._round)
+            self._params[name].grad = pending(grad, self._pass)
 
     def _close_lesson(self) -> None:
         self._gates.close_lesson()
@@ -171,7 +171,7 @@ class Overlap:
                 self._gates.ungated[0],
             )
 
-    def _new_round(self) -> Round:
+    def _new_pass(self) -> PendingPass:
         # Python's garbage collector does not see what a gradient refers to.
         this = weakref.ref(self)
 
@@ -184,7 +184,7 @@ class Overlap:
                 )
             overlap._looked_at(looker)
 
-        return Round(settle)
+        return PendingPass(settle)
 
     def _looked_at(self, looker: str) -> None:
         """Settles the step, as somebody needs the value of a pending gradient."""
@@ -269,8 +269,8 @@ class Overlap:
         """Settles a gradient that the optimizer steps with and this overlap does not wait for."""
         reason = "the optimizer has pending gradients of another model or parameter"
         self.settle(reason)
-        if not grad._round.is_over:
-            grad._round.settle(reason)
+        if not grad._pass.is_over:
+            grad._pass.settle(reason)
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means have arrived."""
@@ -369,7 +369,7 @@ class Overlap:
         for name, grad in self._grads.items():
             if stands_for(self._params[name].grad, grad):
                 self._params[name].grad = grad
-        self._round.is_over = True
+        self._pass.is_over = True
         self._grads = {}
 
     def _show_parameters(self, names: Iterable[str]) -> None:

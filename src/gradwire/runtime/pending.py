@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Round:
+class PendingPass:
     """The gradients of one backward pass, while they are on their way.
 
     ``settle(looker)`` is called at the first look at any of them, with the name of the function
@@ -44,7 +44,7 @@ class PendingGrad(Tensor):
     """A gradient on its way, which shares storage with ``plain``; the mean is written there."""
 
     plain: Tensor
-    _round: Round
+    _pass: PendingPass
 
     @classmethod
     def __torch_function__(
@@ -63,10 +63,10 @@ class PendingGrad(Tensor):
         return func(*_settled(args, func), **_settled(kwargs or {}, func))
 
 
-def pending(grad: Tensor, round: Round) -> PendingGrad:
-    """A stand-in for ``grad``, a strided tensor without a graph, until ``round`` is over."""
+def pending(grad: Tensor, of: PendingPass) -> PendingGrad:
+    """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is over."""
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
-    stand_in.plain, stand_in._round = grad, round
+    stand_in.plain, stand_in._pass = grad, of
     return stand_in
 
 
@@ -154,8 +154,8 @@ def _pending_in(given: Any) -> Iterator[PendingParameter]:
 def _settled(given: Any, func: Any) -> Any:
     """``given`` with every PendingGrad in it, however deep, replaced by its settled tensor."""
     if isinstance(given, PendingGrad):
-        if not given._round.is_over:
-            given._round.settle(_who_looks(func))
+        if not given._pass.is_over:
+            given._pass.settle(_who_looks(func))
         return given.plain
     if isinstance(given, dict):
         return {key: _settled(value, func) for key, value in given.items()}

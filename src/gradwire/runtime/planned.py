@@ -14,16 +14,16 @@ from ..data.plan import Plan
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
-from .messages import Message, Part
+from .fusing import NamedParam
+from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage
 
-Named = tuple[str, Tensor]
 """A parameter and its name."""
 
 
 def messages_of(
-    plan: Plan, params: Sequence[Named], sparse: set[int], rank: int, world: int
+    plan: Plan, params: Sequence[NamedParam], sparse: set[int], rank: int, world: int
 ) -> list[AnyMessage]:
     """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
     of, exchanges = dict(params), exchanges_of(plan)
@@ -36,8 +36,8 @@ def messages_of(
             rows = SparseMessage(index, name, of[name], rank, world, collective=way, after=after)
             made.append(rows)
         else:
-            parts = [Part(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
-            made.append(Message(index, parts, exchange, rank, world, after=after))
+            ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
+            made.append(Message(index, ranges, exchange, rank, world, after=after))
     return made
 
 
@@ -58,7 +58,7 @@ def algorithm(plan: Plan) -> str:
     return f"plan of {', '.join(sorted(texts))}"
 
 
-def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
+def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
     """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
 
     ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
@@ -85,7 +85,7 @@ def check_for(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
     _refuse_other_rows(plan, params, sparse)
 
 
-def _refuse_other_rows(plan: Plan, params: Sequence[Named], sparse: set[int]) -> None:
+def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
     exchanges, of = exchanges_of(plan), dict(params)
     for number, message in enumerate(plan.messages):
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]

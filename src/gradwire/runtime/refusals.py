@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidSetting, invalid
+from .fusing import NamedParam
 
-Named = tuple[str, Tensor]
 """A parameter and its name."""
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
@@ -84,7 +84,7 @@ def is_attached(param: Tensor) -> bool:
     return known is not None and known() is param
 
 
-def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], None]:
+def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
     """Notes that a model's ``params`` are exchanged from now on; returns a function to undo it."""
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
@@ -104,7 +104,7 @@ def mark_attached(model: nn.Module, params: Sequence[Named]) -> Callable[[], Non
     return forget
 
 
-def exchanged_by(ddp: DistributedDataParallel, params: Iterable[Named]) -> list[str]:
+def exchanged_by(ddp: DistributedDataParallel, params: Iterable[NamedParam]) -> list[str]:
     """The names of the parameters in ``params`` whose gradients ``ddp`` exchanges."""
     inner = vars(ddp).get("_modules", {}).get("module")
     if inner is None:  # its constructor raised
@@ -181,7 +181,7 @@ def _is_fsdp(module: object) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
 
 
-def _refuse_odd_tensors(tensors: Iterable[Named]) -> None:
+def _refuse_odd_tensors(tensors: Iterable[NamedParam]) -> None:
     """Refuses tensors without values of their own on this rank, which no message could carry."""
     for name, tensor in tensors:
         kind = type(tensor)
@@ -228,7 +228,7 @@ def _refuse_ddp_around(model: nn.Module) -> None:
             raise shown_as_around(name)
 
 
-def _ddps_around(model: nn.Module, params: Sequence[Named]) -> list[str]:
+def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     """Names of parameters that a living DDP other than ``model`` exchanges.
 
     No module knows who holds it, so this asks the garbage collector, which knows every object but

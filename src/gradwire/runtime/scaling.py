@@ -43,7 +43,7 @@ def scale_of(scaler: GradScaler | None) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
-def inverse(scale: float) -> float:
+def unscaling_factor(scale: float) -> float:
     """The factor that takes a scale off again.
 
     For a scale that has shrunk to 0 there is none: the factor is inf, and gradients become NaN.

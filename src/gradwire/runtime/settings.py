@@ -21,9 +21,9 @@ from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
 from ..spec import DTYPE_NAMES, DTYPES
+from .fusing import NamedParam
 from .scaling import check_scaler
 
-Named = tuple[str, Tensor]
 """A parameter and its name."""
 
 DEFAULT_CHANNELS = 4
@@ -129,14 +129,14 @@ def resolve(given: Any) -> Exchange | Plan:
     return chosen
 
 
-def trained(model: nn.Module) -> list[Named]:
+def trained(model: nn.Module) -> list[NamedParam]:
     """Parameters that require a gradient, shared ones once, in order of registration."""
     inner: nn.Module = model
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
         inner, ignored = model.module, model.parameters_to_ignore
-    params: list[Named] = [
+    params: list[NamedParam] = [
         (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
     ]
     if not params:

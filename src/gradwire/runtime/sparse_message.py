@@ -16,14 +16,14 @@ from torch import Tensor
 from ..contract import Exchange, Member
 from ..contract.collective import Collective
 from ..cost.counted import counted, fastest
-from ..cost.sparse_schemes import allgather_sparse, zen
+from ..cost.sparse_schemes import allgather_sparse_cost, zen_cost
 from ..load import load
 from ..moves.rows import average_rows
 from ..verbs import Compute, Steps
 from .messages import Grads
 from .streams import Copying
 
-_WAYS = (allgather_sparse, zen)
+_WAYS = (allgather_sparse_cost, zen_cost)
 
 
 class SparseMessage:

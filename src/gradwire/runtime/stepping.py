@@ -32,7 +32,7 @@ _SEPARABLE = (
 SEPARABLE = frozenset(_SEPARABLE.split())
 """Classes of ``torch.optim`` that treat every parameter by itself."""
 
-Step = Callable[..., Any]
+OptimizerStep = Callable[..., Any]
 
 
 class Asked(NamedTuple):
@@ -153,7 +153,7 @@ _KNOWN_WRAPPERS = (lr_scheduler.__name__, __name__)
 
 def replace_step(
     optimizer: Optimizer, serve: Callable[..., Any]
-) -> tuple[Step, Callable[[], None]]:
+) -> tuple[OptimizerStep, Callable[[], None]]:
     """Makes ``optimizer.step(...)`` call ``serve(...)`` from now on.
 
     Returns the old step, and a function that puts it back. The new step is a bound method, as a

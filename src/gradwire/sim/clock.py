@@ -23,9 +23,9 @@ from ..trace.span import Span
 from .demand import Demand
 from .engine import Traffic, play
 from .network import NEVER
-from .representative import stages_of_one
+from .representative import supersteps_of_one
 
-Parts = Sequence[tuple[float, float]]
+MessageCosts = Sequence[tuple[float, float]]
 """For each message: seconds of latency, and seconds that it takes of a whole link."""
 
 
@@ -97,7 +97,7 @@ class Carried:
     end_s: list[float]
 
 
-def carry(line: Line, parts_s: Parts, credit: int) -> Carried:
+def carry(line: Line, parts_s: MessageCosts, credit: int) -> Carried:
     """Carries all messages of ``line``: each waits for its latency and then uses the link.
 
     ``parts_s`` holds both for each message, in seconds. There are ``credit`` channels, which
@@ -112,7 +112,7 @@ def carry(line: Line, parts_s: Parts, credit: int) -> Carried:
     return carried
 
 
-def _carry_singly(line: Line, parts_s: Parts, carried: Carried) -> None:
+def _carry_singly(line: Line, parts_s: MessageCosts, carried: Carried) -> None:
     free_s, end_s = 0.0, carried.end_s
     while (next_s := line.next_s(end_s)) < NEVER:
         start_s = max(free_s, next_s)
@@ -124,7 +124,7 @@ def _carry_singly(line: Line, parts_s: Parts, carried: Carried) -> None:
         end_s[message] = free_s
 
 
-def _carry_shared(line: Line, parts_s: Parts, credit: int, carried: Carried) -> None:
+def _carry_shared(line: Line, parts_s: MessageCosts, credit: int, carried: Carried) -> None:
     """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
     now_s, served_s = 0.0, 0.0
     order, ends_s = carried.order, carried.end_s
@@ -205,7 +205,7 @@ def forward_times(
     return starts_s, ends_s
 
 
-def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
+def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     """Carries ``plan`` out on the virtual clock, for a rank that stands for all.
 
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses an exchange
@@ -223,8 +223,10 @@ def run(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         )
         start_s, end_s = carried.start_s, carried.end_s
     else:
-        stages = stages_of_one(demand, cluster)
-        played = play(Traffic([stages], [ready_s], demand.labels(), plan.credit, demand.after()))
+        supersteps = supersteps_of_one(demand, cluster)
+        played = play(
+            Traffic([supersteps], [ready_s], demand.labels(), plan.credit, demand.after())
+        )
         start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
     forward_start_s, forward_end_s = forward_times(
         [layer.forward_s for layer in profile.layers],

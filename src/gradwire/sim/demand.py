@@ -8,7 +8,7 @@ import torch
 
 from ..data.check import check
 from ..data.exchanges import keeping_whole, refuse_cuts
-from ..data.plan import DENSE, Message, Plan
+from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..spec import TensorSpec
 
@@ -78,7 +78,7 @@ class Demand:
         tensors = {t.name: t for layer in self.profile.layers for t in layer.tensors}
         whole = keeping_whole(self.plan)
 
-        def spec(message: Message) -> TensorSpec:
+        def spec(message: PlannedMessage) -> TensorSpec:
             chunks = message.chunks
             return TensorSpec(
                 "",
@@ -90,7 +90,7 @@ class Demand:
         return [(message.exchange, spec(message)) for message in self.plan.messages]
 
 
-def _label(message: Message) -> str:
+def _label(message: PlannedMessage) -> str:
     first, *others = message.chunks
     label = f"{first.tensor}[{first.start}:{first.stop}]"
     return f"{label} and {len(others)} more" if others else label

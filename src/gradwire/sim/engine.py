@@ -20,15 +20,15 @@ from ..errors import Deadlock
 from ..trace.span import Span
 from .meeting import Meetings, Post
 from .network import NEVER, Network
-from .stages import Joint, Stage
+from .supersteps import Joint, Superstep
 
 
 @dataclass(frozen=True)
 class Traffic:
     """The messages that ranks exchange in one iteration, in issue order."""
 
-    stages: Sequence[Sequence[tuple[Stage, ...]]]
-    """The stages of each message on each rank: ``stages[rank][message]``."""
+    supersteps: Sequence[Sequence[tuple[Superstep, ...]]]
+    """The supersteps of each message on each rank: ``supersteps[rank][message]``."""
     ready_s: Sequence[Sequence[float]]
     """The second at which the gradients of each message are ready on each rank."""
     labels: Sequence[str]
@@ -41,7 +41,7 @@ class Traffic:
 
 
 @dataclass
-class Outcome:
+class Timetable:
     """The times at which everything happened, in seconds."""
 
     spans: list[Span]
@@ -52,7 +52,7 @@ class Outcome:
     """The second at which each message ended on each rank."""
 
 
-def play(traffic: Traffic) -> Outcome:
+def play(traffic: Traffic) -> Timetable:
     """Carries all messages of all ranks.
 
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
@@ -74,14 +74,16 @@ class _Course:
         "num_wire",
         "posted_s",
         "rank",
-        "stages",
+        "supersteps",
     )
 
-    def __init__(self, rank: int, message: int, stages: tuple[Stage, ...], label: str) -> None:
-        self.rank, self.message, self.stages, self.label = rank, message, stages, label
-        self.has_several = sum(bool(stage.wire) for stage in stages) > 1
+    def __init__(
+        self, rank: int, message: int, supersteps: tuple[Superstep, ...], label: str
+    ) -> None:
+        self.rank, self.message, self.supersteps, self.label = rank, message, supersteps, label
+        self.has_several = sum(bool(superstep.wire) for superstep in supersteps) > 1
         self.at = -1
-        self.num_open = 0  # of this stage: computations, and its wire as one, that are not done
+        self.num_open = 0  # of this superstep: computations, and its wire as one, that are not done
         self.num_wire = 0  # of its wire: verbs that are not done
         self.is_waiting = False  # at the gate: for its turn to use the wire
         self.posted_s = 0.0
@@ -107,19 +109,19 @@ class _Engine:
         self.credit = traffic.credit
         self.after = traffic.after or ((),) * len(traffic.labels)
         self.ready_s = traffic.ready_s
-        self.num_ranks = len(traffic.stages)
+        self.num_ranks = len(traffic.supersteps)
         slowness = traffic.slowness or (1.0,) * self.num_ranks
         self.ranks = [
             _Rank(
                 [
-                    _Course(rank, message, stages, traffic.labels[message])
-                    for message, stages in enumerate(own)
+                    _Course(rank, message, supersteps, traffic.labels[message])
+                    for message, supersteps in enumerate(own)
                 ],
                 slowness[rank],
                 [NEVER] * len(own),
                 [NEVER] * len(own),
             )
-            for rank, own in enumerate(traffic.stages)
+            for rank, own in enumerate(traffic.supersteps)
         ]
         self.network = Network()
         self.now_s = 0.0
@@ -128,7 +130,7 @@ class _Engine:
         self.count = count()
         self.meetings = Meetings(self.num_ranks)
 
-    def run(self) -> Outcome:
+    def run(self) -> Timetable:
         for rank in self.ranks:
             self._launch_at(rank, 0, 0.0)
         events, network = self.events, self.network
@@ -143,7 +145,7 @@ class _Engine:
         if any(NEVER in rank.end_s for rank in self.ranks):
             raise Deadlock(self._report())
         start_s = [rank.start_s for rank in self.ranks]
-        return Outcome(self.spans, start_s, [rank.end_s for rank in self.ranks])
+        return Timetable(self.spans, start_s, [rank.end_s for rank in self.ranks])
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time_s, next(self.count), then))
@@ -160,22 +162,22 @@ class _Engine:
         self._launch_at(rank, course.message + 1, self.now_s)
 
     def _proceed(self, course: _Course) -> None:
-        """Moves a course on to its next stage that takes time, or to its end."""
+        """Moves a course on to its next superstep that takes time, or to its end."""
         rank = self.ranks[course.rank]
         while True:
             course.at += 1
-            if course.at == len(course.stages):
+            if course.at == len(course.supersteps):
                 self._to_the_gate(rank, course)
                 return
-            stage = course.stages[course.at]
-            course.num_open = bool(stage.wire)
-            for name, seconds in stage.works:
+            superstep = course.supersteps[course.at]
+            course.num_open = bool(superstep.wire)
+            for name, seconds in superstep.works:
                 if seconds:
                     course.num_open += 1
                     self._compute(rank, course, name, seconds)
                 else:
                     self._note(course, "compute", name, self.now_s)
-            if stage.wire:
+            if superstep.wire:
                 self._to_the_gate(rank, course)
             if course.num_open:
                 return
@@ -207,10 +209,10 @@ class _Engine:
                 self._pass(rank, course)
 
     def _pass(self, rank: _Rank, course: _Course) -> None:
-        if course.at == len(course.stages):
+        if course.at == len(course.supersteps):
             rank.end_s[course.message] = self.now_s
             return
-        wire = course.stages[course.at].wire
+        wire = course.supersteps[course.at].wire
         course.posted_s, course.num_wire = self.now_s, len(wire)
         done = partial(self._sent, course)
         for verb in wire:
@@ -232,7 +234,7 @@ class _Engine:
     def _sent(self, course: _Course) -> None:
         course.num_wire -= 1
         if not course.num_wire:
-            self._note(course, "communication", course.stages[course.at].name, course.posted_s)
+            self._note(course, "communication", course.supersteps[course.at].name, course.posted_s)
             self._done(course)
 
     def _done(self, course: _Course) -> None:
@@ -242,7 +244,7 @@ class _Engine:
 
     def _note(self, course: _Course, lane: str, name: str, start_s: float) -> None:
         on_wire = lane == "communication"
-        stage = course.stages[course.at]
+        superstep = course.supersteps[course.at]
         if on_wire and course.label:
             name = f"{course.label}: {name}" if course.has_several else course.label
         self.spans.append(
@@ -252,7 +254,7 @@ class _Engine:
                 name,
                 start_s,
                 self.now_s,
-                size_bytes=stage.sent_bytes if on_wire else 0,
+                size_bytes=superstep.sent_bytes if on_wire else 0,
                 step=0,
                 message=course.message,
             )

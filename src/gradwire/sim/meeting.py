@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidSetting
 from ..units import format_bytes
-from .stages import Hop, Joint
+from .supersteps import Hop, Joint
 
 
 class Post(NamedTuple):

@@ -1,9 +1,9 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-An exchange is played once on all ranks, with nothing else on the network. The stages of the slowest
-rank then stand for every rank, but a stretch of verbs for the network becomes one collective that
-takes as long as the stretch took alone. The seconds in which its links were in use are shared with
-other messages; the rest is latency.
+An exchange is played once on all ranks, with nothing else on the network. The slowest rank's
+supersteps then stand for every rank, but a stretch of verbs for the network becomes one collective
+that takes as long as the stretch took alone. The seconds in which its links were in use are shared
+with other messages; the rest is latency.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
 from .engine import Traffic, play
-from .stages import Joint, Price, Stage, Tariff, stages_of
+from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of
 
 
-def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
-    """The representative rank's stages, one entry for each message."""
+def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
+    """The representative rank's supersteps, one entry for each message."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
 
 
 @lru_cache(maxsize=4096)
-def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, ...]:
-    """The slowest rank's stages in the exchange of one gradient on an otherwise idle network."""
+def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superstep, ...]:
+    """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
     if tariff.num_ranks == 1:
         return ()
-    every = stages_of(exchange, spec, tariff)
+    every = supersteps_of(exchange, spec, tariff)
     outcome = play(Traffic([[own] for own in every], [[0.0]] * len(every), [""]))
     slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
     seconds = [
@@ -42,33 +42,35 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, 
     return _folded(every[slowest], seconds)
 
 
-def _folded(stages: tuple[Stage, ...], wire_s: list[float]) -> tuple[Stage, ...]:
-    """The stages with one collective in place of the verbs for the network of each.
+def _folded(supersteps: tuple[Superstep, ...], wire_s: list[float]) -> tuple[Superstep, ...]:
+    """The supersteps with one collective in place of the verbs for the network of each.
 
-    ``wire_s`` holds the seconds that the verbs of each such stage took. Two of these stages become
-    one where nothing that takes time is computed between them.
+    ``wire_s`` holds the seconds that the verbs of each such superstep took. Two of these become one
+    where nothing that takes time is computed between them.
     """
-    on_wire = [number for number, stage in enumerate(stages) if stage.wire]
+    on_wire = [number for number, superstep in enumerate(supersteps) if superstep.wire]
     between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
     took_s = iter(wire_s)
-    found: list[Stage] = []
-    for number, stage in enumerate(stages):
-        if stage.wire:
-            stage = stage._replace(wire=(_joint(stage, next(took_s)),))
-        is_idle = not any(work.seconds for work in stage.works)
-        if is_idle and not stage.wire and number in between:
+    found: list[Superstep] = []
+    for number, superstep in enumerate(supersteps):
+        if superstep.wire:
+            superstep = superstep._replace(wire=(_joint(superstep, next(took_s)),))
+        is_idle = not any(work.seconds for work in superstep.works)
+        if is_idle and not superstep.wire and number in between:
             continue
-        if is_idle and stage.wire and found and found[-1].wire:
-            stage = _merged(found.pop(), stage)
-        found.append(stage)
+        if is_idle and superstep.wire and found and found[-1].wire:
+            superstep = _merged(found.pop(), superstep)
+        found.append(superstep)
     return tuple(found)
 
 
-def _joint(stage: Stage, took_s: float) -> Joint:
-    """A stage's verbs for the network as one collective; its links are in use as long as the busier
-    of the two directions is."""
+def _joint(superstep: Superstep, took_s: float) -> Joint:
+    """A superstep's verbs for the network as one collective.
+
+    Its links are in use as long as the busier of the two directions is.
+    """
     sends_s = receives_s = together_s = 0.0
-    for verb in stage.wire:
+    for verb in superstep.wire:
         if isinstance(verb, Joint):
             together_s += verb.price.work_s
         elif verb.sends:
@@ -76,13 +78,13 @@ def _joint(stage: Stage, took_s: float) -> Joint:
         else:
             receives_s += verb.price.work_s
     work_s = min(took_s, together_s + max(sends_s, receives_s))
-    return Joint(stage.name, (), stage.sent_bytes, Price(took_s - work_s, work_s))
+    return Joint(superstep.name, (), superstep.sent_bytes, Price(took_s - work_s, work_s))
 
 
-def _merged(before: Stage, after: Stage) -> Stage:
+def _merged(before: Superstep, after: Superstep) -> Superstep:
     (one,), (other,) = before.wire, after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
     price = Price(*map(sum, zip(one.price, other.price, strict=True)))
     size_bytes = before.sent_bytes + after.sent_bytes
     joint = Joint("+".join(names), (), size_bytes, price)
-    return Stage((*before.works, *after.works), (joint,), size_bytes)
+    return Superstep((*before.works, *after.works), (joint,), size_bytes)

@@ -17,10 +17,10 @@ from ..data.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
 from ..spec import TensorSpec
 from ..trace.span import Span, Trace
-from .clock import Timing, backward_ends, forward_times, run
+from .clock import Timing, backward_ends, forward_times, run_on_clock
 from .demand import Demand
 from .engine import Traffic, play
-from .stages import Stage, Tariff, stages_of
+from .supersteps import Superstep, Tariff, supersteps_of
 
 
 def simulate(
@@ -60,7 +60,7 @@ def simulate(
             "use ranks='all'"
         )
     if ranks == "one" or cluster.num_ranks == 1:
-        timing = run(plan, profile, cluster)
+        timing = run_on_clock(plan, profile, cluster)
         demand = Demand.of(plan, profile)
         return Trace.of(_spans_of_one(timing, demand, cluster))
     return Trace.of(_spans_of_all(Demand.of(plan, profile), cluster, jitter, seed))
@@ -85,7 +85,7 @@ def simulate_exchange(
     if cluster.num_ranks == 1:
         return Trace()
     spec = TensorSpec("", numel, dtype, shapes)
-    every = stages_of(exchange, spec, Tariff.of(exchange, cluster))
+    every = supersteps_of(exchange, spec, Tariff.of(exchange, cluster))
     return Trace.of(play(Traffic([[own] for own in every], [[0.0]] * len(every), [""])).spans)
 
 
@@ -119,7 +119,7 @@ def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) ->
     ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
     played = play(
         Traffic(
-            _stages_of_all(demand, cluster),
+            _supersteps_of_all(demand, cluster),
             [demand.ready_s(own_s) for own_s in ends_s],
             demand.labels(),
             demand.plan.credit,
@@ -141,13 +141,13 @@ def _factor(draw: random.Random, jitter: float) -> float:
     return math.exp(jitter * draw.gauss(0.0, 1.0) - jitter**2 / 2) if jitter else 1.0
 
 
-def _stages_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Stage, ...]]]:
-    """The stages of each message on each rank; messages of one size and exchange are alike."""
+def _supersteps_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Superstep, ...]]]:
+    """The supersteps of each message on each rank; messages of one size and exchange are alike."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     parcels = demand.parcels()
     found = {
-        (name, spec): stages_of(exchanges[name], spec, tariffs[name])
+        (name, spec): supersteps_of(exchanges[name], spec, tariffs[name])
         for name, spec in dict.fromkeys(parcels)
     }
     return [[found[parcel][rank] for parcel in parcels] for rank in range(cluster.num_ranks)]

@@ -31,7 +31,7 @@ OF_RANGES: Formats = (dense(), coo(), bitmap(), elias_fano(), blocks())
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormatChoice:
     """A chosen format, and the bytes that it and the others considered would take."""
 
     count: int
@@ -61,7 +61,7 @@ class Choice:
         )
 
 
-def choose(
+def smallest_format(
     count: int,
     num_units: int,
     width: int = 1,
@@ -69,14 +69,14 @@ def choose(
     *,
     among: Formats = OF_PARTS,
     num_blocks: int | None = None,
-) -> Choice:
+) -> FormatChoice:
     """The smallest format for ``count`` entries among ``num_units`` units (those of a part).
 
     Blocks can be considered only where ranks know how many are not zero (``num_blocks``). Where
     sizes are equal, the format that comes first in ``among`` wins; by default that is the one
     which is simplest to read.
 
-    >>> choose(500, 1000).format, choose(10, 1000).size_bytes
+    >>> smallest_format(500, 1000).format, smallest_format(10, 1000).size_bytes
     (hash_bitmap(), 52)
     """
     counts = {form: num_blocks if isinstance(form, blocks) else count for form in among}
@@ -85,7 +85,7 @@ def choose(
         for form, known in counts.items()
         if known is not None
     ]
-    return Choice(count, num_units, tuple(sorted(sizes, key=lambda pair: pair[1])))
+    return FormatChoice(count, num_units, tuple(sorted(sizes, key=lambda pair: pair[1])))
 
 
 def _name(form: SparseFormat) -> str:

@@ -14,7 +14,7 @@ from ..errors import InvalidSetting, invalid
 from ..payload import Format, Payload
 from .entries import Entries
 from .parts import Part
-from .scatter import scatter
+from .scatter import scatter_entries
 
 
 class SparseFormat(ABC):
@@ -102,4 +102,4 @@ class SparseFormat(ABC):
         width: int = 1,
     ) -> None:
         """``out[index] = scale * value`` for the entries of ``part``; see ``sparse.scatter``."""
-        scatter(self.decode(payload, part.length, width), part, out_N, scale)
+        scatter_entries(self.decode(payload, part.length, width), part, out_N, scale)

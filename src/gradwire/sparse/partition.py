@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import invalid
 from ..kernels.build import load_library
-from ..kernels.gpu import available
+from ..kernels.gpu import has_triton
 from ..kernels.operands import address
 from .bits import NO_MEMORY
 from .entries import Entries, check_entries
@@ -120,7 +120,7 @@ def _grouped(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
     """The partition without the C++: in Triton on a GPU, else by the definition."""
-    if entries.indices_K.device.type != "cuda" or not available():
+    if entries.indices_K.device.type != "cuda" or not has_triton():
         return _reference(entries, num_units, world, permutation)
     counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
     sizes_W = torch.tensor(counts_W, device=grouped.indices_K.device)

@@ -17,7 +17,7 @@ from .entries import Entries, check_entries, num_units
 from .parts import Part
 
 
-def scatter(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
+def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
     """``out[part.indices(place)] = scale * value`` for each unit; the rest of ``out_N`` stays.
 
     ``entries`` hold local places without duplicates. A last unit that reaches beyond ``out_N`` is

@@ -79,7 +79,7 @@ def launch(
     rank 0's output through and keeps the others' last lines, "all" also shows every other line on
     stderr behind its rank, "none" only keeps. ``stdout`` is where rank 0's stdout goes (a real
     file; this process' stdout when left out). With ``check`` a failure raises RankFailed, whose
-    text is that of `explain`. A command that is not there is an InvalidSetting.
+    text is that of `failure_text`. A command that is not there is an InvalidSetting.
     """
     variables = {**os.environ, **(env or {})}
     _check(command, variables, timeout_s)
@@ -104,7 +104,7 @@ def launch(
     exits = [_exit(one) for one in running]
     failed = first_failure(exits)
     if check and failed is not None:
-        raise RankFailed(explain(exits), ranks=(failed.rank,))
+        raise RankFailed(failure_text(exits), ranks=(failed.rank,))
     return exits
 
 
@@ -254,7 +254,7 @@ def exit_code(exits: Sequence[RankExit]) -> int:
     return failed.returncode if failed.returncode > 0 else 128 - failed.returncode
 
 
-def explain(exits: Sequence[RankExit]) -> str:
+def failure_text(exits: Sequence[RankExit]) -> str:
     """A text that names the rank that failed first, how, and its last lines; "" if none failed."""
     failed = first_failure(exits)
     if failed is None:

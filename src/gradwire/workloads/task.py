@@ -1,4 +1,4 @@
-"""Task: a model, the batches it learns from and the score it is judged by."""
+"""TrainingTask: a model, the batches it learns from and the score it is judged by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TrainingTask:
     """A task to train on.
 
     Its batches depend on step, rank and world alone, so that exchanges can be compared on it.

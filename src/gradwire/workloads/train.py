@@ -11,7 +11,7 @@ ranks one after another, where DistributedDataParallel spreads those of rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import cos, pi, sqrt
 from typing import Any
@@ -23,14 +23,12 @@ from ..contract import Exchange, Member, State
 from ..error_feedback import residuals, synchronise
 from ..errors import invalid
 from ..local import drive
-from ..runtime.fusing import Named, default_cap_bytes, fuse
+from ..report.output import Report
+from ..runtime.fusing import NamedParam, default_cap_bytes, fuse
 from ..runtime.settings import matrices
 from ..spec import TensorSpec
 from ..wrap.momentum import beside
-from .task import Task
-
-Report = Callable[[float, str], None]
-"""A function that is told how far a training is: (fraction done in [0, 1], a text about it)."""
+from .task import TrainingTask
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Replicas:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         exchange: Exchange,
         world: int,
         schedule: Schedule | None = None,
@@ -107,7 +105,7 @@ class Replicas:
         self.messages = [
             _Message(members, made, world)
             for members, made in (
-                messages_of(parameters, exchange, world)
+                default_messages(parameters, exchange, world)
                 if as_attached
                 else [(parameters, exchange)]
             )
@@ -175,7 +173,7 @@ class Replicas:
 class _Message:
     """One message of all replicas: their gradients, and the state that each keeps for it."""
 
-    def __init__(self, members: Sequence[Named], exchange: Exchange, world: int) -> None:
+    def __init__(self, members: Sequence[NamedParam], exchange: Exchange, world: int) -> None:
         self.parameters = [parameter for _, parameter in members]
         self.exchange, self.world = exchange, world
         self.spec = message_of(self.parameters)
@@ -213,9 +211,9 @@ class _Message:
         return (taken[0].asked if of == "asked" else taken[0].arrived) / self.spec.numel
 
 
-def messages_of(
-    parameters: Sequence[Named], exchange: Exchange, world: int
-) -> list[tuple[list[Named], Exchange]]:
+def default_messages(
+    parameters: Sequence[NamedParam], exchange: Exchange, world: int
+) -> list[tuple[list[NamedParam], Exchange]]:
     """The messages that ``attach`` makes of a model by default, in issue order."""
     dense = beside(exchange)
 
@@ -236,14 +234,14 @@ def message_of(parameters: Sequence[Tensor]) -> TensorSpec:
     return TensorSpec("gradient", sum(p.numel() for p in parameters), shapes=shapes)
 
 
-def layer_sizes(task: Task) -> tuple[int, ...]:
+def layer_sizes(task: TrainingTask) -> tuple[int, ...]:
     """Elements of each tensor of the task's model, in the order in which they lie in a message."""
     with torch.device("meta"):  # neither memory nor random numbers
         model = task.make_model()
     return tuple(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def without_momentum(task: Task) -> Task:
+def without_momentum(task: TrainingTask) -> TrainingTask:
     """The task with an optimizer that has no momentum, for exchanges that keep it themselves.
 
     Its weight decay is 1 / (1 - m) times as much for momentum m: so much did momentum make of it,
@@ -263,7 +261,7 @@ def without_momentum(task: Task) -> Task:
 
 
 def train(
-    task: Task,
+    task: TrainingTask,
     exchange: Exchange,
     *,
     world: int,

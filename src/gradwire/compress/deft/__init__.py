@@ -2,12 +2,12 @@
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model layers for
     scalable gradient sparsification", algorithms 1 to 5, each in a file: ``support``,
-    ``partition``, ``layer_k``, ``packing`` (with ``allocation``), ``layerwise``.
+    ``partition``, ``layer_k``, ``bin_packing`` (with ``allocation``), ``layerwise``.
 Differences from the paper (what one algorithm does otherwise stands in its file):
     - The layers are those of one message: n_g is its number of elements, and norms are compared
       within it. Fused into one message, a model is treated as in the paper.
     - Tensors are cut on beyond algorithm 2, where ranks could not be given equal work otherwise,
-      and layers are weighed by what our selection costs. See ``partition``, ``packing``.
+      and layers are weighed by what our selection costs. See ``partition``, ``bin_packing``.
     - A layer of which all is sent (k is its size, as of one element) is common to all ranks: no
       rank selects in it and none of its indices travels. As k comes from each rank's own norms,
       ranks might differ in which these are: the delegate alone says so, with the allocation.
@@ -55,7 +55,7 @@ from .allocation import Allocation, owners
 from .layer_k import layer_k
 from .layerwise import select_layers
 from .partition import Partition, partition_of
-from .support import Chosen, Pending, SharedSupport, nothing, values_bytes
+from .support import Pending, SelectedSupport, SharedSupport, nothing, values_bytes
 
 _COUNT_BYTES = torch.int32.itemsize
 
@@ -114,7 +114,7 @@ class deft(SharedSupport):
     def layers_of(self, state: DeftState, numel: int) -> Partition:
         return state.partition
 
-    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
         partition, whole_N = state.partition, pending.whole_N
         delegate, width = int(state.step) % me.world, width_of(me.world + 1)
         num_layers = len(partition.sizes)
@@ -139,7 +139,7 @@ class deft(SharedSupport):
         yield Broadcast(delegate, told)
         allocation = yield me.sized("encode", accept, num_layers, usual)
         support_K, num_own = yield from _united(me, allocation, k_L, whole_N)
-        return Chosen(support_K, num_own, DeftState(partition, state.step + 1))
+        return SelectedSupport(support_K, num_own, DeftState(partition, state.step + 1))
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
         """Bytes that each rank sends if all layers are of one density. The broadcast counts as for

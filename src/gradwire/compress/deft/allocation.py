@@ -18,7 +18,7 @@ from torch import Tensor
 from ...contract import Member
 from ...errors import RanksDiffer
 from ...kernels.gather import lay_runs
-from . import packing
+from . import bin_packing
 from .partition import Partition
 
 
@@ -28,7 +28,7 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
     Those are layers whose k is their size, as of one element. Rank r gets bin (delegate + r) mod W:
     the first bin has the largest layer, and is another rank's in each step.
     """
-    bins = packing.pack(packing.work(partition.sizes_L, k_L), world)
+    bins = bin_packing.pack(bin_packing.work(partition.sizes_L, k_L), world)
     owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
     return owners_L.where(k_L < partition.sizes_L, world).int()
 

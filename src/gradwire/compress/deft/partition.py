@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .packing import PER_LAYER, loads, pack, work
+from .bin_packing import PER_LAYER, loads, pack, work
 
 _ENOUGH = 1.01
 """A cut is fine enough if the busiest rank has at most so many times an equal share."""

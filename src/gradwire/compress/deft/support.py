@@ -32,7 +32,7 @@ from ...kernels.magnitudes import range_norms
 from ...spec import TensorSpec, working_dtype
 from ...travel import bytes_sent
 from ...verbs import AllReduce, Steps
-from .._settle import as_working
+from .._residual import as_working
 from .partition import Partition, partition_of
 
 
@@ -49,7 +49,7 @@ class Pending(NamedTuple):
         return bool(self.norms_L.isfinite().all()) or bool(self.whole_N.isfinite().all())
 
 
-class Chosen(NamedTuple):
+class SelectedSupport(NamedTuple):
     """The result of ``select``."""
 
     support_K: Tensor
@@ -83,7 +83,7 @@ class SharedSupport(Exchange):
         return max(1, round(self.density * numel)) if numel else 0
 
     @abstractmethod
-    def select(self, me: Member, state: State, pending: Pending) -> Steps[Chosen]:
+    def select(self, me: Member, state: State, pending: Pending) -> Steps[SelectedSupport]:
         """Agrees on the elements; there are two ranks or more. May communicate."""
 
     def layers_of(self, state: State, numel: int) -> Partition:

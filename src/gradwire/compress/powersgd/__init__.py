@@ -44,7 +44,7 @@ from . import factors
 class PowerState(NamedTuple):
     """The layout of a message, which follows from the spec, and every tensor's Q."""
 
-    layout: factors.Layout
+    layout: factors.FactorLayout
     basis_T: tuple[Tensor, ...]
 
 
@@ -99,7 +99,7 @@ class powersgd(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        held = factors.Held(me, state.layout, grad_N, out_N, residual_N)
+        held = factors.StepTensors(me, state.layout, grad_N, out_N, residual_N)
 
         def project() -> None:  # P = M Q
             for m in held.gather(state.basis_T):
@@ -112,7 +112,7 @@ class powersgd(Exchange):
             held.keep_own()
 
         def rebuild() -> None:  # mean = P Q^T
-            for m in held.settle():
+            for m in held.subtract_sent():
                 matmul(m.left_BNR, m.right_BMR.mT, out=m.mean_BNM)
             held.scatter(state.basis_T)
 

@@ -19,7 +19,7 @@ from ...contract import Member
 from ...spec import TensorSpec, working_dtype
 
 
-class Batch(NamedTuple):
+class MatrixBatch(NamedTuple):
     """Adjacent matrices of one shape: which tensors they are, and where they, P and Q lie."""
 
     tensors: slice
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class FactorLayout:
     """The places of everything in a message's gradient and in the buffers of its two all-reduces.
 
     The first holds, in the order of the tensors, what stays dense and every batch's P, the second
@@ -40,7 +40,7 @@ class Layout:
     rank: int
     basis_shapes: tuple[tuple[int, ...], ...]
     dense: tuple[tuple[slice, slice], ...]
-    batches: tuple[Batch, ...]
+    batches: tuple[MatrixBatch, ...]
     first_numel: int
     second_numel: int
 
@@ -68,13 +68,13 @@ def as_matrix(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=4096)
-def layout_of(spec: TensorSpec, rank: int) -> Layout:
+def layout_of(spec: TensorSpec, rank: int) -> FactorLayout:
     """The layout of what a message carries; a spec without shapes is one vector, and dense."""
     shapes = spec.shapes or ((spec.numel,),)
     forms = [as_matrix(shape, rank) for shape in shapes]
     ends = [0, *accumulate(map(prod, shapes))]
     dense: list[tuple[slice, slice]] = []
-    batches: list[Batch] = []
+    batches: list[MatrixBatch] = []
     first = second = 0
     for form, run in groupby(range(len(shapes)), key=forms.__getitem__):
         members = list(run)
@@ -87,14 +87,14 @@ def layout_of(spec: TensorSpec, rank: int) -> Layout:
             rows, columns = form
             left = slice(first, first + len(members) * rows * rank)
             right = slice(second, second + len(members) * columns * rank)
-            batches.append(Batch(tensors, (len(members), rows, columns), whole, left, right))
+            batches.append(MatrixBatch(tensors, (len(members), rows, columns), whole, left, right))
             second = right.stop
         first = left.stop
     basis_shapes = tuple((0,) if form is None else (form[1], rank) for form in forms)
-    return Layout(rank, basis_shapes, tuple(dense), tuple(batches), first, second)
+    return FactorLayout(rank, basis_shapes, tuple(dense), tuple(batches), first, second)
 
 
-class Held:
+class StepTensors:
     """One rank's tensors during a step, in buffers that it keeps between steps.
 
     ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
@@ -102,7 +102,12 @@ class Held:
     """
 
     def __init__(
-        self, me: Member, layout: Layout, grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None
+        self,
+        me: Member,
+        layout: FactorLayout,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
     ) -> None:
         self.layout, self.world = layout, me.world
         self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
@@ -127,7 +132,7 @@ class Held:
             self.mean_N = scratch("mean" if residual_N is not None else "whole", out_N.numel())
         self.batches = [self._views(batch) for batch in layout.batches]
 
-    def _views(self, batch: Batch) -> Factors:
+    def _views(self, batch: MatrixBatch) -> Factors:
         count, rows, columns = batch.shape_BNM
         return Factors(
             self.whole_N[batch.whole].view(batch.shape_BNM),
@@ -160,7 +165,7 @@ class Held:
         if self.residual_N is not None:
             self.own.copy_(self.second)
 
-    def settle(self) -> list[Factors]:
+    def subtract_sent(self) -> list[Factors]:
         """Takes P and the own Q^T off the residual, divides the sum of all Q by W.
 
         Before the means are written, which may be where the gradient was. Returns the batches.

@@ -4,7 +4,7 @@ Triton keeps what it compiled in a folder of its own, by the text's hash. Where 
 TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one operation at a time:
 that is how tests compare them with interp.py where there is no GPU.
 
-Legend: R rows, which are blocks or pieces of them (``render.row``).
+Legend: R rows, which are blocks or pieces of them (``render_triton.row``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..interp import Draws
 from ..ir import Kernel
-from .render import COUNT, WHOLE, counting, render, row
+from .render import COUNT, WHOLE, counting, render_triton, row
 
 _TILE = 4096  # elements of a long block that a program visits at a time
 _SHORT = 2048  # elements that a program has at least, of several blocks if they are short
@@ -50,7 +50,7 @@ class Launcher:
     @cached_property
     def text(self) -> str:
         """The Triton of all of them."""
-        return render(*self._kernels)
+        return render_triton(*self._kernels)
 
     @cached_property
     def module(self) -> ModuleType:

@@ -72,7 +72,7 @@ COUNT = Buffer("count", INT32, Extent.BLOCK)
 _ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
 
 
-def render(*kernels: Kernel) -> str:
+def render_triton(*kernels: Kernel) -> str:
     """A Python file with these kernels, and before one that keeps elements what counts them."""
     counts = {kernel: counting(kernel) for kernel in kernels}
     all_of_them = [each for kernel in kernels for each in (counts[kernel], kernel) if each]

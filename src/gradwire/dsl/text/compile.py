@@ -51,7 +51,7 @@ from .. import ir
 from ..language import Compressed
 from ..program import Program
 from ..symbols import Vector, tracing
-from .run import Run
+from .run import ProgramTrace
 from .tree import Declared, Parsed, Text
 
 _GRAMMAR = Path(__file__).with_name("compll.lark")
@@ -119,19 +119,19 @@ def _body(declared: Declared, name: str) -> Any:
         if iskeyword(key) or (hasattr(Program, key) and key != "block"):
             raise invalid("a setting's name", key, "none of a program's own", "choose another")
     with tracing(f"the globals and defaults of {name}"):
-        run = Run(declared)
+        run = ProgramTrace(declared)
         defaults = {key: run.default(setting) for key, setting in settings.items()}
     if declared.draws and "seed" not in settings:
         kinds["seed"], defaults["seed"] = int, 0
 
     def encode(self: Program, gradient: Vector) -> Any:
-        return Run(declared, self).encode(gradient)
+        return ProgramTrace(declared, self).encode(gradient)
 
     def encode_both(self: Program, gradient: Vector, latest: Vector) -> Any:
-        return Run(declared, self).encode(gradient, latest)
+        return ProgramTrace(declared, self).encode(gradient, latest)
 
     def decode(self: Program, compressed: Compressed) -> Any:
-        return Run(declared, self).decode(compressed)
+        return ProgramTrace(declared, self).decode(compressed)
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {key: value for key, value in defaults.items() if value is not None}

@@ -19,8 +19,8 @@ from ..language import Compressed, Vector
 from ..library import e4m3, zero_run  # noqa: F401  # which register operators
 from ..operators import registered
 from ..symbols import Refusal, Symbol, count_operation, refuse
-from .tree import Declared, Function, Kind, Parsed, Setting, Text, TextError, at, declarations
-from .values import BINARY, OPERATORS, TYPES, UNARY, Value, applied, converted, truth, typed
+from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
+from .values import BINARY, OPERATORS, TYPES, UNARY, Value, apply_function, converted, truth, typed
 
 
 @dataclass
@@ -36,10 +36,10 @@ class _Frame:
     text: Text
     name: str
     variables: dict[str, _Variable] = field(default_factory=dict)
-    structs: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    structs: dict[str, dict[str, ParamField]] = field(default_factory=dict)
 
 
-class Run:
+class ProgramTrace:
     """One trace of a program's functions, under the settings of ``codec``."""
 
     def __init__(self, declared: Declared, codec: object = None) -> None:
@@ -59,7 +59,7 @@ class Run:
         """The value that decode assigns to its ``float*``."""
         return self._entered("decode", (compressed,), "float*")
 
-    def default(self, setting: Setting) -> bool | int | float | None:
+    def default(self, setting: ParamField) -> bool | int | float | None:
         """The value that a setting has unless another is given; None where one must be."""
         if setting.default is None:
             return None
@@ -238,7 +238,7 @@ class Run:
         if name == "extract":
             refuse("extract in an expression", "write extract(compressed, a, b); by itself")
         found = self._function(str(name))
-        return applied(str(name), found, [self._value(argument) for argument in arguments])
+        return apply_function(str(name), found, [self._value(argument) for argument in arguments])
 
     def _concat(self, arguments: Sequence[Parsed]) -> Compressed:
         fields: dict[str, Value] = {}

@@ -55,7 +55,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ParamField:
     """A field of a param structure; ``default`` is its expression, if it has one."""
 
     text: Text
@@ -83,7 +83,7 @@ class Declared:
     """The declarations of one or several texts."""
 
     def __init__(self, parsed: Iterable[tuple[Text, Parsed]]) -> None:
-        self.structs: dict[str, dict[str, Setting]] = {}
+        self.structs: dict[str, dict[str, ParamField]] = {}
         self.globals: list[tuple[Text, Parsed]] = []
         self.functions: dict[str, Function] = {}
         self.draws = False
@@ -101,7 +101,7 @@ class Declared:
                 self.globals.append((text, found))
             case "struct":
                 self.structs[str(found.children[0])] = {
-                    str(name): Setting(text, kind, default)
+                    str(name): ParamField(text, kind, default)
                     for row in trees(found.children)
                     for kind, name, default in declarations(row)
                 }
@@ -120,7 +120,7 @@ class Declared:
             wanted = "(float* gradient, uint8* compressed, and param structures)"
             raise at(function.text, function.name, f"{function.name} takes {wanted}")
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, ParamField]:
         """Fields of all param structures: a program's settings."""
         return {name: found for struct in self.structs.values() for name, found in struct.items()}
 

@@ -125,7 +125,7 @@ def _inverse(condition: Value) -> Value:
     return not condition if isinstance(condition, bool) else ~condition
 
 
-def applied(name: str, found: Callable[..., Value], values: Sequence[Value]) -> Value:
+def apply_function(name: str, found: Callable[..., Value], values: Sequence[Value]) -> Value:
     """``found`` of these values; refuses another number of them than it takes."""
     try:
         inspect.signature(found).bind(*values)

@@ -13,7 +13,7 @@ def as_working(grad_N: Tensor) -> Tensor:
     return grad_N.to(working_dtype(grad_N.dtype)).contiguous()
 
 
-def settle(residual_N: Tensor, decoded_N: Tensor) -> None:
+def subtract_sent(residual_N: Tensor, decoded_N: Tensor) -> None:
     """Takes what was sent off the residual; what is not finite never stays in it."""
     residual_N.sub_(decoded_N)
     torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""Stages: the work and the transfers of one rank for one message, with their costs.
+"""Supersteps: the work and the transfers of one rank for one message, with their costs.
 
 They are read off the text itself, which is run once without data: its tensors lie on torch's meta
 device, and its compressors make payloads of the right size and touch no element. The verbs that a
@@ -63,13 +63,13 @@ class Work(NamedTuple):
     seconds: float
 
 
-class Stage(NamedTuple):
-    """Computations and verbs that may run at once; the next stage begins when all are done."""
+class Superstep(NamedTuple):
+    """Computations and verbs that may run at once; the next superstep begins when all are done."""
 
     works: tuple[Work, ...]
     wire: tuple[Hop | Joint, ...]
     sent_bytes: int
-    """The bytes that this rank sends in the stage."""
+    """The bytes that this rank sends in the superstep."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ def _is_plain(algorithm: Compressor | Exchange) -> bool:
     return traits is not None and traits.lossless and traits.layout is Layout.DENSE
 
 
-class Rows(NamedTuple):
+class RecordedVerbs(NamedTuple):
     """The verbs that a text yielded, a row for each yield, and whether they depend on the rank."""
 
     rows: tuple[tuple[Verb, ...], ...]
@@ -137,8 +137,10 @@ MOST_PLAYED = 1024
 """The most ranks that are played one by one: if each sends to each, a step has a million sends."""
 
 
-def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tuple[Stage, ...]]:
-    """The stages of every rank in the exchange of one gradient, ranks ascending.
+def supersteps_of(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> list[tuple[Superstep, ...]]:
+    """The supersteps of every rank in the exchange of one gradient, ranks ascending.
 
     Raises ``InvalidSetting`` if the exchange looks at values, and for more ranks than can be played
     one by one.
@@ -155,7 +157,7 @@ def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tupl
     return found
 
 
-def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
+def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = _without_data(exchange)
     me = _Noticing(rank, world)
@@ -180,17 +182,17 @@ def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
             f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
             "tensor's spec can"
         ) from error
-    return Rows(tuple(rows), me.was_asked)
+    return RecordedVerbs(tuple(rows), me.was_asked)
 
 
-def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Stage, ...]:
+def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Superstep, ...]:
     found = []
     for row in rows:
         works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
         wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
         if works or wire:
             size_bytes = sum(sent_bytes(verb, rank, tariff.num_ranks) for verb in row)
-            found.append(Stage(works, wire, size_bytes))
+            found.append(Superstep(works, wire, size_bytes))
     return tuple(found)
 
 

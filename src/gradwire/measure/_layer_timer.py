@@ -1,4 +1,4 @@
-"""Recorder: charges every moment of a step to one layer's forward or backward.
+"""LayerTimer: charges every moment of a step to one layer's forward or backward.
 
 A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so what
 runs between two layers (activations, residual sums, the loss) is charged to the earlier one: it
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 
-class Recorder:
+class LayerTimer:
     """Seconds of one step at a time, by layer: ``forward_s[i]`` and ``backward_s[i]``.
 
     ``synchronise`` waits until the device has done what was asked of it; it is called at each mark.
@@ -84,7 +84,7 @@ class Recorder:
 
 @contextmanager
 def hooked(
-    recorder: Recorder, entries: Mapping[nn.Module, int], parameters: Mapping[str, Any]
+    timer: LayerTimer, entries: Mapping[nn.Module, int], parameters: Mapping[str, Any]
 ) -> Iterator[None]:
     """Hooks that mark the entry of each module, and the gradient of each parameter by its name.
 
@@ -92,24 +92,24 @@ def hooked(
     """
     with ExitStack() as stack:
         for module, layer in entries.items():
-            stack.callback(module.register_forward_pre_hook(_entering(recorder, layer)).remove)
+            stack.callback(module.register_forward_pre_hook(_entering(timer, layer)).remove)
         for name, (parameter, layer) in parameters.items():
-            hook = _getting_ready(recorder, layer, name)
+            hook = _getting_ready(timer, layer, name)
             stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         yield
 
 
-def _entering(recorder: Recorder, layer: int) -> Callable[..., None]:
-    return lambda module, inputs: recorder.enter(layer)
+def _entering(timer: LayerTimer, layer: int) -> Callable[..., None]:
+    return lambda module, inputs: timer.enter(layer)
 
 
-def _getting_ready(recorder: Recorder, layer: int, name: str) -> Callable[..., None]:
-    return lambda parameter: recorder.ready(layer, name)
+def _getting_ready(timer: LayerTimer, layer: int, name: str) -> Callable[..., None]:
+    return lambda parameter: timer.ready(layer, name)
 
 
 @contextmanager
-def _watched_backward(recorder: Recorder) -> Iterator[None]:
-    """Tells the recorder where backward passes begin and end.
+def _watched_backward(timer: LayerTimer) -> Iterator[None]:
+    """Tells the timer where backward passes begin and end.
 
     ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before the
     first gradient is computed, so there is no other place that knows when the loss is.
@@ -117,11 +117,11 @@ def _watched_backward(recorder: Recorder) -> Iterator[None]:
     original = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:
-        recorder.backward_begins()
+        timer.backward_begins()
         try:
             original(*args, **kwargs)
         finally:
-            recorder.backward_ends()
+            timer.backward_ends()
 
     torch.autograd.backward = backward
     try:
