@@ -92,8 +92,9 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
             raise IncompatiblePair(f"{codec!r} declares {trait}, and {why}")
     refusal = collective.needs.refusal(codec.traits)
     if refusal is not None:
+        instead = type(suited(codec)).__name__
         raise IncompatiblePair(
-            f"{codec!r} cannot go with {collective!r}: {refusal}; use {suited(codec)!r}"
+            f"{codec!r} cannot go with {collective!r}: {refusal}; use {instead}()"
         )
     return Pair(codec, collective)
 

@@ -41,6 +41,7 @@ def _exchanges() -> list[Exchange]:
         feedback(pair(codecs.onebit(block=64), together.casync_ring())),
         feedback(pair(codecs.topk(density=0.3), together.casync_ring())),
         feedback(pair(codecs.topk(density=0.3), together.casync_ps())),
+        feedback(pair(codecs.onebit(block=64), together.casync_ps(room_bytes=0))),
     ]
 
 

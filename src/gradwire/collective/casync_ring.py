@@ -58,7 +58,8 @@ class casync_ring(Collective):
             yield walk.encoding(into, sum_C)
         for step in range(world - 1):
             out, into = (rank + 1 - step) % world, (rank - step) % world
-            yield from hop(me, walk.slot(out), walk.slot(into), beside=walk.decoding(out, out_N))
+            ready = walk.decoding(out, out_N) if walk.numel(out) else None
+            yield from hop(me, walk.slot(out), walk.slot(into), beside=ready)
         yield walk.decoding((rank + 2) % world, out_N)
         return tuple(walk.states)
 

@@ -75,14 +75,13 @@ def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
 
 
 def hop(me: Member, out: Tensor, into: Tensor, beside: Compute | None = None) -> Steps[None]:
-    """One step along the ring; empty chunks (more ranks than elements) are not sent.
+    """One step along the ring; empty slots (more ranks than elements) are not sent.
 
-    ``beside`` is what is done with ``out`` while it is sent, for an empty one nothing.
+    ``beside`` is done while it is sent, and where nothing is.
     """
-    verbs: list[Verb] = []
+    verbs: list[Verb] = [] if beside is None else [beside]
     if out.numel():
         verbs.append(Send((me.rank + 1) % me.world, out))
-        verbs += [] if beside is None else [beside]
     if into.numel():
         verbs.append(Recv((me.rank - 1) % me.world, into))
     if verbs:
