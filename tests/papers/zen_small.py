@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from papers.frame import Ask, Claim, Findings, Row
+from papers.workloads.applications import text_lstm, text_transformer
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats
 from papers.zen import hashing as zen_hashing
+from papers.zen import losses as zen_losses
 from papers.zen import schemes as zen_schemes
 from papers.zen import sparsity as zen_sparsity
 from papers.zen.captured_rank import SCHEMES
@@ -37,6 +41,13 @@ def ask(folder: Path | None = None, **earlier: Findings) -> Ask:
     return Ask(quick=True, report=lambda fraction, what: None, earlier=earlier, folder=folder)
 
 
+TASKS = (
+    partial(text_lstm, vocabulary=200, embedding=8, hidden=8, num_held_out=8),
+    partial(text_transformer, vocabulary=200, width=8, num_held_out=8),
+)
+LOSSES = tuple(replace(part, task=task) for part, task in zip(zen_losses.PARTS, TASKS, strict=True))
+"""Figure 18's two halves, each on a model of a few thousand elements."""
+
 SMALL: dict[str, Callable[[Ask], Findings]] = {
     "figure2a": lambda asked: zen_sparsity.figure2a(asked, MODELS),
     "figure2b": lambda asked: zen_sparsity.figure2b(asked, MODELS),
@@ -48,6 +59,7 @@ SMALL: dict[str, Callable[[Ask], Findings]] = {
     "figure17a": lambda asked: zen_formats.figure17a(
         asked, (0.01, 0.05, 0.4, 0.6, 0.95), MODELS, numel=2**14
     ),
+    "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=5),
 }
 
 
