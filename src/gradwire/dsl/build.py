@@ -119,7 +119,7 @@ class Built:
             return []
         words = array("Q", [word for call in calls for word in call.words(kernel)])
         address, _ = words.buffer_info()
-        getattr(library, kernel.name)(ctypes.c_void_p(address), len(calls), torch.get_num_threads())
+        getattr(library, kernel.name)(address, len(calls), torch.get_num_threads())
         if kernel not in self.keeping:
             return [0] * len(calls)
         kept = words[_NUM_KEPT :: len(words) // len(calls)].tolist()

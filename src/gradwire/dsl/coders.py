@@ -95,10 +95,7 @@ class Coder:
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled coder; None where the definition has to serve."""
-        found = load_compiled(self._source)
-        if found is not None:
-            found.encode.restype = found.decode.restype = ctypes.c_int64
-        return found
+        return load_compiled(self._source)
 
     @cached_property
     def _source(self) -> CppSource:
@@ -125,7 +122,7 @@ class Coder:
         library = self.library() if plain_U.is_cpu else None
         if library is not None:
             field = _Field.of(plain_U, block_bytes, lengths_B, coded_C)
-            count = ctypes.c_int64(coded_C.numel())
+            count = coded_C.numel()
             return int(library.decode(ctypes.byref(field), count, torch.get_num_threads()))
         starts = torch.arange(lengths_B.numel(), device=plain_U.device) * block_bytes
         room_B = (plain_U.numel() - starts).clamp(max=block_bytes)

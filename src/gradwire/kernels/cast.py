@@ -7,7 +7,6 @@ out / prescale. Scales are applied in float32.
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
@@ -44,10 +43,10 @@ def cast16_encode(
         address(grad_N),
         address(residual_N),
         address(out_N),
-        ctypes.c_int64(grad_N.numel()),
+        grad_N.numel(),
         int(out_N.dtype == torch.bfloat16),
-        ctypes.c_float(prescale),
-        ctypes.c_float(1.0 / prescale),
+        prescale,
+        1.0 / prescale,
         torch.get_num_threads(),
     )
 
@@ -78,9 +77,9 @@ def _decode_arguments(in_N: torch.Tensor, out_N: torch.Tensor, scale: float) -> 
     return (
         address(in_N),
         address(out_N),
-        ctypes.c_int64(out_N.numel()),
+        out_N.numel(),
         int(in_N.dtype == torch.bfloat16),
-        ctypes.c_float(scale),
+        scale,
         torch.get_num_threads(),
     )
 

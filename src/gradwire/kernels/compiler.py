@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import threading
@@ -40,6 +41,8 @@ _log = logging.getLogger("gradwire")
 _lock = threading.RLock()
 _loaded: dict[CppSource, ctypes.CDLL | None] = {}
 _state = {"forced": 0, "warned": 0}
+_EXPORT = re.compile(r"^GW_EXPORT (\w+) (\w+)\(([^)]*)\)", re.M)
+_C_TYPES = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ class CppSource:
 def load_compiled(source: CppSource) -> ctypes.CDLL | None:
     """The compiled ``source``, or None where its reference has to serve.
 
+    Its functions take and return what their C++ declarations say: see ``declare``.
+
     Compiles on the first call on a machine (one or two seconds), loads from the cache on the first
     call in a process. Without a compiler, or when it fails, a warning is logged once and None is
     returned from then on.
@@ -76,8 +81,25 @@ def load_compiled(source: CppSource) -> ctypes.CDLL | None:
     if source not in _loaded:
         with _lock:
             if source not in _loaded:
-                _loaded[source] = _found_or_built(source)
+                library = _found_or_built(source)
+                if library is not None:
+                    declare(library, source.text)
+                _loaded[source] = library
     return _loaded[source]
+
+
+def declare(library: ctypes.CDLL, text: str) -> None:
+    """Gives every function that ``text`` exports the types of its declaration there.
+
+    So a call passes plain numbers, addresses and arrays, and the types stand in one place.
+    """
+    for returned, name, parameters in _EXPORT.findall(text):
+        function = getattr(library, name)
+        function.restype = None if returned == "void" else _C_TYPES[returned]
+        function.argtypes = [
+            ctypes.c_void_p if "*" in one else _C_TYPES[one.split()[0]]
+            for one in parameters.split(",")
+        ]
 
 
 @contextlib.contextmanager

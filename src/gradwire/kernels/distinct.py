@@ -31,12 +31,11 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
     library = load_library("distinct") if on_host and num_places <= INT32_MAX else None
     if library is None:
         return _reference(lists, num_places)
-    library.gw_count_distinct.restype = ctypes.c_int64
     found = library.gw_count_distinct(
         (ctypes.c_void_p * len(lists))(*(indices_K.data_ptr() for indices_K in lists)),
         (ctypes.c_int64 * len(lists))(*(indices_K.numel() for indices_K in lists)),
-        ctypes.c_int64(len(lists)),
-        ctypes.c_int64(num_places),
+        len(lists),
+        num_places,
         torch.get_num_threads(),
     )
     return int(found) if found >= 0 else _reference(lists, num_places)

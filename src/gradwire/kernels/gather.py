@@ -5,8 +5,6 @@ Legend: N elements, K listed elements, R runs of a list.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -39,13 +37,12 @@ def take(
     if library is None:
         bad = _reference_take(source_N, indices_K, values_K, scale, residual_N)
     else:
-        library.gw_take.restype = ctypes.c_int64
         bad = library.gw_take(
             address(source_N),
             address(indices_K),
-            ctypes.c_int64(count),
-            ctypes.c_int64(numel),
-            ctypes.c_float(scale),
+            count,
+            numel,
+            scale,
             address(values_K),
             address(residual_N),
             torch.get_num_threads(),
@@ -80,7 +77,7 @@ def lay_runs(
     if library is None:
         _reference_lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
         return
-    tables = (address(counts_R), address(tos_R), address(shifts_R), ctypes.c_int64(num_runs))
+    tables = (address(counts_R), address(tos_R), address(shifts_R), num_runs)
     library.gw_lay_runs(address(numbers_K), *tables, address(out))
 
 

@@ -10,8 +10,6 @@ and fits again needs no second pass. Counts are whole numbers: no thread or mach
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from ..errors import invalid
@@ -40,11 +38,10 @@ def histogram(
     library = load_library("magnitudes") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference_histogram(grad_N, residual_N)
-    library.gw_histogram.restype = ctypes.c_int64
     num_bins = library.gw_histogram(
         address(grad_N),
         address(residual_N),
-        ctypes.c_int64(grad_N.numel()),
+        grad_N.numel(),
         torch.get_num_threads(),
     )
     if num_bins < 0:
@@ -87,7 +84,7 @@ def range_norms(
                 c_M = residual_N[start:stop].add_(c_M)
             norms_L[i] = _reference_sum_squares(c_M)
         return
-    tables = (address(starts_L), address(stops_L), ctypes.c_int64(num_ranges), address(norms_L))
+    tables = (address(starts_L), address(stops_L), num_ranges, address(norms_L))
     operands = (address(grad_N), address(residual_N))
     if library.gw_range_norms(*operands, *tables, torch.get_num_threads()):
         raise MemoryError(f"norms of {num_ranges} ranges: no memory for their parts")

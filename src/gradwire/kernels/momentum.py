@@ -7,8 +7,6 @@ Legend: N elements. All operands but the gradient have the working dtype, float3
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -47,8 +45,8 @@ def accumulate(
         address(velocity_N),
         address(pending_N),
         address(whole_N),
-        ctypes.c_int64(grad_N.numel()),
-        ctypes.c_float(momentum),
+        grad_N.numel(),
+        momentum,
         int(nesterov),
         torch.get_num_threads(),
     )
@@ -75,8 +73,8 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor, *, least: float
         address(velocity_N),
         address(whole_N),
         address(pending_N),
-        ctypes.c_int64(velocity_N.numel()),
-        ctypes.c_float(least),
+        velocity_N.numel(),
+        least,
         torch.get_num_threads(),
     )
 

@@ -6,8 +6,6 @@ is filled up with zeros.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -38,12 +36,11 @@ def nonzero_units(
     library = load_library("nonzero") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference(grad_N, buffer, width, residual_N)
-    library.gw_nonzero.restype = ctypes.c_int64
     kept = library.gw_nonzero(
         address(grad_N),
         address(residual_N),
-        ctypes.c_int64(grad_N.numel()),
-        ctypes.c_int64(width),
+        grad_N.numel(),
+        width,
         address(buffer),
         torch.get_num_threads(),
     )

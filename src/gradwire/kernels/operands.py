@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from ..errors import invalid
@@ -40,6 +38,6 @@ def serves_cpp(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-def address(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    """The address of a tensor's first element; NULL for None."""
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def address(tensor: torch.Tensor | None) -> int | None:
+    """The address of a tensor's first element as a kernel takes it; None is NULL."""
+    return None if tensor is None else tensor.data_ptr()

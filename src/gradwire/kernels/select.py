@@ -10,7 +10,6 @@ a list of more than 2^31 - 1 elements, which int32 indices cannot address.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
@@ -54,8 +53,8 @@ def topk(
     failed = library.gw_topk(
         address(grad_N),
         address(residual_N),
-        ctypes.c_int64(num_elements),
-        ctypes.c_int64(num_selected),
+        num_elements,
+        num_selected,
         address(indices_K),
         address(values_K),
         torch.get_num_threads(),
@@ -95,12 +94,12 @@ def topk_ranges(
         return
     status = library.gw_topk_ranges(
         address(c_N),
-        ctypes.c_int64(num_elements),
+        num_elements,
         *map(address, tables),
-        ctypes.c_int64(num_ranges),
+        num_ranges,
         address(indices_K),
         address(values_K),
-        ctypes.c_int64(num_selected),
+        num_selected,
         torch.get_num_threads(),
     )
     if status == _REFUSED:
@@ -160,13 +159,12 @@ def reaching(
     if library is None:
         _reference_reaching(grad_N, threshold, most, room, residual_N)
         return
-    library.gw_reach.restype = ctypes.c_int64
     count = library.gw_reach(
         address(grad_N),
         address(residual_N),
-        ctypes.c_int64(whole_N.numel()),
-        ctypes.c_float(threshold),
-        ctypes.c_int64(most),
+        whole_N.numel(),
+        threshold,
+        most,
         torch.get_num_threads(),
     )
     if count >= 0:
@@ -199,15 +197,14 @@ def scatter_add(
     if library is None:
         bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:
-        library.gw_scatter_add.restype = ctypes.c_int64
         bad = library.gw_scatter_add(
             address(indices_K),
             address(values),
-            ctypes.c_int64(num_entries),
+            num_entries,
             address(out_N),
-            ctypes.c_int64(out_N.numel()),
-            ctypes.c_int64(width),
-            ctypes.c_float(scale),
+            out_N.numel(),
+            width,
+            scale,
             torch.get_num_threads(),
         )
     if bad >= 0:

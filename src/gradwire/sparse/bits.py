@@ -57,11 +57,10 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
         if bad < 0:
             _reference_write(indices_K, bits_B)
     else:
-        library.gw_bits_write.restype = ctypes.c_int64
         bad = library.gw_bits_write(
             address(indices_K),
-            ctypes.c_int64(indices_K.numel()),
-            ctypes.c_int64(num_units),
+            indices_K.numel(),
+            num_units,
             address(bits_B),
         )
     if bad >= 0:
@@ -83,11 +82,10 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
         out_K = set_K.int()
     else:
         out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
-        library.gw_bits_read.restype = ctypes.c_int64
         found = library.gw_bits_read(
             address(bits_B),
-            ctypes.c_int64(num_units),
-            ctypes.c_int64(count),
+            num_units,
+            count,
             address(out_K),
             torch.get_num_threads(),
         )

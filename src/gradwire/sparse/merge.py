@@ -79,15 +79,14 @@ def _run(
     values: Tensor,
 ) -> int:
     number = len(ranks)
-    library.gw_merge.restype = ctypes.c_int64
     found: int = library.gw_merge(
         (ctypes.c_void_p * number)(*[entries.indices_K.data_ptr() for entries in ranks]),
         (ctypes.c_void_p * number)(*[entries.values.data_ptr() for entries in ranks]),
         (ctypes.c_int64 * number)(*[entries.num for entries in ranks]),
-        ctypes.c_int64(number),
-        ctypes.c_int64(num_places),
-        ctypes.c_int64(ranks[0].width),
-        ctypes.c_float(scale),
+        number,
+        num_places,
+        ranks[0].width,
+        scale,
         address(places_K),
         address(values),
         torch.get_num_threads(),

@@ -94,15 +94,14 @@ def _run(
     permutation: Permutation | None,
 ) -> tuple[int, ...]:
     counts_W = (ctypes.c_int64 * world)()
-    library.gw_partition.restype = ctypes.c_int64
     bad = library.gw_partition(
         address(entries.indices_K),
         address(entries.values),
-        ctypes.c_int64(entries.num),
-        ctypes.c_int64(entries.values.element_size() * entries.width),
-        ctypes.c_int64(num_units),
-        ctypes.c_int64(part_length(num_units, world)),
-        ctypes.c_int64(world),
+        entries.num,
+        entries.values.element_size() * entries.width,
+        num_units,
+        part_length(num_units, world),
+        world,
         None if permutation is None else permutation.constants,
         address(out.indices_K),
         address(out.values),

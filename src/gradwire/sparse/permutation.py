@@ -109,10 +109,9 @@ class Permutation:
         if library is None or not given_K.is_contiguous() or not found.is_contiguous():
             bad = self._reference(given_K, found, inverse=inverse)
         else:
-            library.gw_permute.restype = ctypes.c_int64
             bad = library.gw_permute(
                 address(given_K),
-                ctypes.c_int64(given_K.numel()),
+                given_K.numel(),
                 self.constants,
                 int(inverse),
                 address(found),

@@ -5,8 +5,6 @@ Legend: N elements, K entries.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -29,18 +27,17 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
     local_K, values, width = entries
     library = load_library("bits") if serves_cpp(values, out_N) else None
     if library is not None:
-        library.gw_scatter.restype = ctypes.c_int64
         bad = library.gw_scatter(
             address(local_K),
             address(values),
-            ctypes.c_int64(entries.num),
-            ctypes.c_int64(part.length),
-            ctypes.c_int64(part.first),
+            entries.num,
+            part.length,
+            part.first,
             None if part.permutation is None else part.permutation.constants,
             address(out_N),
-            ctypes.c_int64(out_N.numel()),
-            ctypes.c_int64(width),
-            ctypes.c_float(scale),
+            out_N.numel(),
+            width,
+            scale,
             torch.get_num_threads(),
         )
         if bad >= 0:

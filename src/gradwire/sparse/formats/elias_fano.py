@@ -110,15 +110,14 @@ def _encode(places_K: Tensor, num_units: int, payload: Payload) -> int:
         if bad < 0 and count:
             _reference_encode(places_K, low_bits(count, num_units), low, high)
         return bad
-    library.gw_elias_encode.restype = ctypes.c_int64
     found: int = library.gw_elias_encode(
         address(places_K),
-        ctypes.c_int64(count),
-        ctypes.c_int64(num_units),
+        count,
+        num_units,
         low_bits(count, num_units),
         address(low),
         address(high),
-        ctypes.c_int64(high_bits(count, num_units)),
+        high_bits(count, num_units),
     )
     return found
 
@@ -136,13 +135,12 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
         places_K.copy_(_reference_decode(set_K, num_low, low))
         return _first_wrong(places_K, num_units)
     bad = ctypes.c_int64()
-    library.gw_elias_decode.restype = ctypes.c_int64
     found = library.gw_elias_decode(
         address(low),
         address(high),
-        ctypes.c_int64(num_high),
-        ctypes.c_int64(count),
-        ctypes.c_int64(num_units),
+        num_high,
+        count,
+        num_units,
         num_low,
         address(places_K),
         ctypes.byref(bad),
