@@ -47,12 +47,12 @@ from ...bounds import check_share
 from ...contract import Exchange, Layout, Member, Selection, Traits, synchronise_alone
 from ...moves.sizes import SIZE_BYTES
 from ...spec import TensorSpec, working_dtype
-from ...verbs import Steps
+from ...verbs import AllReduce, Steps
 from .._coo import check_addressable, share_of
 from .._lists import FORMATS, check_formats
 from .._settle import as_working
 from ..deft.support import nothing
-from .regions import Regions, agreed_cuts, even_cuts, slots_of
+from .regions import Regions, even_cuts, slots_of, write_cuts
 from .sums import TOLD_BYTES, Turn, no_entries
 from .threshold import FEWEST, MOST, Taken, put_back, select_own
 
@@ -122,15 +122,22 @@ class oktopk(Exchange):
         asked = share_of(self.density, numel)
         own, shared = state.thresholds_2.tolist()
         is_exact = step % EXACT_STEPS == 0
-        taken: Taken = yield me.sized(
-            "encode",
-            lambda: select_own(me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked),
-            numel,
-            lambda: Taken(no_entries(grad_N, asked), 1.0),
-        )
         cuts_C = state.cuts_C
-        if step % CUT_STEPS == 1:
-            cuts_C = yield from agreed_cuts(me, taken.entries.indices_K, numel)
+        if is_cut := step % CUT_STEPS == 1:
+            cuts_C = me.scratch("cuts", me.world - 1, grad_N, torch.int64)
+
+        def select() -> Taken:
+            taken = select_own(me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked)
+            if is_cut:
+                write_cuts(taken.entries.indices_K, numel, cuts_C)
+            return taken
+
+        taken: Taken = yield me.sized(
+            "encode", select, numel, lambda: Taken(no_entries(grad_N, asked), 1.0)
+        )
+        if is_cut:
+            yield AllReduce(cuts_C)
+            cuts_C = cuts_C // me.world
         turn = Turn(me, Regions.of(cuts_C, numel, FORMATS[self.formats]), asked, grad_N, out_N)
         sums = yield from turn.reduce(taken.entries)
         shared, arrived = yield from turn.gather(sums, 0.0 if is_exact else shared)

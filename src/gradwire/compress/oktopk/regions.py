@@ -13,12 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ...contract import Member
 from ...payload import Format
 from ...sparse.choose import Formats, smallest
 from ...sparse.entries import Entries
 from ...sparse.format import SparseFormat
-from ...verbs import AllReduce, Steps
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,14 @@ def even_cuts(numel: int, world: int) -> Tensor:
     return torch.tensor(cuts, dtype=torch.int64, device="cpu")
 
 
-def agreed_cuts(me: Member, indices_K: Tensor, numel: int) -> Steps[Tensor]:
-    """The inner borders that balance what all ranks selected; ``indices_K`` ascend."""
-    cuts_C = me.scratch("cuts", me.world - 1, indices_K, torch.int64)
-
-    def cut() -> None:
-        count = indices_K.numel()
-        if count:
-            at_C = torch.tensor([count * r // me.world for r in range(1, me.world)])
-            cuts_C.copy_(indices_K[at_C])
-        else:
-            cuts_C.copy_(even_cuts(numel, me.world))
-
-    yield me.sized("encode", cut, me.world, lambda: None)
-    yield AllReduce(cuts_C)
-    return cuts_C // me.world
+def write_cuts(indices_K: Tensor, numel: int, cuts_C: Tensor) -> None:
+    """Fills ``cuts_C`` with the inner borders that cut these ascending indices into equal parts."""
+    count, world = indices_K.numel(), cuts_C.numel() + 1
+    if count:
+        at_C = torch.tensor([count * rank // world for rank in range(1, world)])
+        cuts_C.copy_(indices_K[at_C])
+    else:
+        cuts_C.copy_(even_cuts(numel, world))
 
 
 def slots_of(regions: Regions, counts: Sequence[int], dtype: torch.dtype) -> list[int]:
