@@ -90,9 +90,7 @@ def train_and_save(rank: int, world: int, chosen: gw.Exchange) -> dict[str, Any]
     return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
 
 
-def load_and_go_on(
-    rank: int, world: int, chosen: gw.Exchange, states: list[dict[str, Any]]
-) -> str:
+def load_and_go_on(rank: int, world: int, chosen: gw.Exchange, states: list[dict[str, Any]]) -> str:
     net = Net()
     handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
     handle.load_state_dict(states[rank])
