@@ -26,8 +26,8 @@ Wire: with k = density * N, k / W of them in a region of L elements,
     with LIST(K) = K values and the least of 4 K (COO), ceil(L / 8) (hash bitmap) and
     ceil(K b / 8) + ceil((K + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / K))
     (``elias_fano``) bytes, rounded up to 8. In every 64th step an all-reduce of W-1 borders of 8
-    bytes. In COO of float32 the lists are 4 (W-1)/W * k words of 4 bytes; the paper's 6 k (W-1)/W
-    is its bound, where regions send k / W and receive as much from each, unevenly.
+    bytes. In COO of float32 the lists are 4 k (W-1)/W words of 4 bytes; the paper's bound,
+    6 k (W-1)/W, counts evening out as well.
 State: step, int64; thresholds_2, float64, the rank's own and that of sums, 0 where it is to be
     found; cuts_C, int64, the regions' inner borders. All but the own threshold are the same on all
     ranks.
