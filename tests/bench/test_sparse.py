@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.bench.draws import IndexDraws, SetMeasures
 from gradwire.bench.sparse import SparseBench, run
-from gradwire.bench.sparse_rank import SCHEMES
+from gradwire.bench.sparse_rank import OWN, SCHEMES
 from gradwire.errors import InvalidSetting, UnknownName
 
 
@@ -42,9 +42,11 @@ def test_every_scheme_runs_between_processes() -> None:
     draws = IndexDraws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)
     bench = SparseBench(draws=draws, repeats=1, pieces=2)
     rows = {str(row["name"]): row for row in run(bench, lambda done, what: None, timeout_s=120)}
-    assert list(rows) == ["dense", *SCHEMES]
+    assert list(rows) == ["dense", *SCHEMES, *OWN]
     for name in SCHEMES:
         assert rows[name]["wire_bytes_per_step"] >= rows[name]["formula_bytes_per_step"]
+    for name in OWN:  # oktopk's are those of most steps
+        assert rows[name]["wire_bytes_per_step"] > 0.5 * rows[name]["formula_bytes_per_step"] > 0
     imbalance = rows["sparse_ps"]["pull_imbalance"]
     assert isinstance(imbalance, float)
     assert imbalance > 2

@@ -27,6 +27,7 @@ from gradwire.pairing import Pair
 from . import broken_collectives as collectives
 from . import broken_compressors as compressors
 from . import broken_exchanges as exchanges
+from . import broken_sums as sums
 from . import broken_support as supports
 from . import broken_variable as sizes
 from . import variable
@@ -98,6 +99,7 @@ COLLECTIVE_BITES = (
     (on_collectives.law_never_deadlocks, _with(collectives.sends_before_it_receives())),
     (on_collectives.law_verbs_do_not_depend_on_values, supports.allocates_alone(density=0.3)),
     (on_collectives.law_same_bits_on_every_rank, supports.draws_apart(density=0.3)),
+    (on_collectives.law_same_bits_on_every_rank, sums.decides_alone(density=0.3)),
     (on_collectives.law_equals_the_dense_mean, _with(collectives.forgets_a_rank())),
     (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
     (on_collectives.law_sends_the_stated_bytes, _with(collectives.forgets_padding(), onebit())),
@@ -129,6 +131,8 @@ EXCHANGE_BITES = (
     (on_exchanges.law_nothing_is_lost_or_made, exchanges.leaves_residual_stale()),
     (on_exchanges.law_nothing_is_lost_or_made, supports.loses_an_index(density=0.3)),
     (on_exchanges.law_nothing_is_lost_or_made, supports.sends_common_twice(density=1.0)),
+    (on_exchanges.law_nothing_is_lost_or_made, sums.keeps_only_its_own(density=0.3)),
+    (on_exchanges.law_nothing_is_lost_or_made, sums.forgets_what_was_too_small(density=0.3)),
     (on_exchanges.law_nothing_is_lost_or_made, exchanges.drops_residual()),
     (
         on_exchanges.law_nothing_is_lost_or_made,

@@ -7,7 +7,7 @@ and skew (``draws``). What the sets turned out to be is in every row.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import mean, median, quantiles
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..spec import TensorSpec, chunk_bounds
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from .draws import IndexDraws, SetMeasures
-from .sparse_rank import DENSE, SCHEMES, exchange_of
+from .sparse_rank import DENSE, OWN, SCHEMES, exchange_of
 
 CONSTANT = frozenset(
     {"num_hosts", "link_bytes_per_s", "numel", "density", "overlap", "densification", "skewness"}
@@ -38,7 +38,7 @@ class SparseBench:
     repeats: int = 7
     pieces: int = 1
     """Messages that the gradient is cut into; the engine has several under way."""
-    schemes: tuple[str, ...] = field(default=tuple(SCHEMES))
+    schemes: tuple[str, ...] = (*SCHEMES, *OWN)
     """Schemes that are measured beside the dense all-reduce."""
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class SparseBench:
             if getattr(self, name) < 1:
                 raise invalid(name, getattr(self, name), "at least 1", "leave it out")
         for name in self.schemes:
-            if name not in SCHEMES:
-                raise UnknownName("scheme", name, [*SCHEMES])
+            if name not in (*SCHEMES, *OWN):
+                raise UnknownName("scheme", name, [*SCHEMES, *OWN])
 
 
 def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
@@ -131,10 +131,11 @@ def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
     """Bytes that each rank sends, by the scheme's formula."""
     each = []
     for spec, inside in _pieces(bench, sets):
-        if name == DENSE:
-            each.append(exchange_of(DENSE).wire_bytes(spec, len(sets)) or [])
-        else:
+        if name in SCHEMES:
             each.append(SCHEMES[name].bytes_of(nonzero(), spec, inside) or [])
+        else:
+            exchange = exchange_of(name, bench.draws.density)
+            each.append(exchange.expected_bytes(spec, len(sets)) or [])
     return [sum(ranks) for ranks in zip(*each, strict=True)]
 
 

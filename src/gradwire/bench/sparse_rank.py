@@ -13,6 +13,7 @@ from torch import Tensor
 from ..compress.nonzero import nonzero
 from ..contract import Exchange, Member
 from ..contract.collective import Collective
+from ..error_feedback import residuals
 from ..exchange import exchange_for
 from ..load import examples, load
 from ..pairing import pair
@@ -25,6 +26,13 @@ from .draws import IndexDraws
 
 DENSE = "dense"
 PAPER = "zen_paper"
+OWN = {
+    f"{name}{suffix}": (name, formats)
+    for name in ("oktopk", "spardl")
+    for suffix, formats in (("", "smallest"), ("_paper", "coo"))
+}
+"""The exchanges of their own that make sparse sums, by name, each in its settings and its paper's:
+the name of its file, and its setting ``formats``."""
 SCHEMES: dict[str, Collective] = {
     type(scheme).__name__: type(scheme)()
     for scheme in examples("collective")
@@ -34,10 +42,16 @@ SCHEMES: dict[str, Collective] = {
 paper has it."""
 
 
-def exchange_of(name: str) -> Exchange:
-    """The lossless exchange of a scheme, or the dense all-reduce."""
+def exchange_of(name: str, density: float = 0.01) -> Exchange:
+    """The lossless exchange of a scheme, the dense all-reduce, or an exchange of its own.
+
+    These last take as many elements as ``density`` says, and keep what does not arrive.
+    """
     if name == DENSE:
         return exchange_for(load("compress", "none")())
+    if name in OWN:
+        file, formats = OWN[name]
+        return exchange_for(load("compress", file)(density=density, formats=formats))
     return pair(nonzero(), SCHEMES[name])
 
 
@@ -67,6 +81,23 @@ class TimedScheme:
         self.engine.wait(ends)
         self.states = [end.result for end in ends]
 
+    def forget(self) -> None:
+        """Drops what was kept, so that all turns are alike."""
+        for state in self.states:
+            for residual_N in residuals(state).values():
+                residual_N.zero_()
+
+    def kept(self, like_N: Tensor) -> Tensor:
+        """The mean over ranks of what they keep, which arrives later; zeros where nothing does."""
+        kept_N = torch.zeros_like(like_N)
+        parts = zip(self.states, chunk_bounds(like_N.numel(), len(self.parts)), strict=True)
+        for state, (start, stop) in parts:
+            for residual_N in residuals(state).values():
+                kept_N[start:stop] += residual_N
+        if any(residuals(state) for state in self.states):
+            dist.all_reduce(kept_N)
+        return kept_N.div_(self.engine.world)
+
     @property
     def imbalance(self) -> tuple[float, float] | None:
         """Push and pull of the least balanced message."""
@@ -87,7 +118,10 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
     schemes = (DENSE, *settings["schemes"])
     pieces = settings["pieces"]
-    sides = [TimedScheme(name, exchange_of(name), work_N, engine, pieces) for name in schemes]
+    sides = [
+        TimedScheme(name, exchange_of(name, draws.density), work_N, engine, pieces)
+        for name in schemes
+    ]
     found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
     turns = settings["repeats"] + 1
     for turn in range(turns):
@@ -99,7 +133,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
                 found[side.name]["seconds"].append(seconds)
                 found[side.name]["sent_bytes"].append(moved.tx_bytes)
             else:  # the first turn warms up
-                compare(side.name, work_N, dense_N)
+                compare(side.name, side.kept(work_N).add_(work_N), dense_N)
+            side.forget()
     for side in sides:
         found[side.name]["imbalance"] = side.imbalance
     engine.close()

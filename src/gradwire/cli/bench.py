@@ -17,7 +17,7 @@ from ..bench import sparse as sparse_bench
 from ..bench import training as training_bench
 from ..bench.draws import IndexDraws
 from ..bench.likeness import draws_like
-from ..bench.sparse_rank import SCHEMES
+from ..bench.sparse_rank import OWN, SCHEMES
 from ..errors import invalid
 from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
@@ -129,7 +129,7 @@ def sparse(
         rate_bytes_per_s=parse_rate(rate),
         repeats=repeats,
         pieces=pieces,
-        schemes=tuple(only or SCHEMES),
+        schemes=tuple(only or (*SCHEMES, *OWN)),
     )
     with progress("bench sparse", total=1) as advance:
         rows = sparse_bench.run(settings, Fractions(advance))

@@ -17,16 +17,13 @@ Contributed: what the codec encoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
-
-import torch
 
 from ..bounds import MOST_SEED, check_whole
 from ..contract.collective import Dimensions
 from ..errors import invalid
 from ..moves.push_pull import Cut, PushPull
-from ..sparse.choose import LISTS, OF_PARTS, Formats, smallest_format
+from ..sparse.choose import LISTS, OF_PARTS, Formats, smallest
 from ..sparse.format import SparseFormat
 from ..sparse.formats.coo import coo
 from ..sparse.formats.dense import dense
@@ -78,20 +75,12 @@ class zen(PushPull):
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
         among, length = FORMATS[self.formats].push, cut.parts[server].length
-        return _smallest(among, count, length, cut.width, cut.pushed_dtype)
+        return smallest(among, count, length, cut.width, cut.pushed_dtype)
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
         sent, length = FORMATS[self.formats], cut.parts[rank].length
         among = sent.listing if cut.is_listed else sent.pull
-        return _smallest(among, count, length, cut.width, cut.pulled_dtype)
-
-
-@lru_cache(maxsize=256)
-def _smallest(
-    among: Formats, count: int, length: int, width: int, dtype: torch.dtype
-) -> SparseFormat:
-    """The smallest format, kept because a step asks more than once about the same message."""
-    return smallest_format(count, length, width, dtype, among=among).format
+        return smallest(among, count, length, cut.width, cut.pulled_dtype)
 
 
 EXAMPLES = (zen(), zen(formats="paper"))

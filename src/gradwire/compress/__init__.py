@@ -1,6 +1,6 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-An algorithm with helpers of its own is a folder: ``deft``, ``powersgd``.
+An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``powersgd``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .int8 import int8 as int8
     from .none import none as none
     from .nonzero import nonzero as nonzero
+    from .oktopk import oktopk as oktopk
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
     from .qsgd import qsgd as qsgd
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .redsync import redsync as redsync
     from .sharded_dgc import sharded_dgc as sharded_dgc
     from .sidco import sidco as sidco
+    from .spardl import spardl as spardl
     from .tbq import tbq as tbq
     from .terngrad import terngrad as terngrad
     from .threelc import threelc as threelc

@@ -5,7 +5,8 @@ Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a
 Differences from the paper: encode includes error feedback where the compressor's traits ask for it,
     as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
     An algorithm that is an exchange of its own computes between its verbs for the network: what it
-    calls encode, merge and decode is timed, and nothing is sent. Where it does one of them several
+    calls encode, merge and decode is timed on one rank, and all ranks run in this process. Where it
+    does one of them several
     times a step, the line is that of one of them: so many of them take what all took together.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +28,9 @@ from ..data.cluster import PRIMITIVES, CodecFit, Primitive
 from ..data.fit import LineFit, fit_line
 from ..errors import invalid
 from ..load import load, names
+from ..local import drive
 from ..spec import TensorSpec, squarest
-from ..verbs import AllGather, Compute, Verb
+from ..verbs import Compute, Steps
 
 SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 """Elements of float32: from a bias to the largest layers, in and out of the caches."""
@@ -121,49 +124,57 @@ class _Codec:
 
 
 class _Text:
-    """An exchange of its own on one square matrix: what it computes, with nobody to wait for.
+    """An exchange of its own on one square matrix, on all ranks in turn; the first one is timed.
 
-    Every turn is the first step, in which this rank leads where ranks take turns: the others wait
-    for what the leader computes.
+    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
+    what the leader computes.
     """
 
     def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel, shapes=squarest(numel))
-        self.exchange, self.me = exchange, Member(0, world)
-        self.state = exchange.init(spec, world)
+        self.exchange = exchange
         self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
-        self.grad_N, self.residual_N = self.source_N.clone(), torch.zeros(numel)
+        self.members = [Member(rank, world) for rank in range(world)]
+        self.states = [exchange.init(spec, world) for _ in self.members]
+        self.grads = [self.source_N.clone() for _ in self.members]
+        self.residuals = [torch.zeros(numel) for _ in self.members]
         self.numels: dict[Primitive, list[int]] = {}
         """Elements of each computation of the last turn, by its name."""
 
     def turn_s(self) -> dict[Primitive, float]:
         """Seconds of each primitive, once or more often, with error feedback."""
-        self.grad_N.copy_(self.source_N)
-        self.residual_N.zero_()
+        for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
+            grad_N.copy_(self.source_N)
+            residual_N.zero_()
         self.numels = {key: [] for key in PRIMITIVES}
         seconds: dict[Primitive, float] = dict.fromkeys(PRIMITIVES, 0.0)
-        text = self.exchange.synchronise(
-            self.me, self.state, self.grad_N, self.grad_N, self.residual_N
+        ranks = zip(self.members, self.states, self.grads, self.residuals, strict=True)
+        first, *others = (
+            self.exchange.synchronise(me, state, grad_N, grad_N, residual_N)
+            for me, state, grad_N, residual_N in ranks
         )
-        try:
-            asked = next(text)
-            while True:
-                verbs = asked if isinstance(asked, tuple) else (asked,)
-                results = tuple(self._timed(verb, seconds) for verb in verbs)
-                asked = text.send(results if isinstance(asked, tuple) else results[0])
-        except StopIteration:
-            return seconds
+        drive([self._clocked(first, seconds), *others])
+        return seconds
 
-    def _timed(self, verb: Verb, seconds: dict[Primitive, float]) -> Any:
-        """Carries out a computation and books its seconds.
+    def _clocked(self, text: Steps[Any], seconds: dict[Primitive, float]) -> Steps[Any]:
+        """The same text; its computations book their seconds when they are carried out."""
+        results: Any = None
+        while True:
+            try:
+                asked = text.send(results)
+            except StopIteration as stop:
+                return stop.value
+            verbs = asked if isinstance(asked, tuple) else (asked,)
+            clocked = tuple(
+                replace(verb, fn=partial(self._timed, verb, seconds))
+                if isinstance(verb, Compute)
+                else verb
+                for verb in verbs
+            )
+            results = yield clocked if isinstance(asked, tuple) else clocked[0]
 
-        Of the verbs for the network, a gather leaves this rank's own share, as if others had
-        nothing.
-        """
-        if isinstance(verb, AllGather):
-            verb.out[: verb.buf.numel()].copy_(verb.buf)
-        if not isinstance(verb, Compute):
-            return None
+    def _timed(self, verb: Compute, seconds: dict[Primitive, float]) -> Any:
+        """Carries out a computation and books its seconds."""
         start_s = time.perf_counter()
         result = verb.fn()
         taken_s = time.perf_counter() - start_s

@@ -33,7 +33,7 @@ from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
 from ..sparse.scatter import scatter_entries
 from ..spec import TensorSpec
-from ..verbs import AllGather, AllToAll, Compute, Steps
+from ..verbs import AllGather, Compute, Steps
 from .cut import Cut as Cut
 from .cut import cached_parts
 from .entries import (
@@ -46,7 +46,7 @@ from .entries import (
     split,
     value_dtype,
 )
-from .rounds import to_each
+from .push import push
 from .selection import asked_of
 from .sizes import SIZE_BYTES
 
@@ -198,22 +198,17 @@ class PushPull(Collective):
 
         ``beside`` is done while the network is busy: the gradient has been read by now.
         """
-        own_W = me.scratch("own counts", me.world, like, torch.int64).copy_(torch.tensor(counts))
-        told_W = me.scratch("told counts", me.world, like, torch.int64)
-        one_each = (1,) * me.world
-        yield AllToAll(told_W, own_W, one_each, one_each)
-        limits, usual = [cut.parts[me.rank].length] * me.world, [counts[me.rank]] * me.world
-        told = me.sizes(told_W, limits, unit="units", usual=usual)
-        forms = [self.push_format(cut, me.rank, count) for count in told]
-        layouts = [cut.pushed(form, me.rank, k) for form, k in zip(forms, told, strict=True)]
-        slots = [layout.slot_bytes for layout in layouts]
-        arrived = split(me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots)
-        arrived[me.rank] = sent[me.rank]
-        yield from to_each(me, sent, arrived, beside=beside)
-        return [
-            Packed(form, Payload(layout, slot[: layout.size_bytes]))
-            for form, layout, slot in zip(forms, layouts, arrived, strict=True)
-        ]
+        rank = me.rank
+
+        def form_of(count: int) -> tuple[SparseFormat, Format]:
+            form = self.push_format(cut, rank, count)
+            return form, cut.pushed(form, rank, count)
+
+        return (
+            yield from push(
+                me, sent, counts, form_of, cut.parts[rank].length, beside=beside, like=like
+            )
+        )
 
     def merge(
         self,

@@ -9,6 +9,7 @@ Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -83,6 +84,17 @@ def smallest_format(
         if known is not None
     ]
     return FormatChoice(count, num_units, tuple(sorted(sizes, key=lambda pair: pair[1])))
+
+
+@lru_cache(maxsize=1024)
+def smallest(
+    among: Formats, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+) -> SparseFormat:
+    """The format that ``smallest_format`` takes of ``among``.
+
+    It is kept, because a step asks more than once about the same payload.
+    """
+    return smallest_format(count, num_units, width, dtype, among=among).format
 
 
 def _name(form: SparseFormat) -> str:

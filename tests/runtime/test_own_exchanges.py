@@ -1,4 +1,4 @@
-"""randomk, cltk and deft under training: real ranks, several messages at once, checkpoints."""
+"""Sparse exchanges of their own under training: real ranks, several messages, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.runtime.test_checkpoint import pending, resumed, through_a_file
 from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, train
 
 pytestmark = pytest.mark.multi
-CHOSEN = tuple(getattr(gw.compress, name)(density=0.3) for name in ("randomk", "cltk", "deft"))
+NAMES = ("randomk", "cltk", "deft", "oktopk", "spardl")
+CHOSEN = tuple(getattr(gw.compress, name)(density=0.3) for name in NAMES)
 every_one = pytest.mark.parametrize("chosen", CHOSEN, ids=lambda made: type(made).__name__)
 
 
@@ -82,25 +83,28 @@ def test_a_resumed_run_is_the_uninterrupted_one(
         assert again == whole
 
 
-def train_and_save(rank: int, world: int) -> dict[str, Any]:
+def train_and_save(rank: int, world: int, chosen: gw.Exchange) -> dict[str, Any]:
     net = Net()
-    handle = gw.attach(net, CHOSEN[2], bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
     train(net, adamw(net.parameters()), rank, range(3))
     return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
 
 
-def load_and_go_on(rank: int, world: int, states: list[dict[str, Any]]) -> str:
+def load_and_go_on(rank: int, world: int, chosen: gw.Exchange, states: list[dict[str, Any]]) -> str:
     net = Net()
-    handle = gw.attach(net, CHOSEN[2], bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
     handle.load_state_dict(states[rank])
     train(net, adamw(net.parameters()), rank, range(3, 6))
     return digest(net.parameters())
 
 
-def test_another_number_of_ranks_goes_on_with_other_layers(two: Ranks, four: Ranks) -> None:
-    """They are cut by the number of ranks; what is pending and the step are kept."""
-    states = two.run(train_and_save)
+@pytest.mark.parametrize("chosen", CHOSEN[2:4], ids=["deft", "oktopk"])
+def test_another_number_of_ranks_goes_on_with_other_layers(
+    chosen: gw.Exchange, two: Ranks, four: Ranks
+) -> None:
+    """Layers and regions are cut by the number of ranks; what is pending and the step are kept."""
+    states = two.run(train_and_save, chosen)
     shared = gw.redistribute(states, 4)
     assert {int(m["inner.step"]) for state in shared for m in state["messages"].values()} == {3}
     torch.testing.assert_close(pending(shared, "middle.weight"), pending(states, "middle.weight"))
-    assert len(set(four.run(load_and_go_on, shared))) == 1
+    assert len(set(four.run(load_and_go_on, chosen, shared))) == 1

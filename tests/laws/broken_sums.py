@@ -1,0 +1,69 @@
+"""Deliberately wrong exchanges that cut sums: each says what it does otherwise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.compress._coo import share_of
+from gradwire.compress.oktopk import OktopkState, oktopk
+from gradwire.compress.spardl import spardl
+from gradwire.contract import Member, State
+from gradwire.spec import TensorSpec
+from gradwire.verbs import Steps
+
+
+class keeps_only_its_own(spardl):
+    """What others sent for an element, and this rank cuts, is in no residual."""
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        own_N = None if residual_N is None else residual_N + grad_N
+        state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
+        if residual_N is not None:
+            residual_N.copy_(torch.where(residual_N == 0, residual_N, own_N))
+        return state
+
+
+class forgets_what_was_too_small(oktopk):
+    """What a rank selected is gone from its residual, also where the sum did not arrive."""
+
+    def synchronise(
+        self,
+        me: Member,
+        state: OktopkState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[OktopkState]:
+        count = share_of(self.density, grad_N.numel())
+        own_K = grad_N.abs().topk(count).indices
+        state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
+        if residual_N is not None:
+            residual_N[own_K] = 0.0
+        return state
+
+
+class decides_alone(oktopk):
+    """Each rank goes by a threshold of sums of its own."""
+
+    def init(self, spec: TensorSpec, world: int) -> OktopkState:
+        return super().init(spec, world)._replace(step=torch.ones(1, dtype=torch.int64))
+
+    def synchronise(
+        self,
+        me: Member,
+        state: OktopkState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[OktopkState]:
+        alone_2 = torch.tensor([0.0, 0.1 * me.rank], dtype=torch.float64)
+        state = state._replace(thresholds_2=alone_2)
+        return (yield from super().synchronise(me, state, grad_N, out_N, residual_N))
