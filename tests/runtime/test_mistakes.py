@@ -38,6 +38,12 @@ def complex_model() -> nn.Module:
     return nn.Linear(3, 2, dtype=torch.complex64)
 
 
+class OnlyTheForm:
+    """No exchange, though it has the methods of one."""
+
+    init = run = synchronise = lambda *_: None
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "unknown name": (lambda: gw.attach(linear(), "topq"), ("'topq'", "onebit", "mean 'topk'")),
     "a class": (
@@ -47,6 +53,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a collective": (
         lambda: gw.attach(linear(), gw.collective.ring()),
         ("ring()", "a compressor, an exchange", "gw.pair"),
+    ),
+    "the form of an exchange": (
+        lambda: gw.attach(linear(), OnlyTheForm()),  # type: ignore[arg-type]
+        ("OnlyTheForm", "a compressor, an exchange", "derive your own from gw.Exchange"),
     ),
     "nothing": (lambda: gw.attach(linear(), None), ("got None", "a compressor")),
     "density 0": (lambda: gw.compress.topk(density=0), ("got 0", "(0, 1]", "0.01")),
