@@ -4,6 +4,10 @@ Every process computes with one thread, those that tests start too: two workers 
 two cores wait for each other more than they compute. What a second thread changes is for the
 folders of kernels to test, which ask for it (``several_threads``); idle ones sleep and do not spin.
 
+No process asks a name server. torch's store looks up the name of every address that connects, and a
+server that does not answer holds all ranks up for 5 s (pytorch#159007). Compiled sources are kept,
+whatever the environment says: each process that tests start would compile gradwire again.
+
 Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
 triton's language, by itself and by each ``gpu/device.py``, is interpreted only if it was imported
 so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
@@ -14,7 +18,9 @@ variable is not left behind, for what tests start.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -31,6 +37,9 @@ SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
 for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
     os.environ.pop(name, None)
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ["RES_OPTIONS"] = "attempts:0"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
 
@@ -69,6 +78,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             alone = item.get_closest_marker("netns") or item.get_closest_marker("slow")
             group = "processes" if alone else item.path.stem
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is not walked through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end it is, so that libraries find all that they count given back."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

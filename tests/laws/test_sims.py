@@ -147,11 +147,14 @@ def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
     return plan.model_copy(update={"messages": tuple(messages), "exchanges": {"other": setting}})
 
 
-OWN = {type(exchange): exchange for exchange in own_exchanges()}.values()
+KINDS = (
+    *{(type(made.codec), type(made.collective)): made for made in pairs()}.values(),
+    *{type(made): made for made in own_exchanges()}.values(),
+)
 """One of each kind: plans name no settings here."""
 
 
-@pytest.mark.parametrize("exchange", [*pairs(), *OWN], ids=name_of)
+@pytest.mark.parametrize("exchange", KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     @bounded(6)
     @given(

@@ -44,7 +44,7 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
     script = "echo from $RANK; [ $RANK != 1 ] || exit 9; exec sleep 60"
     started_s = time.monotonic()
     exits = launch(hosts, shell(script), output="none", grace_s=0.1)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 50
     failed = first_failure(exits)
     assert failed is not None
     assert (failed.rank, failed.returncode, failed.last_lines) == (1, 9, ("from 1",))
@@ -78,7 +78,7 @@ def test_the_time_limit_ends_ranks_that_ignore_it(hosts: Hosts) -> None:
 def test_what_a_rank_leaves_behind_ends_with_it(hosts: Hosts) -> None:
     started_s = time.monotonic()
     exits = launch(hosts, shell("sleep 60 & echo $!"), output="none", check=True)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 50
     assert all(one.last_lines for one in exits)
 
 

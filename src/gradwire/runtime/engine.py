@@ -31,7 +31,7 @@ from .driver import AMONG_SHARDS, COMPUTE, Driver
 from .lanes import Task, TaskManager
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
-from .wire import Channel, broadcast_all, in_background, open_channels
+from .wire import Channel, broadcast_all, give_back, in_background, open_channels
 
 _JOIN_S = 10.0
 _ATTACH = -1
@@ -247,8 +247,8 @@ class Engine:
             self._pulse.stop()
         self._manager.stop()
         self._manager.join(_JOIN_S)
-        self.channels.clear()
-        self._shard_channels.clear()
+        give_back(self.channels)
+        give_back(self._shard_channels)
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = "communication" if task.lane != COMPUTE else COMPUTE

@@ -48,6 +48,18 @@ def open_channels(
     ]
 
 
+def give_back(channels: list[Channel]) -> None:
+    """Closes the channels and empties the list.
+
+    They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
+    """
+    closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+
+
 def default_store() -> Any:
     """The job's rendezvous store, for which torch has no public name."""
     return dist.distributed_c10d._get_default_store()
