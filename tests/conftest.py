@@ -86,6 +86,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     """At the end it is, so that libraries find all that they count given back."""
     gc.unfreeze()
