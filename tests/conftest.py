@@ -58,8 +58,8 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 
-SLOW_S = 15.0
-"""A test that takes longer carries the mark ``slow``; those that were marked take 3 s or more."""
+SLOW_S = 5.0
+"""A test that takes longer, alone and with kernels built, carries the mark ``slow``."""
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
 
@@ -81,14 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test is not walked through again and again."""
+    """Nothing that is there before the first test is walked through again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """At the end it is, so that libraries find all that they count given back."""
+    """Everything is walked through at the end: libraries look then whether all was given back."""
     gc.unfreeze()
 
 
@@ -99,7 +99,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names tests that make everybody wait, and fails none: the first to run builds kernels."""
+    """Names tests that make everybody wait, and fails none: the first to run builds kernels, and
+    starts ranks, and the machine may have more to do."""
     for report in terminalreporter.stats.get("passed", []):
         if report.duration > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"mark it slow: {report.nodeid} {report.duration:.0f} s")
