@@ -178,9 +178,10 @@ KINDS = (
 """One of each kind: plans name no settings here."""
 
 
+@pytest.mark.parametrize("num_draws", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", KINDS, ids=name_of)
-def test_plans_of_other_exchanges(exchange: Exchange) -> None:
-    @bounded(6)
+def test_plans_of_other_exchanges(exchange: Exchange, num_draws: int) -> None:
+    @bounded(num_draws)
     @given(
         profile=profiles(largest=3000),
         cluster=several,
