@@ -4,6 +4,10 @@ Every process computes with one thread, those that tests start too: two workers 
 two cores wait for each other more than they compute. What a second thread changes is for the
 folders of kernels to test, which ask for it (``several_threads``); idle ones sleep and do not spin.
 
+No process asks a name server. torch's store looks up the name of every address that connects, and a
+server that does not answer holds all ranks up for 5 s (pytorch#159007). Compiled sources are kept,
+whatever the environment says: each process that tests start would compile gradwire again.
+
 Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
 triton's language, by itself and by each ``gpu/device.py``, is interpreted only if it was imported
 so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
@@ -14,7 +18,9 @@ variable is not left behind, for what tests start.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -31,6 +37,9 @@ SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
 for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
     os.environ.pop(name, None)
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ["RES_OPTIONS"] = "attempts:0"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
 
@@ -49,8 +58,8 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 
-SLOW_S = 15.0
-"""A test that takes longer carries the mark ``slow``; those that were marked take 3 s or more."""
+SLOW_S = 5.0
+"""A test that takes longer, alone and with kernels built, carries the mark ``slow``."""
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
 
@@ -71,6 +80,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_finish() -> None:
+    """Nothing that is there before the first test is walked through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Everything is walked through at the end: libraries look then whether all was given back."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked ``netns`` run where shaped hosts can really be made, and say why elsewhere."""
     if item.get_closest_marker("netns") is not None and not _shaped():
@@ -78,7 +99,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names tests that make everybody wait, and fails none: the first to run builds kernels."""
+    """Names tests that make everybody wait, and fails none: the first to run builds kernels, and
+    starts ranks, and the machine may have more to do."""
     for report in terminalreporter.stats.get("passed", []):
         if report.duration > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"mark it slow: {report.nodeid} {report.duration:.0f} s")

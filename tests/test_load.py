@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from gradwire.contract import Compressor, Exchange
 from gradwire.contract.collective import Collective
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.load import KINDS, examples, load, names
+from tests.runtime.ranks import run_alone
 
 SOURCE = Path(gw.__file__).parent
 BASES: dict[str, tuple[type, ...]] = {
@@ -95,5 +94,5 @@ for first in (
 
 
 def test_the_class_is_bound_whichever_import_comes_first() -> None:
-    """In a process of its own: here everything is imported already."""
-    subprocess.run([sys.executable, "-c", FIRST_IMPORTS], check=True, timeout=100)
+    """In a process of its own: here everything is imported already, and stays as it is."""
+    run_alone(FIRST_IMPORTS)

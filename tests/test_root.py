@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
+from tests.runtime.ranks import run_alone
 
 SOURCE = Path(gw.__file__).parent
 MODULES = {p.stem for p in SOURCE.glob("*.py")} | {p.parent.name for p in SOURCE.glob("*/*.py")}
@@ -74,8 +75,8 @@ for first in (
 
 
 def test_modules_are_the_same_whatever_was_imported_before() -> None:
-    """In a process of its own: here everything is imported already."""
-    subprocess.run([sys.executable, "-c", IMPORT_ORDERS], check=True, timeout=100)
+    """In a process of its own: here everything is imported already, and stays as it is."""
+    run_alone(IMPORT_ORDERS)
 
 
 def test_the_root_alone_does_not_import_torch() -> None:

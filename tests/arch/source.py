@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,11 @@ class Source:
     name: str
     path: str
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree, made when it is asked for: whoever collects tests needs none."""
+        return ast.parse(self.text)
 
     def __repr__(self) -> str:
         return self.path
@@ -33,7 +37,7 @@ def read(path: str, text: str) -> Source:
     if parts[-1] == "__init__":
         parts.pop()
     above = [] if parts[:1] and parts[0] in BESIDE else ["gradwire"]
-    return Source(".".join([*above, *parts]), path, text, ast.parse(text))
+    return Source(".".join([*above, *parts]), path, text)
 
 
 @cache

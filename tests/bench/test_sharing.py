@@ -29,7 +29,7 @@ print(json.dumps([
 def settled(rank: int, num_ranks: int) -> list[tuple[list[int], bool]]:
     """Cores of a process' first thread and of another, and whether they are never preempted."""
     command = [sys.executable, "-c", CODE, str(rank), str(num_ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     return [(cores, batch) for cores, batch in json.loads(done.stdout)]
 
 

@@ -37,6 +37,7 @@ def test_draws_that_cannot_be() -> None:
         SparseBench(draws=IndexDraws(numel=1000, world=2, skew=1), schemes=("zne",))
 
 
+@pytest.mark.slow
 def test_every_scheme_runs_between_processes() -> None:
     """So few elements that most parts are empty, in two messages: gloo carries nothing, too."""
     draws = IndexDraws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)

@@ -253,6 +253,7 @@ for form in (*forms, counting(kept.encode)):
 """
 
 
+@pytest.mark.slow
 def test_compiled_kernels_read_once_in_wide_loads_and_round_as_written(tmp_path: Path) -> None:
     """Compiled for a GPU, which need not be there."""
     variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

@@ -131,7 +131,7 @@ def test_a_killed_compile_leaves_nothing_that_is_loaded(monkeypatch, tmp_path, f
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     slow.unlink()
     assert not list(folder.glob("*.so"))
     assert build.load_library("select") is not None
@@ -227,7 +227,7 @@ def test_a_builder_that_is_stopped_holds_nobody_up(monkeypatch, tmp_path, folder
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(builder.pid, signal.SIGKILL)
-        builder.wait(timeout=10)
+        builder.wait(timeout=60)
     assert len(list(folder.glob("select-*.so"))) == 1
 
 

@@ -111,7 +111,7 @@ def test_schemes_change_with_the_cluster() -> None:
 
 def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
     """Of so few rows that clearing them alone would pay, the simulator knows no places."""
-    many = Cluster(num_ranks=128, rate_bytes_per_s=1e6, hop_s=1e-6)
+    many = Cluster(num_ranks=72, rate_bytes_per_s=1e6, hop_s=1e-6)
     made = zen(profile(), many)
     assert exchange_of(made, "table") == "zen: table"
     assert simulate(made, profile(), many).iteration_s > 0

@@ -37,8 +37,15 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 PRELOADED = ["pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__]
 """What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s."""
 
-GRACE_S = 5.0
+GRACE_S = 20.0
 """How long the other ranks may go on after one has failed, to say what they know."""
+
+
+START_S = 100.0
+"""How long the first rank may take to start, while the fork server imports torch on a busy machine.
+"""
+TIMEOUT_S = 100.0
+"""How long ranks may take to answer; pytest ends a test that takes 120 s."""
 
 
 class RanksFailed(AssertionError):
@@ -68,7 +75,7 @@ class Ranks:
         self._ends: list[Connection] = []
         self._folder: TemporaryDirectory[str] | None = None
 
-    def run(self, body: Body, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
         """Runs ``body`` on every rank; returns their values in rank order, or raises."""
         if not self._processes:
             self.start()
@@ -84,7 +91,7 @@ class Ranks:
             )
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, body: Body, *args: Any, timeout_s: float = 60.0) -> list[Outcome]:
+    def outcomes(self, body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Outcome]:
         """As ``run``, but says of each rank how it ended, and leaves the processes alone."""
         self.send(body, *args)
         return self.collect(timeout_s)
@@ -134,7 +141,7 @@ class Ranks:
             process.start()
             there.close()
             self._processes.append(process)
-        if not self._ends[0].poll(30):
+        if not self._ends[0].poll(START_S):
             self.close()
             raise RanksFailed("rank 0 did not open its store")
         port = self._ends[0].recv_bytes()
@@ -158,7 +165,7 @@ class Ranks:
         try:
             value, error = pickle.loads(end.recv_bytes())
         except (EOFError, ConnectionError):
-            self._processes[rank].join(5.0)
+            self._processes[rank].join(GRACE_S)
             code = self._processes[rank].exitcode
             return Outcome(None, f"ended with exit code {code}", code)
         return Outcome(value, error, None)
@@ -171,6 +178,19 @@ class Ranks:
         self.kill(rank, signal.SIGUSR1)
         self._processes[rank].join(0.5)
         return "did not answer; it is at\n" + (Path(self._folder.name) / f"{rank}").read_text()
+
+
+def run_alone(code: str) -> None:
+    """Runs lines of Python in a process of its own, in which torch is imported already."""
+    ranks = Ranks(1)
+    try:
+        ranks.run(_execute, code)
+    finally:
+        ranks.close()
+
+
+def _execute(rank: int, world: int, code: str) -> None:
+    exec(code, {"__name__": "__main__"})
 
 
 def _serve(rank: int, world: int, end: Connection, folder: str) -> None:

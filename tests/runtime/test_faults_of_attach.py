@@ -22,9 +22,9 @@ from tests.runtime.training import DENSE, Net
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
 WORLD = 3
-TIMEOUT = timedelta(seconds=10)
-"""It is more than a busy machine may keep one of all these processes from computing."""
-LIMIT_S = 90.0
+TIMEOUT = timedelta(seconds=12)
+"""Longer than a rank that lives needs on a busy machine, on which 27 of them start at once."""
+LIMIT_S = 150.0
 """More than any rank may need, on a busy machine too; a rank that hangs never answers."""
 
 

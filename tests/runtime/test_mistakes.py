@@ -268,7 +268,7 @@ def differ(rank: int, world: int, name: str) -> tuple[str, str]:
 @pytest.mark.multi
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_that_differ(name: str, two: Ranks) -> None:
-    first, second = two.run(differ, name, timeout_s=30.0)
+    first, second = two.run(differ, name)
     assert first == second
     assert first[0] == RanksDiffer.__name__
     for part in ("rank 0 and rank 1", "start all ranks with the same", *DIFFERENCES[name][1]):
@@ -285,7 +285,7 @@ def one_refuses(rank: int, world: int) -> tuple[str, str]:
 
 @pytest.mark.multi
 def test_a_rank_that_refuses_tells_the_others(two: Ranks) -> None:
-    (own, reason), (other, told) = two.run(one_refuses, timeout_s=30.0)
+    (own, reason), (other, told) = two.run(one_refuses)
     assert (own, other) == ("InvalidSetting", RanksDiffer.__name__)
     assert reason == "num_channels must be an integer of at least 1, got 0; write 4"
     assert told == f"rank 0 refused to attach: InvalidSetting: {reason}"

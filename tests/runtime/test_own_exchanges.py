@@ -10,7 +10,7 @@ import torch
 import gradwire as gw
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import pending, resumed, through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, train
+from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, swift, train
 
 pytestmark = pytest.mark.multi
 NAMES = ("randomk", "cltk", "deft", "oktopk", "spardl")
@@ -22,7 +22,7 @@ def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> 
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     handle = gw.attach(model, chosen, bucket_cap_mb=SMALL_MB)
-    losses = train(model, adamw(model.parameters()), rank, range(30))
+    losses = train(model, swift(model.parameters()), rank, range(20))
     arrived = [message.member.selection for message in handle._progress.messages]
     return digest(net.parameters()), losses, arrived
 

@@ -18,7 +18,7 @@ from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import pending, resumed, through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, train
+from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, swift, train
 
 POWER = gw.compress.powersgd(rank=2)
 COSTS_S = {"encode": 0.25, "merge": 0.0, "decode": 0.125}
@@ -36,7 +36,7 @@ def many_messages(rank: int, world: int, wrapped: bool) -> tuple[str, list[float
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     handle = gw.attach(model, POWER, bucket_cap_mb=SMALL_MB)
-    losses = train(model, adamw(model.parameters()), rank, range(30))
+    losses = train(model, swift(model.parameters()), rank, range(20))
     return digest(net.parameters()), losses, len(handle._progress.messages)
 
 

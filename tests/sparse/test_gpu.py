@@ -185,6 +185,7 @@ for kernel, fixed in (*given, (device.hash_entries, shapes), (device.hash_entrie
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> None:
     variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     variables.pop("TRITON_INTERPRET", None)

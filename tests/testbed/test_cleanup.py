@@ -59,7 +59,7 @@ def is_running(pid: int) -> bool:
 
 
 def all_sleeping(duration: str, number: int) -> set[int]:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(found := sleeping(duration)) < number:
         assert time.monotonic() < deadline_s, f"only {len(found)} of {number} processes started"
         time.sleep(0.01)
@@ -67,7 +67,7 @@ def all_sleeping(duration: str, number: int) -> set[int]:
 
 
 def still_running(pids: set[int]) -> set[int]:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while left := {pid for pid in pids if is_running(pid)}:
         if time.monotonic() > deadline_s:
             break
@@ -87,7 +87,7 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) ->
         _, keepers = announced(owner)
         ranks = all_sleeping(duration, 4)
         owner.send_signal(number)
-        owner.communicate(timeout=20)
+        owner.communicate(timeout=60)
     assert owner.returncode == -number
     assert still_running(keepers | ranks) == set()
 
@@ -95,7 +95,7 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) ->
 def test_an_exception_in_the_block_leaves_nothing(duration: str) -> None:
     with start(duration, "raise") as owner:
         _, keepers = announced(owner)
-        _, said = owner.communicate(timeout=20)
+        _, said = owner.communicate(timeout=60)
     assert "ZeroDivisionError" in said
     assert still_running(keepers | sleeping(duration)) == set()
 
@@ -142,7 +142,7 @@ def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, durat
         ranks = all_sleeping(duration, 4)
         owners = {Path(f"/proc/{pid}").stat().st_uid for pid in ranks}
         owner.send_signal(number)
-        owner.communicate(timeout=20)
+        owner.communicate(timeout=60)
     assert privilege == "user-namespace"
     assert 0 not in owners
     assert still_running(keepers | ranks) == set()

@@ -15,7 +15,7 @@ TRANSFER = str(Path(__file__).with_name("transfer.py"))
 
 def gradwire(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, PROGRAM, "testbed", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
 @pytest.mark.netns

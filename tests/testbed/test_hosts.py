@@ -33,7 +33,7 @@ def transfer(hosts: Hosts, size_bytes: int) -> tuple[float, list[str], list[Inte
     """Seconds, the receiver's other words, and what every host's counters gained."""
     before = hosts.read_counters()
     command = [sys.executable, TRANSFER, str(size_bytes)]
-    exits = launch(hosts, command, output="none", timeout_s=30, check=True)
+    exits = launch(hosts, command, output="none", timeout_s=100, check=True)
     added = [now.since(then) for now, then in zip(hosts.read_counters(), before, strict=True)]
     _, seconds, *words = " ".join(exits[0].last_lines).split()
     return float(seconds), words, added
@@ -78,7 +78,7 @@ def test_idle_hosts_send_nothing() -> None:
 @pytest.mark.netns
 def test_two_testbeds_do_not_see_each_other() -> None:
     listen = "import socket; s = socket.create_server(('', 5000)); print(flush=True); s.accept()"
-    probe = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=5)"
+    probe = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=60)"
     with shaped_hosts(Testbed(hosts=2)) as one, shaped_hosts(Testbed(hosts=2)) as other:
         command = one.command_on(0, [sys.executable, "-c", listen])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -188,7 +188,7 @@ def test_loopback_stands_in_and_says_so_once(
 def test_loopback_runs_the_same_program() -> None:
     with loopback_hosts(Testbed(hosts=3)) as hosts:
         command = [sys.executable, TRANSFER, "1000000"]
-        exits = launch(hosts, command, output="none", timeout_s=20, check=True)
+        exits = launch(hosts, command, output="none", timeout_s=100, check=True)
         counters = hosts.read_counters()
     assert " ".join(exits[0].last_lines).split()[3] == hosts.interface
     assert all(one.shared for one in counters)

@@ -49,6 +49,18 @@ def open_channels(
     ]
 
 
+def give_back(channels: list[Channel]) -> None:
+    """Closes the channels and empties the list.
+
+    They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
+    """
+    closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+
+
 def default_store() -> Any:
     """The job's rendezvous store, for which torch has no public name."""
     return dist.distributed_c10d._get_default_store()
@@ -104,8 +116,8 @@ class Routes:
 
     def clear(self) -> None:
         """Gives all channels back."""
-        self.channels.clear()
-        self.shard_channels.clear()
+        give_back(self.channels)
+        give_back(self.shard_channels)
 
 
 def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:

@@ -56,6 +56,7 @@ class _Running:
     started_s: float
     readers: list[threading.Thread] = field(default_factory=list)
     has_ended: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Lock = field(default_factory=threading.Lock)
     seconds: float = 0.0
     ended_by: EndedBy = "itself"
 
@@ -100,7 +101,10 @@ def launch(
             _follow(running[-1], output, ended)
         _supervise(running, ended, timeout_s, grace_s)
     finally:
-        _end([one for one in running if not one.has_ended.is_set()])
+        left = [one for one in running if not one.has_ended.is_set()]
+        for one in left:  # an interrupt may have come before the thread that waits for its end
+            threading.Thread(target=_wait, args=(one, ended), daemon=True).start()
+        _end(left)
     exits = [_exit(one) for one in running]
     failed = first_failure(exits)
     if check and failed is not None:
@@ -171,13 +175,16 @@ def _read(stream: IO[bytes], last_lines: deque[str], shown_behind: str | None) -
 
 
 def _wait(one: _Running, ended: queue.Queue[_Running]) -> None:
-    # Without reaping it yet: until then its group's number cannot pass to other processes.
-    os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
-    one.seconds = time.monotonic() - one.started_s
-    _signal(one, signal.SIGKILL)
-    one.process.wait()
-    one.has_ended.set()
-    ended.put(one)
+    with one.waiting:
+        if one.has_ended.is_set():
+            return
+        # Without reaping it yet: until then its group's number cannot pass to other processes.
+        os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
+        one.seconds = time.monotonic() - one.started_s
+        _signal(one, signal.SIGKILL)
+        one.process.wait()
+        one.has_ended.set()
+        ended.put(one)
 
 
 def _signal(one: _Running, number: signal.Signals) -> None:
