@@ -25,18 +25,25 @@ def announced_bytes(codec: Compressor, world: int) -> int:
 
 
 def tell_all(
-    me: Member, codec: Compressor, size_bytes: int, limits: Sequence[int], like: Tensor
+    me: Member,
+    codec: Compressor,
+    size_bytes: int,
+    limits: Sequence[int],
+    like: Tensor,
+    *,
+    usual: Sequence[int] | None = None,
 ) -> Steps[list[int]]:
     """Tells every rank this one's size; returns all ranks' sizes, in rank order.
 
-    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads.
+    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads;
+    ``usual`` is as for ``Member.sizes``.
     """
     if codec.traits.exact_size:
         return list(limits)
     own_1 = me.scratch("own size", 1, like, torch.int64).fill_(size_bytes)
     told_W = me.scratch("told sizes", me.world, like, torch.int64)
     yield AllGather(told_W, own_1)
-    return me.sizes(told_W, limits)
+    return me.sizes(told_W, limits, usual=usual)
 
 
 def tell_each(
