@@ -103,6 +103,18 @@ def test_choice(sizes: tuple[int, ...], density: float) -> None:
         law(choose, sizes, density)
 
 
+@bounded(50)
+@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
+def test_bytes_may_be_counted_instead(sizes: tuple[int, ...], density: float) -> None:
+    """Then no more bytes of float32 travel than if all tensors were sparse, or all were dense."""
+    found = choose(sizes, density, 0.001, dense_cost=0.5)
+    assert min(density, 0.001) <= found.density <= density
+    sent = sum(4 * sizes[place] for place in found.dense)
+    sent += sum(8 * found.density * sizes[place] for place in found.sparse)
+    assert sent <= 8 * density * sum(sizes) * (1 + 1e-9)
+    assert len(found.dense) >= len(choose(sizes, density, 0.001).dense)
+
+
 def forgets_the_last(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
     found = choose(sizes, density, floor)
     return found._replace(sparse=found.sparse[:-1])
@@ -327,7 +339,8 @@ def test_selection_is_noted() -> None:
         {"sparsifier": name}
         for name in ("randomk", "cltk", "deft", "adacomp", "hardthreshold", "nonzero", "onebit")
     ]
-    + [{"sparsifier": "selective"}, {"density": 0.0}, {"floor": 2.0}, {"num_dense": -1}],
+    + [{"sparsifier": "selective"}, {"density": 0.0}, {"floor": 2.0}, {"num_dense": -1}]
+    + [{"count": "bits"}],
     ids=str,
 )
 def test_refused(wrong: dict[str, object]) -> None:

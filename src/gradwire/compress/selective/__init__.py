@@ -10,7 +10,7 @@ Differences from the paper:
       ``num_dense``. Its rule has no end where that never comes about, and then leaves large
       tensors dense too.
     - The density that makes up for them is a closed form and no search. It is counted in elements,
-      as in the paper: a dense one takes 4 bytes and a sparse one 8.
+      as in the paper, or in bytes (``count``): a dense one takes 4 and a sparse one 8.
     - All sparse tensors are encoded by one call of the sparsifier, so a small one costs little. The
       paper's insight 1, that small tensors take as long as large ones, is about a call for each.
     - A tensor of which a threshold let nothing pass sends its largest element.
@@ -52,6 +52,9 @@ from .._coo import check_addressable
 from .choice import Choice, choose
 from .mixed import Mixed
 
+_DENSE_COSTS = {"elements": 1.0, "bytes": 0.5}
+"""The cost of a dense element in sparse ones, which have an index each, by what is counted."""
+
 
 class SelectiveState(NamedTuple):
     """Elements of each tensor in the message, and the sparsifier's state of each."""
@@ -69,6 +72,8 @@ class selective(Exchange):
     smallest tensors dense, and lowers the density of the others in return, no further than to
     ``floor``. With it so many of the smallest are dense (all, of a message with no more), and
     ``density`` is that of the others as it stands: 0 is sparsification of each tensor by itself.
+    ``count`` says what is to be no more for the dense ones: "elements", or "bytes", which leave the
+    others a higher density, as dense elements travel without indices.
     A message holds the tensors that ``compress_if`` leaves to the exchange: by default no vectors.
 
     The example of the paper's figure 3: two tensors in one message, a quarter of which is sent.
@@ -90,6 +95,7 @@ class selective(Exchange):
     density: float = 0.01
     num_dense: int | None = None
     floor: float = 0.001
+    count: str = "elements"
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
@@ -103,6 +109,9 @@ class selective(Exchange):
     def __post_init__(self) -> None:
         check_share("selective density", self.density)
         check_share("selective floor", self.floor)
+        if self.count not in _DENSE_COSTS:
+            accepted = " or ".join(map(repr, _DENSE_COSTS))
+            raise invalid("selective count", self.count, accepted, "leave it out")
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
         own = _codec(self.sparsifier, self.density).traits
@@ -121,7 +130,8 @@ class selective(Exchange):
         return self._mixed(_sizes(spec), spec.dtype)
 
     def _mixed(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Mixed:
-        choice = choose(sizes, self.density, self.floor, self.num_dense)
+        cost = _DENSE_COSTS[self.count]
+        choice = choose(sizes, self.density, self.floor, self.num_dense, dense_cost=cost)
         return _mixed(_codec(self.sparsifier, choice.density), sizes, choice, dtype)
 
     def synchronise(
