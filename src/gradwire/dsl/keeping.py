@@ -87,7 +87,7 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
 def _cut(
     program: Traced, kept: list[dict[str, Tensor]], mosts: Sequence[int]
 ) -> list[dict[str, Tensor]]:
-    """What each call sends of what it kept: the largest, where that is more than may be sent."""
+    """The largest of what each call kept, or all of it where that is no more than may be sent."""
     over = [i for i, most in enumerate(mosts) if kept[i][program.indices.name].numel() > most]
     ranked = [kept[i][program.ranked.name] for i in over]
     largest = [torch.empty_like(own_C[: mosts[i]]) for i, own_C in zip(over, ranked, strict=True)]
