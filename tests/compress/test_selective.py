@@ -18,7 +18,7 @@ from gradwire.compress.selective import selective
 from gradwire.compress.selective.choice import SMALL, Choice, choose
 from gradwire.compress.selective.mixed import Mixed
 from gradwire.compress.topk import topk
-from gradwire.contract import Member
+from gradwire.contract import Compressor, Member
 from gradwire.data.cluster import Cluster
 from gradwire.errors import RanksDiffer
 from gradwire.exchange import exchange_for, run_local
@@ -238,6 +238,8 @@ def test_all_dense_is_the_mean_of_all() -> None:
 class starves(topk):
     """Takes nothing of any gradient, as an estimate may that is far off."""
 
+    encode_many = Compressor.encode_many
+
     def encode(
         self,
         state: object,
@@ -276,7 +278,7 @@ def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
 def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
     """4 D + 8 K, or 8 D for float64, to each other rank; topk's K is known, so no size is told."""
     case, exchange = Fused(world=3, dtype=dtype), selective(sparsifier="topk", density=0.1)
-    choice = choose(tuple(map(prod, SHAPES)), 0.1, 0.001)
+    choice = choose(tuple(map(prod, SHAPES)), 0.1, 0.001, dense_cost=0.5)
     sizes = [prod(shape) for shape in SHAPES]
     dense = sum(sizes[place] for place in choice.dense)
     entries = sum(max(1, round(choice.density * sizes[place])) for place in choice.sparse)
@@ -312,7 +314,7 @@ def test_a_payload_of_another_model_is_refused() -> None:
 
 def test_selection_is_noted() -> None:
     """What was asked for, taken and averaged, dense tensors included."""
-    case, exchange = Fused(world=2), selective(sparsifier="topk", density=0.1)
+    case, exchange = Fused(world=2), selective(sparsifier="topk", density=0.1, count="elements")
     mixed = exchange.mixed(case.spec)
     members = [Member(rank, 2) for rank in range(2)]
     grads = [case.grads()[0]] * 2

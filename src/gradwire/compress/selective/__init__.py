@@ -9,8 +9,9 @@ Differences from the paper:
       sparsification hides behind the message before (equation 2), which a plan may do by
       ``num_dense``. Its rule has no end where that never comes about, and then leaves large
       tensors dense too.
-    - The density that makes up for them is a closed form and no search. It is counted in elements,
-      as in the paper, or in bytes (``count``): a dense one takes 4 and a sparse one 8.
+    - The density that makes up for them is a closed form and no search. It is counted in bytes, of
+      which a dense float32 takes 4 and a sparse one 8; with ``count="elements"`` in elements, as in
+      the paper, which leaves the others less (docs/measured.md).
     - All sparse tensors are encoded by one call of the sparsifier, so a small one costs little. The
       paper's insight 1, that small tensors take as long as large ones, is about a call for each.
     - A tensor of which a threshold let nothing pass sends its largest element.
@@ -20,8 +21,8 @@ Differences from the paper:
       gives every layer its k already; AdaComp sends more than indices and values, and it, the hard
       threshold and ``nonzero`` have no density that could be lowered.
 Default: density 0.01 is the literature's, for long trainings (see ``topk``).
-Density: ``density`` * N elements, dense ones included, and at most one for each tensor more, as
-    every tensor sends one at least; of the sparse ones within the sparsifier's own range.
+Density: the bytes of ``density`` * N sparse elements, and at most one element for each tensor more,
+    as every tensor sends one at least; of the sparse ones within the sparsifier's own range.
 Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K int32
     (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for float64), to each
     other rank, padded to the largest of the step. Where K varies it is told first, 8 bytes.
@@ -72,8 +73,8 @@ class selective(Exchange):
     smallest tensors dense, and lowers the density of the others in return, no further than to
     ``floor``. With it so many of the smallest are dense (all, of a message with no more), and
     ``density`` is that of the others as it stands: 0 is sparsification of each tensor by itself.
-    ``count`` says what is to be no more for the dense ones: "elements", or "bytes", which leave the
-    others a higher density, as dense elements travel without indices.
+    ``count`` says what is to be no more for the dense ones: "bytes", or "elements", which leave the
+    others a lower density, as dense elements travel without indices.
     A message holds the tensors that ``compress_if`` leaves to the exchange: by default no vectors.
 
     The example of the paper's figure 3: two tensors in one message, a quarter of which is sent.
@@ -95,7 +96,7 @@ class selective(Exchange):
     density: float = 0.01
     num_dense: int | None = None
     floor: float = 0.001
-    count: str = "elements"
+    count: str = "bytes"
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
