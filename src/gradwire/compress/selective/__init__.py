@@ -43,13 +43,14 @@ from torch import Tensor
 
 from ...bounds import check_share, check_whole
 from ...contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
-from ...errors import invalid
-from ...load import load
+from ...errors import InvalidSetting, invalid
+from ...load import load, names
 from ...moves.sizes import announced_bytes, tell_all
 from ...payload import slot_bytes
 from ...spec import TensorSpec
 from ...verbs import AllGather, Steps
 from .._coo import check_addressable
+from .._quantise import check_choice
 from .choice import Choice, choose
 from .mixed import Mixed
 
@@ -110,9 +111,9 @@ class selective(Exchange):
     def __post_init__(self) -> None:
         check_share("selective density", self.density)
         check_share("selective floor", self.floor)
-        if self.count not in _DENSE_COSTS:
-            accepted = " or ".join(map(repr, _DENSE_COSTS))
-            raise invalid("selective count", self.count, accepted, "leave it out")
+        check_choice("selective count", self.count, tuple(_DENSE_COSTS))
+        if self.sparsifier not in names("compress"):
+            raise _refused(self.sparsifier)
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
         own = _codec(self.sparsifier, self.density).traits
@@ -196,8 +197,12 @@ def _codec(name: str, density: float) -> Compressor:
         sent = {part.name for part in codec.format(TensorSpec("", 1))}
         if sent == {"indices", "values"} and not codec.traits.reads_latest:
             return codec
-    accepted = "a compressor that sends indices and values, and has a density"
-    raise invalid("selective sparsifier", name, accepted, "write 'dgc', or use it by itself")
+    raise _refused(name)
+
+
+def _refused(given: object) -> InvalidSetting:
+    accepted = "the name of a compressor that sends indices and values, and has a density"
+    return invalid("selective sparsifier", given, accepted, "write 'dgc', or use it by itself")
 
 
 EXAMPLES = (
