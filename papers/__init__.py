@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
     """Names of all papers, ascending.
 
     >>> names()
-    ('deft', 'hipress', 'usbyte', 'zen')
+    ('deft', 'hipress', 'ssfusion', 'usbyte', 'zen')
     """
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/page.py")))
 

@@ -27,6 +27,8 @@ FULL_DGC = "dgc in full"
 its selection only."""
 UNMASKED_DGC = "dgc in full, unmasked"
 """The name of full DGC without factor masking."""
+SELECTIVE = "topk by tensor"
+"""The name of ``selective`` with top-k: in each tensor, where ``topk`` selects in the whole."""
 DENSITY_WARM_UP = 0.1
 """The share of the steps in which full DGC's density comes down."""
 METHODS = (DENSE, "topk", "cltk", "deft")
@@ -156,5 +158,7 @@ def method_of(
             masking=method == FULL_DGC,
         )
         return without_momentum(task), exchange
+    if method == SELECTIVE:
+        return task, exchange_for(load("compress", "selective")(sparsifier="topk", density=density))
     kind = partial(load("compress", method), density=density)
     return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())

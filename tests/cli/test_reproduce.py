@@ -50,7 +50,7 @@ def test_json_holds_assumptions_rows_and_claims(gradwire: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("usbite",), "no paper is called 'usbite'; there are: deft, hipress, usbyte, zen"),
+        (("usbite",), "called 'usbite'; there are: deft, hipress, ssfusion, usbyte, zen"),
         (("usbyte", "--figure", "figure81"), "there are: figure10, figure13, figure15, "),
     ],
 )

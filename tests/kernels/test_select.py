@@ -334,3 +334,31 @@ def test_wrong_operands_are_named():
         select.topk(x_N, torch.zeros(2, dtype=torch.int32), torch.zeros(3))
     with pytest.raises(InvalidSetting, match=r"residual_N must be of dtype torch\.float32"):
         selected(x_N, 2, torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("forced", [False, True])
+def test_many_vectors_in_one_call_are_each_as_alone(forced, threads):
+    """Short ones, an empty one, one longer than all others together; with a residual or without."""
+    lengths = (300, 0, 1, 70_000, 1_200_000, 5)
+    vectors = [vector(numel, "normal", seed) for seed, numel in enumerate(lengths)]
+    residuals = [residual_for(x_N, 7) if i % 3 else None for i, x_N in enumerate(vectors)]
+    counts = [min(len(x_N), 1 + len(x_N) // 50) for x_N in vectors]
+    want = [selected(*own) for own in zip(vectors, counts, residuals, strict=True)]
+    indices = [torch.full((k,), -1, dtype=torch.int32) for k in counts]
+    values = [torch.full((k,), 7.0) for k in counts]
+    with reference_only() if forced else num_threads(threads):
+        select.topk_many(vectors, indices, values, residuals)
+    for own, want_part in zip(zip(indices, values, residuals, strict=True), want, strict=True):
+        for got_N, want_N in zip(own, want_part, strict=True):
+            assert (got_N is None and want_N is None) or same_bits(got_N, want_N)
+
+
+def test_none_of_many_is_selected_where_one_is_refused():
+    indices = [torch.full((1,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)]
+    with pytest.raises(InvalidSetting, match="shorten it"):
+        select.topk_many(
+            [torch.ones(4), torch.ones(2)], indices, [torch.ones(1), torch.ones(3)], [None] * 2
+        )
+    assert indices[0].tolist() == [-1]

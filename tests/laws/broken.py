@@ -160,6 +160,7 @@ EXCHANGE_BITES = (
         _with(collectives.gathers(), compressors.absorbs_nan()),
     ),
     (on_exchanges.law_residual_finite_for_huge_gradients, exchanges.overflows_residual()),
+    (on_exchanges.law_no_tensor_is_missing, exchanges.selects_from_the_whole()),
     (on_many_steps.law_ranks_draw_apart, _with(collectives.gathers(), compressors.draws_alike())),
     (on_many_steps.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
     (

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
-from gradwire.contract import Compressor, Member, Result, State
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor, Layout, Member, Result, State, Traits
 from gradwire.contract.collective import Collective
 from gradwire.exchange import clone_state
 from gradwire.pairing import Pair
@@ -149,6 +151,15 @@ class rounds_alone(altered):
     ) -> Steps[State]:
         state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
         return state
+
+
+@dataclass(frozen=True)
+class selects_from_the_whole(altered):
+    """Promises something of every tensor, and selects from all of them as one vector."""
+
+    codec: Compressor = field(default_factory=lambda: topk(density=0.1))
+    collective: Collective = field(default_factory=allgather_sparse)
+    traits: ClassVar[Traits | None] = Traits(layout=Layout.SPARSE, every_tensor=True)
 
 
 class shares_blocks(Pair):

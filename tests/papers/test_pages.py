@@ -11,7 +11,13 @@ from papers.frame import Item
 
 pytestmark = pytest.mark.slow
 
-PRINTED = {"deft": (10, 2), "hipress": (16, 7), "usbyte": (19, 5), "zen": (18, 4)}
+PRINTED = {
+    "deft": (10, 2),
+    "hipress": (16, 7),
+    "ssfusion": (17, 5),
+    "usbyte": (19, 5),
+    "zen": (18, 4),
+}
 """How many figures and tables each paper has; they are numbered from 1 without a gap."""
 
 

@@ -243,11 +243,12 @@ def batch(
 ) -> None:
     """Time encoding all gradients of a model in one call against a call for each, in turn.
 
+    And against one vector of as many elements; of a sparsifier selective's encode too.
     In a checkout of gradwire's sources only.
     """
-    for name, value in (("threads", threads), ("rounds", rounds)):
-        if value < 1:
-            raise invalid(name, value, "at least 1", "leave it out")
+    for name, value, least in (("threads", threads, 1), ("rounds", rounds, 4)):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
     bench = beside_src("benchmarks", "batch")
     codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
     with progress("bench batch"):

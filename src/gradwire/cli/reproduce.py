@@ -14,7 +14,9 @@ app = typer.Typer()
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Whose results: deft, hipress, usbyte or zen.")],
+    paper: Annotated[
+        str, typer.Argument(help="Whose results: deft, hipress, ssfusion, usbyte or zen.")
+    ],
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure or table; may be given again.")
     ] = None,

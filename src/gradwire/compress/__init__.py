@@ -1,6 +1,6 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``powersgd``.
+An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``powersgd``, ``selective``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .qsgd import qsgd as qsgd
     from .randomk import randomk as randomk
     from .redsync import redsync as redsync
+    from .selective import selective as selective
     from .sharded_dgc import sharded_dgc as sharded_dgc
     from .sidco import sidco as sidco
     from .spardl import spardl as spardl

@@ -18,6 +18,7 @@ float32 without one it takes 34 ms in one thread, ``kernels/select`` 5.9 ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,16 +82,38 @@ class topk(Coo):
         residual_N: Tensor | None = None,
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
-        payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
-        indices_K, values_K = payload["indices"], payload["values"]
-        whole_N = as_working(grad_N)
-        if values_K.dtype == whole_N.dtype:
-            select.topk(whole_N, indices_K, values_K, residual_N)
-            return payload, state
-        exact_K = torch.empty(values_K.numel(), dtype=whole_N.dtype, device=grad_N.device)
-        select.topk(whole_N, indices_K, exact_K, residual_N)
-        round_to_wire(values_K, exact_K, indices_K, residual_N)
-        return payload, state
+        (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
+        return found
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        nothing = [None] * len(grads)
+        residuals, buffers = residuals or nothing, buffers or nothing
+        payloads = [
+            Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
+            for grad_N, buffer in zip(grads, buffers, strict=True)
+        ]
+        whole = [as_working(grad_N) for grad_N in grads]
+        indices = [payload["indices"] for payload in payloads]
+        values = [payload["values"] for payload in payloads]
+        exact = [
+            values_K
+            if values_K.dtype == whole_N.dtype
+            else torch.empty_like(values_K, dtype=whole_N.dtype)
+            for values_K, whole_N in zip(values, whole, strict=True)
+        ]
+        select.topk_many(whole, indices, exact, residuals)
+        for values_K, exact_K, indices_K, residual_N in zip(
+            values, exact, indices, residuals, strict=True
+        ):
+            if exact_K is not values_K:
+                round_to_wire(values_K, exact_K, indices_K, residual_N)
+        return list(zip(payloads, states, strict=True))
 
 
 EXAMPLES = (topk(), topk(density=0.3), topk(density=1.0), topk(density=0.3, values=torch.bfloat16))

@@ -70,6 +70,8 @@ class Traits:
     """
     whole_tensors: bool = False
     """Acts on tensors in their shapes: an exchange that must get them uncut."""
+    every_tensor: bool = False
+    """Each rank sends something of every tensor in a message, but of zeros."""
     same_threads: bool = False
     """Every rank computes for itself what all must hold alike, and does so with as many threads."""
 

@@ -34,11 +34,13 @@ def encode_kept(
         for call, own, head in zip(calls, memory, heads, strict=True)
     ]
     counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
-    rows = zip(keeping, memory, counts, buffers, strict=True)
-    return [
-        _payload(made, call, {name: full[:count] for name, full in own.items()}, buffer)
-        for call, own, count, buffer in rows
+    kept = [
+        {name: full[:count] for name, full in own.items()}
+        for own, count in zip(memory, counts, strict=True)
     ]
+    sent = _cut(made.traced, kept, [most_kept(made.traced, call.numel) for call in calls])
+    rows = zip(keeping, sent, buffers, strict=True)
+    return [_payload(made, call, own, buffer) for call, own, buffer in rows]
 
 
 def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -63,13 +65,11 @@ def _head(program: Traced, call: Call, buffer: Tensor | None) -> Payload:
 
 
 def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
-    """The payload of these elements, once no more are left than may be sent."""
+    """The payload of these elements, which are no more than may be sent."""
     program, head = made.traced, call.payload
     assert head is not None
     assert head.buffer is not None
-    count, most = kept[program.indices.name].numel(), most_kept(program, call.numel)
-    if count > most:
-        kept, count = _cut(program, kept, most), most
+    count = kept[program.indices.name].numel()
     format = program_format(program, call.numel, count)
     front = None if buffer is None else buffer[: format.size_bytes]
     payload = placed(format, front, head.buffer.device)
@@ -84,15 +84,22 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
     return payload
 
 
-def _cut(program: Traced, kept: Mapping[str, Tensor], num_sent: int) -> dict[str, Tensor]:
-    """The ``num_sent`` largest of what was kept."""
-    ranked_C = kept[program.ranked.name]
-    places_K = torch.empty(num_sent, dtype=torch.int32, device=ranked_C.device)
-    largest_K = torch.empty_like(ranked_C[:num_sent])
-    select.topk(ranked_C, places_K, largest_K)
-    others = {name: memory for name, memory in kept.items() if memory is not ranked_C}
-    sent = {name: memory.index_select(0, places_K) for name, memory in others.items()}
-    return {**sent, program.ranked.name: largest_K}
+def _cut(
+    program: Traced, kept: list[dict[str, Tensor]], mosts: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    """The largest of what each call kept, or all of it where that is no more than may be sent."""
+    over = [i for i, most in enumerate(mosts) if kept[i][program.indices.name].numel() > most]
+    ranked = [kept[i][program.ranked.name] for i in over]
+    largest = [torch.empty_like(own_C[: mosts[i]]) for i, own_C in zip(over, ranked, strict=True)]
+    places = [torch.empty_like(own_K, dtype=torch.int32) for own_K in largest]
+    select.topk_many(ranked, places, largest, [None] * len(over))
+    for i, places_K, largest_K in zip(over, places, largest, strict=True):
+        sent = {
+            name: largest_K if name == program.ranked.name else memory.index_select(0, places_K)
+            for name, memory in kept[i].items()
+        }
+        kept[i] = sent
+    return kept
 
 
 def _fill(made: Kernels, payload: Payload, kept: Mapping[str, Tensor], count: int) -> None:

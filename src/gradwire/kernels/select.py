@@ -10,7 +10,8 @@ a list of more than 2^31 - 1 elements, which int32 indices cannot address.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -35,6 +36,42 @@ def topk(
     gradient's dtype. ``residual_N`` then holds c, but 0 where an element was selected or is not
     finite. One pass over memory and about 1.3 K more reads: 4 bytes an element, 12 with a residual.
     """
+    topk_many((grad_N,), (indices_K,), (values_K,), (residual_N,))
+
+
+def topk_many(
+    grads: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor | None],
+) -> None:
+    """``topk`` of several vectors, each as alone, in one call: short ones cost little more."""
+    operands = list(zip(grads, residuals, indices, values, strict=True))
+    for own in operands:
+        _check_topk(*own)
+    on_host = all(serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands)
+    library = load_library("select") if on_host else None
+    if library is None:
+        for grad_N, residual_N, indices_K, values_K in operands:
+            _reference_topk(grad_N, indices_K, values_K, residual_N)
+        return
+    words = array("Q")
+    for grad_N, residual_N, indices_K, values_K in operands:
+        kept = 0 if residual_N is None else residual_N.data_ptr()
+        lengths = grad_N.numel(), indices_K.numel()
+        words.extend((grad_N.data_ptr(), kept, *lengths, indices_K.data_ptr(), values_K.data_ptr()))
+    tasks = words.buffer_info()[0]
+    if library.gw_topk_many(tasks, len(operands), torch.get_num_threads()):
+        num_elements = sum(grad_N.numel() for grad_N in grads)
+        raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
+
+
+def _check_topk(
+    grad_N: torch.Tensor,
+    residual_N: torch.Tensor | None,
+    indices_K: torch.Tensor,
+    values_K: torch.Tensor,
+) -> None:
     num_elements, num_selected = grad_N.numel(), indices_K.numel()
     check_floating("grad_N", grad_N)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
@@ -46,21 +83,6 @@ def topk(
             "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
         )
     _check_addressable("grad_N", num_elements)
-    library = load_library("select") if serves_cpp(grad_N, residual_N) else None
-    if library is None:
-        _reference_topk(grad_N, indices_K, values_K, residual_N)
-        return
-    failed = library.gw_topk(
-        address(grad_N),
-        address(residual_N),
-        num_elements,
-        num_selected,
-        address(indices_K),
-        address(values_K),
-        torch.get_num_threads(),
-    )
-    if failed:
-        raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
 
 
 def topk_ranges(

@@ -329,6 +329,34 @@ def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> bool:
     return True
 
 
+def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
+    """Something of each tensor is sent, however small beside others, where ``every_tensor`` is set.
+
+    Each rank, of every tensor whose gradient is not all zeros.
+
+    To do: select in each tensor of TensorSpec.shapes by itself, at least one element that is not
+    0, or do not declare every_tensor.
+    """
+    if exchange.traits is None or not exchange.traits.every_tensor:
+        return False
+    sizes = [prod(shape) for shape in case.spec.shapes]
+    for kept in (exchange, ErrorFeedback(exchange)):
+        grads = case.grads()
+        for grad_N in grads:
+            for number, part in enumerate(torch.split(grad_N, sizes)):
+                part *= 100.0 ** (-number)
+        grads[-1][: sizes[0]] = 0.0
+        results = run_local(kept, grads, case.states(kept), seed=case.seed)
+        for rank, (_, contributed_N, _) in enumerate(results):
+            given_T, sent_T = torch.split(grads[rank], sizes), torch.split(contributed_N, sizes)
+            for number, (given, sent) in enumerate(zip(given_T, sent_T, strict=True)):
+                must(
+                    bool(sent.any()) or not bool(given.any()),
+                    f"rank {rank} sends nothing of tensor {number} of {sizes} elements",
+                )
+    return True
+
+
 LAWS = (
     *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
     *many_steps.LAWS,

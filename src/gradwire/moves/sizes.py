@@ -25,16 +25,23 @@ def announced_bytes(codec: Compressor, world: int) -> int:
 
 
 def tell_all(
-    me: Member, codec: Compressor, size_bytes: int, limits: Sequence[int], like: Tensor
+    me: Member,
+    codec: Compressor,
+    size_bytes: int,
+    limits: Sequence[int],
+    like: Tensor,
+    *,
+    usual: Sequence[int] | None = None,
 ) -> Steps[list[int]]:
     """Tells every rank this one's size; returns all ranks' sizes, in rank order.
 
-    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads.
+    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads;
+    ``usual`` is as for ``Member.sizes``.
     """
     if codec.traits.exact_size:
         return list(limits)
     told_W = yield from _told(me, size_bytes, like)
-    return me.sizes(told_W, limits)
+    return me.sizes(told_W, limits, usual=usual)
 
 
 def tell_count(

@@ -1,0 +1,1 @@
+"""SSFusion (ICDE 2026): ``page`` lists its tables and figures."""

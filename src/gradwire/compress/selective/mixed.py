@@ -1,0 +1,217 @@
+"""Mixed: one payload of a message's tensors, some of them whole and the others as entries.
+
+Letters: N elements of the message, D of its dense tensors, K entries of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...contract import Compressor, Member, Selection
+from ...errors import RanksDiffer
+from ...kernels import select
+from ...kernels.distinct import count_distinct
+from ...payload import Field, Format, Payload, slot_bytes
+from ...spec import TensorSpec, working_dtype
+from .._coo import round_to_wire
+from .._residual import as_working
+from .choice import Choice
+
+_ENTRY_BYTES = torch.int32.itemsize + torch.float32.itemsize
+
+
+class Encoded(NamedTuple):
+    """The bytes of a payload, and the sparsifier's new states."""
+
+    size_bytes: int
+    codec_T: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """How tensors of ``sizes`` elements and one ``dtype`` travel; ``codec`` encodes the sparse."""
+
+    codec: Compressor
+    sizes: tuple[int, ...]
+    choice: Choice
+    dtype: torch.dtype
+
+    @property
+    def varies(self) -> bool:
+        """Whether the payload's size depends on values."""
+        return bool(self.choice.sparse) and not self.codec.traits.exact_size
+
+    @cached_property
+    def num_dense(self) -> int:
+        """D."""
+        return sum(self.sizes[place] for place in self.choice.dense)
+
+    @cached_property
+    def forms(self) -> tuple[Format, ...]:
+        """The layout of the largest payload that the codec makes of each sparse tensor."""
+        return tuple(map(self.codec.format, self._specs()))
+
+    @cached_property
+    def largest(self) -> Format:
+        """The layout of the largest payload."""
+        return self.layout(sum(map(_num_entries, self.forms)))
+
+    @cached_property
+    def typical(self) -> Format:
+        """The layout of a payload as large as is usual."""
+        return self.layout(sum(map(_num_entries, map(self.codec.typical, self._specs()))))
+
+    def layout(self, num_entries: int) -> Format:
+        """dense_D, then indices_K int32 and values_K float32."""
+        return Format(
+            (
+                Field("dense", working_dtype(self.dtype), self.num_dense),
+                Field("indices", torch.int32, num_entries),
+                Field("values", torch.float32, num_entries),
+            )
+        )
+
+    def received(self, size_bytes: int) -> Format:
+        """The layout of a payload of so many bytes; ``RanksDiffer`` where none has so many."""
+        num_entries, rest = divmod(size_bytes - self.layout(0).size_bytes, _ENTRY_BYTES)
+        if rest or num_entries < 0:
+            raise RanksDiffer(
+                f"a payload of {size_bytes} bytes is none of {self.num_dense} dense elements and "
+                "whole entries; give every rank the same model, compressor and settings"
+            )
+        return self.layout(num_entries)
+
+    def encode(
+        self,
+        me: Member,
+        codec: Compressor,
+        codec_T: tuple[Tensor, ...],
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+        own: Tensor,
+    ) -> Encoded:
+        """Puts the payload in the front of ``own``; ``codec`` is this rank's variant.
+
+        ``residual_N`` then holds what of gradient and residual the payload lacks.
+        """
+        grads = torch.split(as_working(grad_N), [*self.sizes])
+        residuals = None if residual_N is None else torch.split(residual_N, [*self.sizes])
+        lists, codec_T = self._entries(me, codec, codec_T, grads, residuals)
+        counts = [indices_K.numel() for indices_K, _ in lists]
+        form = self.layout(sum(counts))
+        payload = Payload.empty(form, own[: form.size_bytes])
+        if lists:
+            indices, values = zip(*lists, strict=True)
+            torch.cat(indices, out=payload["indices"])
+            torch.cat(values, out=payload["values"])
+            starts = [self._starts[place] for place in self.choice.sparse]
+            torch._foreach_add_(torch.split(payload["indices"], counts), starts)
+        if self.choice.dense:
+            self._put_dense(payload["dense"], grads, residuals)
+        return Encoded(form.size_bytes, codec_T)
+
+    def merge(self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor) -> Selection:
+        """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in one order."""
+        slot = slot_bytes(max(sizes))
+        payloads = [
+            Payload(self.received(size), gathered[rank * slot : rank * slot + size])
+            for rank, size in enumerate(sizes)
+        ]
+        dtype, share = working_dtype(out_N.dtype), 1 / me.world
+        sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
+        sum_N.zero_()
+        for payload in payloads:
+            select.scatter_add(payload["indices"], payload["values"].to(dtype), sum_N, share)
+        if self.choice.dense:
+            dense_D = me.scratch("dense", self.num_dense, out_N, dtype).zero_()
+            for payload in payloads:
+                dense_D.add_(payload["dense"], alpha=share)
+            means = torch.split(dense_D, [self.sizes[place] for place in self.choice.dense])
+            tensors = torch.split(sum_N, [*self.sizes])
+            torch._foreach_copy_([tensors[place] for place in self.choice.dense], means)
+        if sum_N is not out_N:
+            out_N.copy_(sum_N)
+        lists = [payload["indices"] for payload in payloads]
+        union = count_distinct(lists, out_N.numel())
+        asked = self.num_dense + self.choice.density * (out_N.numel() - self.num_dense)
+        taken = lists[me.rank].numel()
+        return Selection(asked, self.num_dense + taken, self.num_dense + union)
+
+    def _entries(
+        self,
+        me: Member,
+        codec: Compressor,
+        codec_T: tuple[Tensor, ...],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor] | None,
+    ) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """Indices, counted from its own start, and values of each sparse tensor; new states."""
+        places, states = self.choice.sparse, list(codec_T)
+        made = codec.encode_many(
+            [states[place] if states else None for place in places],
+            [grads[place] for place in places],
+            None if residuals is None else [residuals[place] for place in places],
+            self._rooms(me, grads[0]),
+        )
+        lists = []
+        for place, (payload, state) in zip(places, made, strict=True):
+            if states:
+                states[place] = state
+            found = payload["indices"], payload["values"]
+            if not found[0].numel():
+                residual_N = None if residuals is None else residuals[place]
+                found = _at_least_one(grads[place], residual_N)
+            lists.append(found)
+        return lists, tuple(states)
+
+    def _put_dense(
+        self, dense_D: Tensor, grads: Sequence[Tensor], residuals: Sequence[Tensor] | None
+    ) -> None:
+        """Fills ``dense_D``: of the dense tensors everything is sent, and nothing stays."""
+        sent = [grads[place] for place in self.choice.dense]
+        if residuals is None:
+            torch.cat(sent, out=dense_D)
+            return
+        kept = [residuals[place] for place in self.choice.dense]
+        torch._foreach_add_(kept, sent)
+        torch.cat(kept, out=dense_D)
+        torch._foreach_zero_(kept)
+
+    def _rooms(self, me: Member, like: Tensor) -> list[Tensor]:
+        """The room that each sparse tensor is encoded in, before its entries join the others'."""
+        slots = [form.slot_bytes for form in self.forms]
+        rooms = torch.split(me.scratch("rooms", sum(slots), like, torch.uint8), slots)
+        return [room[: form.size_bytes] for room, form in zip(rooms, self.forms, strict=True)]
+
+    def _specs(self) -> Iterator[TensorSpec]:
+        return (TensorSpec("", self.sizes[place], self.dtype) for place in self.choice.sparse)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The place in the message at which each tensor begins."""
+        return list(accumulate(self.sizes, initial=0))
+
+
+def _num_entries(form: Format) -> int:
+    return next(part.numel for part in form if part.name == "indices")
+
+
+def _at_least_one(grad_N: Tensor, residual_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The largest element of a tensor of which a sparsifier took nothing; none of zeros."""
+    whole_N = grad_N if residual_N is None else residual_N
+    count = int(bool(whole_N.any()))
+    indices_K = torch.empty(count, dtype=torch.int32, device=whole_N.device)
+    exact_K = torch.empty(count, dtype=whole_N.dtype, device=whole_N.device)
+    select.topk(whole_N, indices_K, exact_K)
+    values_K = torch.empty(count, dtype=torch.float32, device=whole_N.device)
+    if residual_N is not None:
+        residual_N[indices_K.long()] = 0.0
+    round_to_wire(values_K, exact_K, indices_K, residual_N)
+    return indices_K, values_K

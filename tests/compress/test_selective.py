@@ -1,0 +1,370 @@
+"""selective: its choice by laws of its own, its message by the laws of exchanges, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+
+import pytest
+import torch
+from gradwire.sim.stages import Tariff, stages_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.compress.selective import selective
+from gradwire.compress.selective.choice import SMALL, Choice, choose
+from gradwire.compress.selective.mixed import Mixed
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor, Member
+from gradwire.data.cluster import Cluster
+from gradwire.errors import RanksDiffer
+from gradwire.exchange import exchange_for, run_local
+from gradwire.laws import collectives, exchanges, many_steps
+from gradwire.laws.cases import Case
+from gradwire.laws.tolerance import same_bits
+from gradwire.load import load
+from gradwire.local import drive
+from gradwire.payload import Payload
+from tests.strategies import bounded
+
+SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")
+SHAPES = ((7,), (40, 30), (0,), (1,), (25, 20), (30,), (), (9, 8))
+"""A model's message: large tensors, small ones, one of one element, a scalar and an empty one."""
+every_sparsifier = pytest.mark.parametrize("sparsifier", SPARSIFIERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused(Case):
+    """A case whose gradient is a message of these shapes."""
+
+    numel: int = sum(map(prod, SHAPES))
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
+
+    @property
+    def spec(self) -> gw.TensorSpec:
+        return gw.TensorSpec("message", self.numel, self.dtype, self.shapes)
+
+
+# ---- the choice --------------------------------------------------------------------------------
+
+Chooser = Callable[[tuple[int, ...], float, float], Choice]
+
+
+def law_every_tensor_has_one_way(choose: Chooser, sizes: tuple[int, ...], density: float) -> None:
+    """Each tensor with elements is dense or sparse, in the order of the message."""
+    found = choose(sizes, density, 0.001)
+    assert sorted(found.dense + found.sparse) == [i for i, size in enumerate(sizes) if size]
+    assert [*found.dense] == sorted(found.dense)
+    assert [*found.sparse] == sorted(found.sparse)
+
+
+def law_the_dense_are_the_smallest(choose: Chooser, sizes: tuple[int, ...], density: float) -> None:
+    """By size, and of equally large ones by place."""
+    found = choose(sizes, density, 0.001)
+    order = [(sizes[place], place) for place in found.dense + found.sparse]
+    assert sorted(order)[: len(found.dense)] == sorted(order[: len(found.dense)])
+
+
+def law_something_stays_sparse(choose: Chooser, sizes: tuple[int, ...], density: float) -> None:
+    """No message with elements is all dense."""
+    assert choose(sizes, density, 0.001).sparse or not any(sizes)
+
+
+def law_the_others_make_up_for_them(
+    choose: Chooser, sizes: tuple[int, ...], density: float
+) -> None:
+    """About as much is sent as asked; the density left is no higher, nor below the floor."""
+    found = choose(sizes, density, 0.001)
+    assert min(density, 0.001) <= found.density <= density
+    sent = sum(sizes[place] for place in found.dense)
+    sent += sum(found.density * sizes[place] for place in found.sparse)
+    assert sent == pytest.approx(density * sum(sizes), abs=1e-6 * max(1, sum(sizes)))
+
+
+CHOICE_LAWS = (
+    law_every_tensor_has_one_way,
+    law_the_dense_are_the_smallest,
+    law_something_stays_sparse,
+    law_the_others_make_up_for_them,
+)
+MODELS = st.lists(
+    st.sampled_from([0, 1, 2, 9, 64, 1000, 1000, SMALL, SMALL + 1, 10**6]), max_size=12
+).map(tuple)
+
+
+@bounded(100)
+@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
+def test_choice(sizes: tuple[int, ...], density: float) -> None:
+    for law in CHOICE_LAWS:
+        law(choose, sizes, density)
+
+
+@bounded(50)
+@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
+def test_bytes_may_be_counted_instead(sizes: tuple[int, ...], density: float) -> None:
+    """Then no more bytes of float32 travel than if all tensors were sparse, or all were dense."""
+    found = choose(sizes, density, 0.001, dense_cost=0.5)
+    assert min(density, 0.001) <= found.density <= density
+    sent = sum(4 * sizes[place] for place in found.dense)
+    sent += sum(8 * found.density * sizes[place] for place in found.sparse)
+    assert sent <= 8 * density * sum(sizes) * (1 + 1e-9)
+    assert len(found.dense) >= len(choose(sizes, density, 0.001).dense)
+
+
+def forgets_the_last(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    found = choose(sizes, density, floor)
+    return found._replace(sparse=found.sparse[:-1])
+
+
+def leaves_the_first_dense(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return Choice((0,), tuple(range(1, len(sizes))), density)
+
+
+def leaves_all_dense(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return Choice(tuple(range(len(sizes))), (), density)
+
+
+def does_not_compensate(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return choose(sizes, density, floor)._replace(density=density)
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        (law_every_tensor_has_one_way, forgets_the_last),
+        (law_the_dense_are_the_smallest, leaves_the_first_dense),
+        (law_something_stays_sparse, leaves_all_dense),
+        (law_the_others_make_up_for_them, does_not_compensate),
+    ],
+)
+def test_choice_laws_bite(law: Callable[..., None], wrong: Chooser) -> None:
+    with pytest.raises(AssertionError):
+        law(wrong, (1000, 10, 20), 0.05)
+
+
+def test_a_plan_may_choose_itself() -> None:
+    """Then the density is that of the sparse tensors as it stands."""
+    assert choose((5, 7, 0, 5), 0.1, 0.05, 2) == Choice((0, 3), (1,), 0.1)
+    assert choose((5, 7), 0.1, 0.05, 0) == Choice((), (0, 1), 0.1)
+    assert choose((5, 7), 0.1, 0.05, 3) == Choice((0, 1), (), 0.1)
+
+
+# ---- laws on messages of many tensors ----------------------------------------------------------
+
+LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
+
+
+@every_sparsifier
+@pytest.mark.parametrize("num_dense", [None, 0, 3, 8])
+def test_laws_of_fused_messages(sparsifier: str, num_dense: int | None) -> None:
+    """3 of 7 tensors with elements are dense, or as many as the exchange chooses, none or all."""
+    exchange = selective(sparsifier=sparsifier, density=0.1, num_dense=num_dense)
+    case = Fused(world=3) if num_dense else Fused(world=2, dtype=torch.bfloat16)
+    for law in LAWS:
+        law(exchange, case)
+
+
+@pytest.mark.parametrize("world", range(1, 18))
+def test_laws_among_many_ranks(world: int) -> None:
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    sparsifier = SPARSIFIERS[world % len(SPARSIFIERS)]
+    case = Fused(world=world, dtype=dtypes[world % 4], seed=world)
+    for law in (
+        exchanges.law_nothing_is_lost_or_made,
+        exchanges.law_no_tensor_is_missing,
+        exchanges.law_non_finite_reaches_all_and_does_not_stay,
+        collectives.law_never_deadlocks,
+        collectives.law_same_bits_on_every_rank,
+        collectives.law_verbs_do_not_depend_on_values,
+    ):
+        law(selective(sparsifier=sparsifier, density=0.1), case)
+
+
+def test_fewer_elements_than_ranks() -> None:
+    case = Fused(world=5, numel=3, shapes=((1,), (0, 4), (2,)))
+    for law in LAWS:
+        law(selective(), case)
+
+
+def test_of_zeros_on_all_ranks_nothing_is_sparse() -> None:
+    exchange, case = selective(sparsifier="topk", density=0.1), Fused(world=3)
+    zeros = [torch.zeros_like(grad_N) for grad_N in case.grads()]
+    for mean_N, contributed_N, _ in run_local(exchange, zeros, case.states(exchange)):
+        assert not mean_N.any()
+        assert not contributed_N.any()
+
+
+# ---- what it is made of ------------------------------------------------------------------------
+
+
+@every_sparsifier
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.dtype) -> None:
+    """Bit for bit, over two steps with error feedback."""
+    case = Fused(world=3, dtype=dtype)
+    whole = gw.with_error_feedback(selective(sparsifier=sparsifier, density=0.1, num_dense=0))
+    alone = exchange_for(load("compress", sparsifier)(density=0.1))
+    states, sizes = case.states(whole), [prod(shape) for shape in SHAPES]
+    stops = [*accumulate(sizes)]
+    specs = [case.spec.chunk(b - size, b) for size, b in zip(sizes, stops, strict=True)]
+    own = [[alone.init(spec, 3) for _ in range(3)] for spec in specs]
+    for step in range(2):
+        grads = case.grads(step)
+        results = run_local(whole, grads, states)
+        states = [state for _, _, state in results]
+        for number, stop in enumerate(stops):
+            cut = slice(stop - sizes[number], stop)
+            parts = run_local(alone, [grad_N[cut] for grad_N in grads], own[number])
+            own[number] = [state for _, _, state in parts]
+            for (mean_N, _, state), (part_N, _, kept) in zip(results, parts, strict=True):
+                assert same_bits(mean_N[cut], part_N)
+                assert same_bits(state.residual_N[cut], kept.residual_N)
+
+
+def test_all_dense_is_the_mean_of_all() -> None:
+    case = Fused(world=4)
+    grads = case.grads()
+    exchange = selective(num_dense=len(SHAPES))
+    want_N = torch.stack(grads).double().mean(0)
+    for mean_N, contributed_N, _ in run_local(exchange, grads, case.states(exchange)):
+        torch.testing.assert_close(mean_N.double(), want_N, rtol=1e-6, atol=1e-7)
+        assert bool(contributed_N.any())
+
+
+class starves(topk):
+    """Takes nothing of any gradient, as an estimate may that is far off."""
+
+    encode_many = Compressor.encode_many
+
+    def encode(
+        self,
+        state: object,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, object]:
+        if residual_N is not None:
+            residual_N.add_(grad_N)
+        room = torch.zeros(0, dtype=torch.uint8)
+        nothing = topk().format(gw.TensorSpec("", 0))
+        return Payload(nothing, room), state
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
+    grad_N = torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0, 0.5, 7.0])
+    mixed = Mixed(starves(), (3, 2, 1, 1), Choice((3,), (0, 1, 2), 0.5), torch.float32)
+    residual_N = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.0]) if with_residual else None
+    own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
+    sent = mixed.encode(Member(0, 2), mixed.codec, (), grad_N, residual_N, own)
+    payload = Payload(mixed.received(sent.size_bytes), own[: sent.size_bytes])
+    largest = (2, 4.0) if with_residual else (1, -3.0)
+    assert payload["indices"].tolist() == [largest[0], 5]
+    assert payload["values"].tolist() == [largest[1], 0.5]
+    assert payload["dense"].tolist() == [8.0 if with_residual else 7.0]
+    if residual_N is not None:
+        assert residual_N.tolist() == [1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+# ---- bytes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
+    """4 D + 8 K, or 8 D for float64, to each other rank; topk's K is known, so no size is told."""
+    case, exchange = Fused(world=3, dtype=dtype), selective(sparsifier="topk", density=0.1)
+    choice = choose(tuple(map(prod, SHAPES)), 0.1, 0.001, dense_cost=0.5)
+    sizes = [prod(shape) for shape in SHAPES]
+    dense = sum(sizes[place] for place in choice.dense)
+    entries = sum(max(1, round(choice.density * sizes[place])) for place in choice.sparse)
+    assert choice.dense, "nothing is dense here"
+    size_bytes = max(4, dtype.itemsize) * dense + 8 * entries
+    want = [2 * (-(-size_bytes // 8) * 8)] * 3
+    assert exchange.wire_bytes(case.spec, 3) == want
+    texts = [
+        exchange.synchronise(Member(rank, 3), state, grad_N, grad_N)
+        for rank, (state, grad_N) in enumerate(
+            zip(case.states(exchange), case.grads(), strict=True)
+        )
+    ]
+    assert drive(texts, seed=0).sent_bytes == want
+
+
+@every_sparsifier
+def test_the_simulator_plays_what_is_expected(sparsifier: str) -> None:
+    exchange, case = selective(sparsifier=sparsifier, density=0.1), Fused(world=3)
+    tariff = Tariff.of(exchange, Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4))
+    played = [
+        sum(stage.sent_bytes for stage in own) for own in stages_of(exchange, case.spec, tariff)
+    ]
+    assert played == exchange.expected_bytes(case.spec, 3)
+
+
+def test_a_payload_of_another_model_is_refused() -> None:
+    mixed = selective(sparsifier="topk").mixed(Fused(world=2).spec)
+    for size_bytes in (mixed.layout(0).size_bytes - 8, mixed.largest.size_bytes - 4):
+        with pytest.raises(RanksDiffer, match="the same model"):
+            mixed.received(size_bytes)
+
+
+def test_selection_is_noted() -> None:
+    """What was asked for, taken and averaged, dense tensors included."""
+    case, exchange = Fused(world=2), selective(sparsifier="topk", density=0.1, count="elements")
+    mixed = exchange.mixed(case.spec)
+    members = [Member(rank, 2) for rank in range(2)]
+    grads = [case.grads()[0]] * 2
+    drive(
+        [
+            exchange.synchronise(me, state, grad_N, grad_N.clone())
+            for me, state, grad_N in zip(members, case.states(exchange), grads, strict=True)
+        ],
+        seed=0,
+    )
+    found = members[0].selection
+    assert found is not None
+    taken = mixed.num_dense + mixed.largest.fields[1].numel
+    assert found.asked == pytest.approx(0.1 * case.numel)
+    assert (found.selected, found.arrived) == (taken, taken)
+
+
+# ---- settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sparsifier": name}
+        for name in ("randomk", "cltk", "deft", "adacomp", "hardthreshold", "nonzero", "onebit")
+    ]
+    + [{"sparsifier": "selective"}, {"density": 0.0}, {"floor": 2.0}, {"num_dense": -1}]
+    + [{"count": "bits"}],
+    ids=str,
+)
+def test_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(gw.InvalidSetting, match="selective"):
+        selective(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_state_is_kept_by_tensor_whatever_is_dense() -> None:
+    """So a run that is resumed under another choice, or fused otherwise, finds it."""
+    spec = Fused(world=2).spec
+    kept = [selective(num_dense=n).init(spec, 2) for n in (0, 3)]
+    assert [len(state.codec_T) for state in kept] == [len(SHAPES)] * 2
+    assert all(same_bits(a, b) for a, b in zip(kept[0].codec_T, kept[1].codec_T, strict=True))
+    assert selective(sparsifier="topk").init(spec, 2).codec_T == ()
+
+
+def test_its_density_is_warmed_up() -> None:
+    exchange = gw.with_density_warmup(selective(density=0.01), steps_per_stage=1)
+    case = Fused(world=2)
+    states = case.states(exchange)
+    for step in range(4):
+        results = run_local(exchange, case.grads(step), states)
+        states = [state for _, _, state in results]
+    assert same_bits(results[0][0], results[1][0])
+    assert replace(selective(), density=0.25) in [stage.inner for stage in exchange.stages]  # type: ignore[attr-defined]
