@@ -16,7 +16,7 @@ from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
 from .engine import Traffic, play
-from .stages import Joint, Price, Stage, Tariff, stages_of
+from .stages import Joint, Price, Stage, Tariff, stages_of_those_unlike
 
 
 def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
@@ -31,7 +31,7 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Stage, 
     """The slowest rank's stages in the exchange of one gradient on an otherwise idle network."""
     if tariff.num_ranks == 1:
         return ()
-    every = stages_of(exchange, spec, tariff)
+    every = stages_of_those_unlike(exchange, spec, tariff)
     outcome = play(Traffic([[own] for own in every], [[0.0]] * len(every), [""]))
     slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
     seconds = [

@@ -155,6 +155,21 @@ def stages_of(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> list[tupl
     return found
 
 
+def stages_of_those_unlike(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> list[tuple[Stage, ...]]:
+    """The stages of every rank, or of one if all do the same and no two talk by themselves.
+
+    Then that one meets nobody: each of its collectives takes its price. So any number of ranks can
+    be played. Raises ``InvalidSetting`` as ``stages_of`` does.
+    """
+    first = record(exchange, spec, 0, tariff.num_ranks)
+    hops = any(isinstance(verb, Send | Recv) for row in first.rows for verb in row)
+    if first.is_of_its_rank or hops:
+        return stages_of(exchange, spec, tariff)
+    return [_priced(first.rows, 0, tariff)]
+
+
 def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = _without_data(exchange)
