@@ -15,6 +15,7 @@ from gradwire.planner.wfbp import wfbp
 from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.exposed import Account, Wait, ready_times
 from gradwire.planning.price import iteration_s
+from gradwire.sim.clock import backward_ends
 from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -92,8 +93,9 @@ def test_idle_though_ready_is_the_head_of_the_lines_doing() -> None:
 
 def test_ready_times_are_those_of_the_slowest_gradient() -> None:
     both = Message(chunks=(*T0.chunks, *T1.chunks))
-    assert ready_times(_plan(T1, T0), TWO) == [1.0, 1.5]
-    assert ready_times(_plan(both), TWO) == [1.5]
+    ends_s = backward_ends(TWO)
+    assert ready_times(_plan(T1, T0), TWO, ends_s) == [1.0, 1.5]
+    assert ready_times(_plan(both), TWO, ends_s) == [1.5]
 
 
 def test_said_figures_are_the_models() -> None:

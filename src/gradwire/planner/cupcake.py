@@ -9,7 +9,9 @@ Differences from the paper: cuts are found by an exact dynamic programme (``plan
     measures steps. Of numbers of groups that tie, the smallest is taken. The merge of what arrives
     is not in the cost. Gradients of different dtypes are never in one group.
 Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
-    group together, so a tensor of small gradients may send nothing for many steps.
+    group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
+    the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
+    groups are the same, and are encoded on gradwire's compute lane beside it.
 Order: backward; the next forward starts when all communication has ended.
 """
 
@@ -24,12 +26,17 @@ from ..planning.fusion import SparseCost, arrivals, best_fusion, flat_plan
 
 
 def cupcake(
-    profile: Profile, cluster: Cluster, *, compressor: str = "dgc", density: float = 0.01
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compressor: str = "dgc",
+    density: float = 0.01,
+    inline: bool = True,
 ) -> Plan:
     """The plan of the groups whose sparsified gradients have all arrived earliest."""
     cost = SparseCost.of(cluster, compressor, density)
     groups = best_fusion(arrivals(profile), cost)
-    return flat_plan("cupcake", profile, groups, compressor, density)
+    return flat_plan("cupcake", profile, groups, compressor, density, inline)
 
 
-EXAMPLES = (cupcake, partial(cupcake, compressor="topk", density=0.1))
+EXAMPLES = (cupcake, partial(cupcake, compressor="topk", density=0.1, inline=False))

@@ -7,7 +7,9 @@ Differences from the paper: costs are the cluster's measured lines and its all-g
     code has a model of one GPU's top-k. The last tensor is merged by the same rule as others, where
     the code always merges it. Gradients of different dtypes are never merged.
 Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
-    group together, so a tensor of small gradients may send nothing for many steps.
+    group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
+    the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
+    groups are the same, and are encoded on gradwire's compute lane beside it.
 Order: backward; the next forward starts when all communication has ended.
 
 Backward pass and sparsification take turns: the backward of the next tensor waits for the
@@ -31,12 +33,17 @@ from ..planning.fusion import Arrival, SparseCost, arrivals, flat_plan
 
 
 def omgs(
-    profile: Profile, cluster: Cluster, *, compressor: str = "dgc", density: float = 0.01
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compressor: str = "dgc",
+    density: float = 0.01,
+    inline: bool = True,
 ) -> Plan:
     """The plan of OMGS-SGD for this profile and cluster."""
     cost = SparseCost.of(cluster, compressor, density)
     groups = _merged(arrivals(profile), cost)
-    return flat_plan("omgs", profile, groups, compressor, density)
+    return flat_plan("omgs", profile, groups, compressor, density, inline)
 
 
 def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
@@ -66,4 +73,4 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
     return groups
 
 
-EXAMPLES = (omgs, partial(omgs, compressor="topk", density=0.1))
+EXAMPLES = (omgs, partial(omgs, compressor="topk", density=0.1, inline=False))

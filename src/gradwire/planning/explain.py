@@ -131,6 +131,11 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
             f"{sum(others)} messages go by other exchanges ({_sends(account.plan)}), which no "
             f"bound below counts: {format_bytes(total_bytes - dense_bytes)} of gradients."
         )
+    if account.timing.inline_s:
+        yield (
+            f"Encoding within the backward pass makes it {format_seconds(account.timing.inline_s)} "
+            "longer, which no bound below counts."
+        )
     larger = "computation" if account.bound_s <= account.compute_s else "communication"
     yield (
         f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. This one takes "

@@ -141,9 +141,17 @@ def sparsifier(compressor: str, density: float) -> Compressor:
 
 
 def flat_plan(
-    planner: str, profile: Profile, groups: list[list[Arrival]], compressor: str, density: float
+    planner: str,
+    profile: Profile,
+    groups: list[list[Arrival]],
+    compressor: str,
+    density: float,
+    inline: bool,
 ) -> Plan:
-    """The plan of groups whose elements are selected from together and travel by an all-gather."""
+    """The plan of groups whose elements are selected from together and travel by an all-gather.
+
+    They are encoded within the backward pass if ``inline``, else on the compute lane.
+    """
     codec = sparsifier(compressor, density)
     pair(codec, allgather_sparse())  # refuses what cannot be paired
     exchange = ExchangeSetting(
@@ -155,8 +163,15 @@ def flat_plan(
     return Plan(
         planner=planner,
         model=profile.model,
-        settings={"compressor": compressor, "density": density},
-        messages=tuple(Message(chunks=chunks_of(group), exchange=compressor) for group in groups),
+        settings={"compressor": compressor, "density": density, "inline": inline},
+        messages=tuple(
+            Message(
+                chunks=chunks_of(group),
+                exchange=compressor,
+                inline=tuple(one.name for one, _ in group) if inline else (),
+            )
+            for group in groups
+        ),
         exchanges={compressor: exchange},
     )
 

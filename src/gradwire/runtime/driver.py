@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
+INLINE = "backward"
+"""The lane, in traces, of computations in the thread of the backward pass."""
 AMONG_SHARDS = " among shards"
 """The end of the name of a communication among shards."""
 

@@ -15,6 +15,7 @@ from ..data.cluster import Cluster
 from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
+from .encoding import without_encodes
 from .engine import Traffic, play
 from .stages import Joint, Price, Stage, Tariff, stages_of_those_unlike
 
@@ -23,7 +24,8 @@ def stages_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Stage, ...]]:
     """The representative rank's stages, one entry for each message."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
-    return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    return without_encodes(every, demand)
 
 
 @lru_cache(maxsize=4096)
