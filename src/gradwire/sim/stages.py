@@ -163,11 +163,19 @@ def stages_of_those_unlike(
     Then that one meets nobody: each of its collectives takes its price. So any number of ranks can
     be played. Raises ``InvalidSetting`` as ``stages_of`` does.
     """
-    first = record(exchange, spec, 0, tariff.num_ranks)
-    hops = any(isinstance(verb, Send | Recv) for row in first.rows for verb in row)
-    if first.is_of_its_rank or hops:
-        return stages_of(exchange, spec, tariff)
-    return [_priced(first.rows, 0, tariff)]
+    for world in sorted({min(_FEW, tariff.num_ranks), tariff.num_ranks}):
+        found = record(exchange, spec, 0, world)
+        if found.is_of_its_rank or _has_hops(found):
+            return stages_of(exchange, spec, tariff)
+    return [_priced(found.rows, 0, tariff)]
+
+
+_FEW = 4
+"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
+
+
+def _has_hops(found: Rows) -> bool:
+    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
 
 
 def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Rows:
