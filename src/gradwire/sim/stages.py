@@ -160,9 +160,11 @@ def stages_of_those_unlike(
 ) -> list[tuple[Stage, ...]]:
     """The stages of every rank, or of one if all do the same and no two talk by themselves.
 
-    Then that one meets nobody: each of its collectives takes its price. So any number of ranks can
-    be played. Raises ``InvalidSetting`` as ``stages_of`` does.
+    Then that one meets nobody: each of its collectives takes its price. So up to ``MOST_ALIKE``
+    ranks can be played. Raises ``InvalidSetting`` as ``stages_of`` does.
     """
+    if tariff.num_ranks > MOST_ALIKE:
+        return stages_of(exchange, spec, tariff)  # which says what is accepted
     for world in sorted({min(_FEW, tariff.num_ranks), tariff.num_ranks}):
         found = record(exchange, spec, 0, world)
         if found.is_of_its_rank or _has_hops(found):
@@ -170,6 +172,8 @@ def stages_of_those_unlike(
     return [_priced(found.rows, 0, tariff)]
 
 
+MOST_ALIKE = 8 * MOST_PLAYED
+"""The most ranks that one is played for: its text still counts the payloads of all."""
 _FEW = 4
 """Ranks of which a text is looked at first, as one for very many may take long by itself."""
 
