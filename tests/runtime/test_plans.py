@@ -15,6 +15,7 @@ import gradwire as gw
 from gradwire.data.plan import Chunk, ExchangeSetting, Message, Plan
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.planner.ssfusion import ssfusion
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, train
@@ -185,6 +186,29 @@ def test_inline_encodes_end_in_the_same_bits(seed: int, two: Ranks) -> None:
     for (beside, lanes), (within, inline_lanes) in two.run(inline_or_not, seed):
         assert within == beside
         assert (lanes, inline_lanes) == ({"compute"}, {"backward"})
+
+
+def tensor_by_tensor(rank: int, world: int) -> list[str]:
+    """The bits after a few steps of ssfusion's groups, as planned and on the compute lane."""
+    profile = plans.profile_of_model(Net())
+    found = []
+    for variant in ("naive", "i"):
+        plan = ssfusion(profile, plans.CLUSTER, variant=variant, density=0.3, floor=0.1)
+        assert any(message.inline for message in plan.messages)
+        for chosen in (plan, _inline(plan, inline=False)):
+            net = Net()
+            optimizer = OPTIMIZERS["momentum"](net)
+            handle = gw.attach(net, chosen, optimizer=optimizer)
+            train(net, optimizer, rank, range(NUM_STEPS))
+            handle.detach()
+            found.append(digest(net))
+    return found
+
+
+def test_ssfusion_is_carried_out_inline_or_not(two: Ranks) -> None:
+    for naive, beside, interleaved, interleaved_beside in two.run(tensor_by_tensor):
+        assert naive == beside
+        assert interleaved == interleaved_beside
 
 
 def refused(plan: Plan, model: nn.Module, **settings: Any) -> str:
