@@ -153,3 +153,14 @@ def test_why_names_latency_where_latency_it_is() -> None:
     assert str(rows["wfbp"]["why"]).startswith("latency of more messages")
     said = " ".join(explain(wfbp(profile, cluster), profile, cluster))
     assert "latencies take longer than their bytes" in said
+
+
+def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
+    """Of more ranks than a text can be played for; what has a closed form is told all the same."""
+    many = exact_cluster(num_ranks=2**14)
+    rows = alternatives(wfbp(TWO, many), TWO, many)
+    assert {row["name"] for row in rows} == set(names("planner"))
+    left_out = [row for row in rows if "simulated_s" not in row]
+    assert rows[-len(left_out) :] == left_out
+    assert all(str(row["why"]).startswith("not simulated: ranks of") for row in left_out)
+    assert "cupcake" in {row["name"] for row in left_out}

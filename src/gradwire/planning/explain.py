@@ -13,6 +13,7 @@ from itertools import compress
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
+from ..errors import InvalidSetting
 from ..load import load, names
 from ..units import format_bytes, format_rate, format_seconds, ratio
 from .exposed import Account
@@ -49,12 +50,20 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
 
     ``sends`` is what gradients become: "dense", or the compressors that they go through.
     ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses
-    against the fastest of those that send the same.
+    against the fastest of those that send the same. Rows of plans that cannot be simulated come
+    last, and say only that.
     """
     plans = {name: load("planner", name)(profile, cluster) for name in names("planner")}
-    accounts = {
-        n: Account.of(p, profile, cluster) for n, p in (plans | {plan.planner: plan}).items()
-    }
+    accounts: dict[str, Account] = {}
+    left_out: list[dict[str, object]] = []
+    for name, made in (plans | {plan.planner: plan}).items():
+        try:
+            accounts[name] = Account.of(made, profile, cluster)
+        except InvalidSetting as error:  # as of more ranks than can be played
+            if name == plan.planner:
+                raise
+            why_not = f"not simulated: {error}"
+            left_out.append({"name": name, "sends": _sends(made), "why": why_not})
     wfbp_s = accounts["wfbp"].iteration_s
     best: dict[str, Account] = {}
     for one in sorted(accounts.values(), key=lambda account: account.iteration_s):
@@ -72,7 +81,7 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
         }
         for name, account in accounts.items()
     ]
-    return sorted(rows, key=lambda row: float(str(row["simulated_s"])))
+    return sorted(rows, key=lambda row: float(str(row["simulated_s"]))) + left_out
 
 
 def _sends(plan: Plan) -> str:
