@@ -2,8 +2,8 @@
 
     python -m scripts.make_catalogue [--out FOLDER] [NAME ...]
 
-BERT and GPT-2 need the package transformers; nothing else does. No weights are loaded and no
-computing is done: models live on the meta device. Runs in the root of the repository.
+BERT, GPT-2, BLOOM and ViT need the package transformers; nothing else does. No weights are loaded
+and no computing is done: models live on the meta device. Runs in the root of the repository.
 """
 
 from __future__ import annotations

@@ -98,6 +98,10 @@ MODELS = {
     ),
     "bert_base": Entry(language.bert_base, (128,), 64, _USBYTE_READ.format(4, 64), "transformer"),
     "bert_large": Entry(language.bert_large, (128,), 32, "as in the calibration", "transformer"),
+    "vit_large": Entry(language.vit_large, _IMAGE, 32, _OURS, "transformer"),
     "gpt2": Entry(language.gpt2, (512,), 8, _OURS, "transformer"),
+    "gpt2_large": Entry(language.gpt2_large, (512,), 8, _OURS, "transformer"),
+    "gpt2_xl": Entry(language.gpt2_xl, (512,), 4, _OURS, "transformer"),
+    "bloom_3b": Entry(language.bloom_3b, (512,), 2, _OURS, "transformer"),
     "lstm": Entry(language.LSTM, (35,), 20, _OURS, "transformer"),
 }

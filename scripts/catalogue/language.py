@@ -1,7 +1,7 @@
-"""An LSTM language model written here; BERT and GPT-2 as transformers defines them.
+"""An LSTM language model written here; BERT, GPT-2, BLOOM and ViT as transformers defines them.
 
-Token ids are (batch, length) int64; what comes out is (batch, length, vocabulary), and for the
-classifier (batch, num_labels).
+Token ids are (batch, length) int64; what comes out is (batch, length, vocabulary), and for
+classifiers (batch, num_labels). Images are (batch, 3, height, width) float32.
 """
 
 from __future__ import annotations
@@ -57,11 +57,24 @@ class _Transformer(nn.Module):
         return getattr(out, self.scores)
 
 
+class _Scores(nn.Module):
+    """One of transformers' models that need no mask, returning the scores by themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs).logits
+
+
 def _definitions() -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise NotInstalled("a table of BERT or GPT-2", "transformers", "catalogue") from None
+        raise NotInstalled(
+            "a table of BERT, GPT-2, BLOOM or ViT", "transformers", "catalogue"
+        ) from None
     return transformers
 
 
@@ -90,3 +103,53 @@ def gpt2() -> nn.Module:
     its = _definitions()
     config = its.GPT2Config(use_cache=False, attn_implementation="eager")
     return _Transformer(its.GPT2LMHeadModel(config), "logits")
+
+
+def gpt2_large() -> nn.Module:
+    """GPT-2 large (36 layers, 1280 units), output embedding tied to the input's."""
+    return _gpt2(width=1280, num_layers=36, num_heads=20)
+
+
+def gpt2_xl() -> nn.Module:
+    """GPT-2 XL (48 layers, 1600 units), output embedding tied to the input's."""
+    return _gpt2(width=1600, num_layers=48, num_heads=25)
+
+
+def _gpt2(*, width: int, num_layers: int, num_heads: int) -> nn.Module:
+    its = _definitions()
+    config = its.GPT2Config(
+        n_embd=width,
+        n_layer=num_layers,
+        n_head=num_heads,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    return _Transformer(its.GPT2LMHeadModel(config), "logits")
+
+
+def bloom_3b() -> nn.Module:
+    """BLOOM-3B (30 layers, 2560 units), output embedding tied to the input's."""
+    its = _definitions()
+    config = its.BloomConfig(
+        vocab_size=250_880,
+        hidden_size=2560,
+        n_layer=30,
+        n_head=32,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    return _Scores(its.BloomForCausalLM(config))
+
+
+def vit_large() -> nn.Module:
+    """ViT-L/16 at 224 x 224 with a head of 1000 classes."""
+    its = _definitions()
+    config = its.ViTConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        num_labels=1000,
+        attn_implementation="eager",
+    )
+    return _Scores(its.ViTForImageClassification(config))

@@ -1,7 +1,7 @@
 """The seconds of a model's layers, by the flops and bytes of each, counted on the meta device.
 
 Every operation of a forward pass (and of the loss) is seen by a dispatch mode and charged to the
-layer entered last: a leaf module with parameters of its own. So ReLU, pooling, softmax, residual
+layer entered last: a module with parameters of its own. So ReLU, pooling, softmax, residual
 additions and the loss belong to the layer before them. An operation takes
 
     max(flops / FLOP_RATE, bytes / BYTE_RATE) / efficiency
@@ -114,7 +114,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _watch(model: nn.Module, ledger: _Ledger) -> None:
-    """Opens a layer when a leaf module starts that owns parameters nobody before it owned."""
+    """Opens a layer when a module starts that owns parameters nobody before it owned."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
 
     def open_layer(name: str) -> Callable[[nn.Module, Any], None]:
@@ -127,8 +127,7 @@ def _watch(model: nn.Module, ledger: _Ledger) -> None:
         return hook
 
     for name, module in model.named_modules():
-        if next(module.children(), None) is None:
-            module.register_forward_pre_hook(open_layer(name))
+        module.register_forward_pre_hook(open_layer(name))
 
 
 def layers_of(model: nn.Module, inputs: Tensor) -> list[LayerWork]:
@@ -144,7 +143,20 @@ def layers_of(model: nn.Module, inputs: Tensor) -> list[LayerWork]:
     missed = {name for name, _ in model.named_parameters()} - reached
     if missed:
         raise RuntimeError(f"the forward pass never reaches {sorted(missed)}")
-    return ledger.layers
+    return _timed(ledger.layers)
+
+
+def _timed(layers: list[LayerWork]) -> list[LayerWork]:
+    """The layers that take time; one that takes none, as it only holds others, is one with the
+    next."""
+    found: list[LayerWork] = []
+    for layer in reversed(layers):
+        if layer.ideal_s or not found:
+            found.append(layer)
+        else:
+            after = found.pop()
+            found.append(LayerWork(layer.name, layer.tensors + after.tensors, after.ideal_s))
+    return found[::-1]
 
 
 def ideal_iteration_s(layers: list[LayerWork]) -> float:

@@ -27,6 +27,10 @@ PUBLISHED = {
     "bert_base": (109_482_240 + 2 * 768 + 2, "bert-base-uncased, and a classifier of two labels"),
     "bert_large": (336_226_108, HIPRESS + ": 1282.60 MB"),
     "gpt2": (124_439_808, "gpt2 as released (124M), output embedding tied"),
+    "gpt2_large": (774_030_080, "gpt2-large as released (774M), output embedding tied"),
+    "gpt2_xl": (1_557_611_200, "gpt2-xl as released (1558M), output embedding tied"),
+    "bloom_3b": (3_002_557_440, "model card of bigscience/bloom-3b"),
+    "vit_large": (304_326_632, TORCHVISION + ", vit_l_16"),
     "lstm": (85_974_278, HIPRESS + ": 327.97 MB"),
 }
 
@@ -41,6 +45,10 @@ STEMS = {
     "bert_base": "bert.embeddings.word_embeddings",
     "bert_large": "bert.embeddings.word_embeddings",
     "gpt2": "transformer.wte",
+    "gpt2_large": "transformer.wte",
+    "gpt2_xl": "transformer.wte",
+    "bloom_3b": "transformer.word_embeddings",
+    "vit_large": "vit.embeddings",
     "lstm": "encoder",
 }
 
@@ -75,6 +83,25 @@ def test_sizes_are_those_of_hipress_table_6(name: str, mebibytes: float, largest
     sizes = [tensor.size_bytes / 2**20 for layer in profile.layers for tensor in layer.tensors]
     assert sum(sizes) == pytest.approx(mebibytes, abs=0.005)
     assert max(sizes) == pytest.approx(largest, abs=0.005)
+
+
+SMALL = 102_400
+"""Elements of what SSFusion calls a small tensor, "200 KB" of two bytes each."""
+
+
+@pytest.mark.parametrize(
+    ("name", "percent", "head"),
+    [("resnet152", 72.38, 1000), ("vit_large", 62.76, 100), ("gpt2_large", 66.51, 1000)],
+)
+def test_as_many_tensors_are_small_as_in_ssfusion_table_ii(
+    name: str, percent: float, head: int
+) -> None:
+    """Its ViT-large has a head of 100 classes, whose weights are 102,400 elements to the last."""
+    layers = catalogue.load(name).layers
+    numels = [tensor.numel for layer in layers for tensor in layer.tensors]
+    num_small = sum(numel <= SMALL for numel in numels)
+    num_small += name == "vit_large" and head * 1024 == SMALL
+    assert 100 * num_small / len(numels) == pytest.approx(percent, abs=0.005)
 
 
 @every_profile
@@ -127,7 +154,7 @@ def test_the_script_gives_the_same_file_again(name: str) -> None:
 
 @needs_transformers
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", ["bert_base", "lstm"])
+@pytest.mark.parametrize("name", ["bert_base", "lstm", "gpt2_large", "bloom_3b", "vit_large"])
 def test_the_script_gives_the_same_layers_again(name: str) -> None:
     """Times may move a little: versions of transformers spell elementwise work differently."""
     again, profile = Profile.parse(render(name)), catalogue.load(name)

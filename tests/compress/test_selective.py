@@ -9,7 +9,6 @@ from math import prod
 
 import pytest
 import torch
-from gradwire.sim.stages import Tariff, stages_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -29,6 +28,7 @@ from gradwire.laws.tolerance import same_bits
 from gradwire.load import load
 from gradwire.local import drive
 from gradwire.payload import Payload
+from gradwire.sim.supersteps import Tariff, supersteps_of
 from tests.strategies import bounded
 
 SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")
@@ -300,7 +300,7 @@ def test_the_simulator_plays_what_is_expected(sparsifier: str) -> None:
     exchange, case = selective(sparsifier=sparsifier, density=0.1), Fused(world=3)
     tariff = Tariff.of(exchange, Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4))
     played = [
-        sum(stage.sent_bytes for stage in own) for own in stages_of(exchange, case.spec, tariff)
+        sum(stage.sent_bytes for stage in own) for own in supersteps_of(exchange, case.spec, tariff)
     ]
     assert played == exchange.expected_bytes(case.spec, 3)
 

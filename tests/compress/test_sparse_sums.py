@@ -12,7 +12,6 @@ import gradwire as gw
 from gradwire.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire.compress.oktopk.threshold import FEWEST, MOST
 from gradwire.compress.spardl import rounds
-from gradwire.error_feedback import synchronise
 from gradwire.exchange import exchange_for
 from gradwire.laws.tolerance import same_bits
 from gradwire.local import drive
@@ -233,7 +232,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type) -> None:
     outs = draw(spec, 2, 3)
     seen = Allocations()
     texts = [
-        synchronise(run.exchange, me, state, out_N, out_N)
+        run.exchange.synchronise(me, state, out_N, out_N)
         for me, state, out_N in zip(run.members, run.states, outs, strict=True)
     ]
     with seen:

@@ -39,6 +39,7 @@ CLUSTER = Cluster(
     rate_bytes_per_s=1e8,
     collectives={"all_reduce": LINE, "send": LINE, "all_gather": LINE},
     codecs={"topk": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
+    inline={"topk": LINE},
     host_share=0.2,
 )
 PLANS = tuple(make_plan(name, profile(), SLOW) for name in names("planner"))

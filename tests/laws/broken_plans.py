@@ -118,6 +118,46 @@ def waits_for_one_before_the_first(plan: Plan) -> Plan:
     return _after(plan, {1: (-1,)})
 
 
+TOPK = ExchangeSetting(compressor="topk", collective="allgather_sparse")
+EACH = ExchangeSetting(compressor="each", settings={"sparsifier": "topk"})
+
+
+def _encoded(plan: Plan, exchange: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
+    """The plan with its first message through an exchange, and encoded somewhere."""
+    first = plan.messages[0].model_copy(update={"exchange": "other", **where})
+    return _with(plan, messages=(first, *plan.messages[1:]), exchanges={"other": exchange})
+
+
+def encodes_what_is_dense(plan: Plan) -> Plan:
+    first = plan.messages[0]
+    return _with(
+        plan,
+        messages=(
+            first.model_copy(update={"inline": (first.chunks[0].tensor,)}),
+            *plan.messages[1:],
+        ),
+    )
+
+
+def encodes_what_is_elsewhere(plan: Plan) -> Plan:
+    return _encoded(plan, EACH, early=(plan.messages[1].chunks[0].tensor,))
+
+
+def encodes_twice(plan: Plan) -> Plan:
+    name = plan.messages[0].chunks[0].tensor
+    return _encoded(plan, EACH, inline=(name,), early=(name,))
+
+
+def encodes_a_part_of_one_encode(plan: Plan) -> Plan:
+    return _encoded(plan, TOPK, early=(plan.messages[0].chunks[0].tensor,))
+
+
+def encodes_a_cut_tensor(plan: Plan) -> Plan:
+    return _encoded(
+        _with(doubled_range(plan), exchanges={}), EACH, early=(plan.messages[0].chunks[0].tensor,)
+    )
+
+
 def unknown_exchange(plan: Plan) -> Plan:
     return _first(plan, *plan.messages[0].chunks, exchange="sparse")
 
@@ -154,6 +194,11 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (waits_for_itself, "order that cannot be met: message 1 waits for itself"),
     (waits_for_none_there_is, "order that cannot be met: message 1 waits for message 9; there are"),
     (waits_for_one_before_the_first, "cannot be met: message 1 waits for message -1; there are"),
+    (encodes_what_is_dense, "is dense, so 't3' is not encoded"),
+    (encodes_what_is_elsewhere, "is to be encoded, and is not in the message"),
+    (encodes_twice, "is to be encoded twice"),
+    (encodes_a_part_of_one_encode, "is encoded as one, so all of its tensors"),
+    (encodes_a_cut_tensor, "is to be encoded by itself, and is cut"),
     (unknown_exchange, "message 0: unknown exchange 'sparse'; there are: dense"),
     (dense_defined_again, "exchange 'dense' is built in"),
     (

@@ -69,7 +69,7 @@ def test_trace_laws(planner: Planner) -> None:
         trace = simulate(plan, profile, cluster)
         assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
         assert iteration_s(plan, profile, cluster) == trace.iteration_s
-        for law in trace_laws.LAWS:
+        for law in trace_laws.laws_of(plan, cluster):
             law(plan, profile, cluster, trace)
 
     hold()

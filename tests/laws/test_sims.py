@@ -16,7 +16,7 @@ from gradwire.compress.none import none
 from gradwire.contract import Exchange
 from gradwire.data.cluster import Cluster, CodecFit
 from gradwire.data.fit import LineFit
-from gradwire.data.plan import ExchangeSetting, Plan
+from gradwire.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.data.profile import Profile
 from gradwire.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange import by_name
@@ -136,18 +136,24 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
 
 
 @pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
-def test_dense_plans(planner: Planner) -> None:
+def test_plans(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=300), cluster=several)
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, cluster)
-        DENSE_LAWS[0](simulate, plan, profile, cluster)
+        for law in DENSE_LAWS[: _is_dense(plan)]:
+            law(simulate, plan, profile, cluster)
         for law in PLAN_LAWS:
             law(simulate, plan, profile, cluster)
 
-    for law in DENSE_LAWS:
-        law(simulate, planner(PROFILE, CLUSTER), PROFILE, CLUSTER)
+    plan = planner(PROFILE, CLUSTER)
+    for law in DENSE_LAWS if _is_dense(plan) else ():
+        law(simulate, plan, PROFILE, CLUSTER)
     hold()
+
+
+def _is_dense(plan: Plan) -> bool:
+    return all(message.exchange == DENSE for message in plan.messages)
 
 
 def _algorithm(exchange: Exchange) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
+from gradwire.data.plan import DENSE, Plan
 from gradwire.data.profile import Profile
 from gradwire.planning.price import iteration_s
 from gradwire.trace.span import Span, Trace
@@ -15,7 +17,14 @@ SLACK = 1e-9
 
 
 def _messages(plan: Plan, trace: Trace) -> list[Span]:
-    spans = {s.message: s for s in trace.spans if s.lane == "communication"}
+    """One span for each message, from its first verb for the network to its last."""
+    spans: dict[int, Span] = {}
+    for span in trace.spans:
+        if span.lane == "communication":
+            first = spans.setdefault(span.message, span)
+            spans[span.message] = replace(
+                first, start_s=min(first.start_s, span.start_s), end_s=max(first.end_s, span.end_s)
+            )
     assert sorted(spans) == list(range(len(plan.messages))), "a message never left"
     return [spans[number] for number in range(len(plan.messages))]
 
@@ -140,16 +149,30 @@ def law_price_is_the_traces(plan: Plan, profile: Profile, cluster: Cluster, trac
     assert abs(price_s - trace.iteration_s) <= SLACK * price_s
 
 
+DENSE_LAWS = (
+    law_no_message_waits_for_nothing,
+    law_no_link_above_100_percent,
+    law_each_message_takes_its_time,
+    law_bytes_are_the_rings,
+)
+"""Of plans whose messages are all-reduces of plain gradients: nothing is computed for them."""
+
 LAWS = (
     law_messages_wait_for_gradients,
     law_messages_start_in_issue_order,
     law_lanes_carry_one_message_at_a_time,
     law_messages_wait_for_those_they_name,
-    law_no_message_waits_for_nothing,
-    law_no_link_above_100_percent,
-    law_each_message_takes_its_time,
     law_forward_waits_for_its_messages,
     law_layers_run_one_behind_the_other,
-    law_bytes_are_the_rings,
     law_price_is_the_traces,
+    *DENSE_LAWS,
 )
+
+
+def laws_of(plan: Plan, cluster: Cluster) -> tuple[Callable[..., None], ...]:
+    """The laws that a plan's traces on a cluster keep."""
+    if all(message.exchange == DENSE for message in plan.messages):
+        return LAWS
+    if cluster.num_ranks == 1:  # other exchanges send nothing then
+        return (law_layers_run_one_behind_the_other, law_price_is_the_traces)
+    return tuple(law for law in LAWS if law not in DENSE_LAWS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.workloads.task import Batch, Task, class_loss, random_of
+from gradwire.workloads.task import Batch, TrainingTask, class_loss, random_of
 from papers.frame import Ask, Findings
 from papers.ssfusion import missing
 from papers.ssfusion.missing import DEGREES, Model, missing_rates, table1, ways
@@ -26,12 +26,12 @@ class Quiet(nn.Module):
         return torch.stack(parts).sum(0)
 
 
-def quiet() -> Task:
+def quiet() -> TrainingTask:
     def batch(step: int, rank: int, world: int) -> Batch:
         random = random_of(0, step, rank, world)
         return torch.randn(8, 12, generator=random), torch.randint(12, (8,), generator=random)
 
-    return Task(
+    return TrainingTask(
         name="quiet",
         description="layers of gradients a hundredfold apart",
         make_model=Quiet,

@@ -15,6 +15,7 @@ from gradwire.planner.wfbp import wfbp
 from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.exposed import Account, Wait, ready_times
 from gradwire.planning.price import iteration_s
+from gradwire.sim.clock import backward_ends
 from tests.planner.profiles import TEN_GBIT, exact_cluster, random_instance, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -92,8 +93,9 @@ def test_idle_though_ready_is_the_head_of_the_lines_doing() -> None:
 
 def test_ready_times_are_those_of_the_slowest_gradient() -> None:
     both = PlannedMessage(chunks=(*T0.chunks, *T1.chunks))
-    assert ready_times(_plan(T1, T0), TWO) == [1.0, 1.5]
-    assert ready_times(_plan(both), TWO) == [1.5]
+    ends_s = backward_ends(TWO)
+    assert ready_times(_plan(T1, T0), TWO, ends_s) == [1.0, 1.5]
+    assert ready_times(_plan(both), TWO, ends_s) == [1.5]
 
 
 def test_said_figures_are_the_models() -> None:
@@ -151,3 +153,14 @@ def test_why_names_latency_where_latency_it_is() -> None:
     assert str(rows["wfbp"]["why"]).startswith("latency of more messages")
     said = " ".join(explain(wfbp(profile, cluster), profile, cluster))
     assert "latencies take longer than their bytes" in said
+
+
+def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
+    """Of more ranks than a text can be played for; what has a closed form is told all the same."""
+    many = exact_cluster(num_ranks=2**14)
+    rows = alternatives(wfbp(TWO, many), TWO, many)
+    assert {row["name"] for row in rows} == set(names("planner"))
+    left_out = [row for row in rows if "simulated_s" not in row]
+    assert rows[-len(left_out) :] == left_out
+    assert all(str(row["why"]).startswith("not simulated: ranks of") for row in left_out)
+    assert "cupcake" in {row["name"] for row in left_out}

@@ -27,7 +27,8 @@ ROUNDING = 1e-9
 
 def _measured(alpha_s: float, per_unit_s: float, **more: tuple[tuple[int, float], ...]) -> Cluster:
     line = LineFit(alpha_s=alpha_s, per_unit_s=per_unit_s, **more)
-    return Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives={"all_reduce": line})
+    lines = {"all_reduce": line, "all_gather": line}
+    return Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives=lines)
 
 
 CLUSTERS = {

@@ -193,3 +193,21 @@ def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
     assert then_s - began_s < 0.5
     assert end_s - then_s < 2.0
     assert every.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
+
+
+def test_one_rank_stands_for_any_number_where_all_do_the_same() -> None:
+    """All-gathers alone need nobody to be played beside; ranks that send to each other do."""
+    many = 2**11
+    plan = wfbp(PROFILE, exact_cluster())
+
+    def through(collective: str, num_ranks: int) -> float:
+        settings = {"density": 0.25}
+        other = ExchangeSetting(compressor="topk", settings=settings, collective=collective)
+        messages = tuple(m.model_copy(update={"exchange": "other"}) for m in plan.messages)
+        changed = plan.model_copy(update={"messages": messages, "exchanges": {"other": other}})
+        return simulate(changed, PROFILE, exact_cluster(num_ranks=num_ranks)).iteration_s
+
+    sent_s = 2 * (many - 1) * (HOP_S + 8 * 2**10 / RATE)
+    assert through("allgather_sparse", many) == pytest.approx(0.5 + sent_s + 0.5)
+    with pytest.raises(InvalidSetting, match="at most 1024 where each is played by itself"):
+        through("sparcml", many)

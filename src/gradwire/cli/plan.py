@@ -15,7 +15,7 @@ from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
 from ..planning.explain import alternatives, explain
-from ..planning.exposed import Account, ready_times
+from ..planning.exposed import Account
 from ..planning.plan import plan as make_plan
 from ..report.output import emit, progress
 from ..units import format_rate
@@ -78,7 +78,7 @@ def plan(
 def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
-    timing, ready_s = account.timing, ready_times(plan, profile)
+    timing, ready_s = account.timing, account.ready_s()
     rows: list[dict[str, object]] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
@@ -88,6 +88,8 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
             row["lane"] = number % plan.credit
         if any(one.after for one in plan.messages):
             row["after"] = list(message.after)
+        if any(one.inline or one.early for one in plan.messages):
+            row["encoded_inline"], row["encoded_early"] = len(message.inline), len(message.early)
         rows.append(
             row
             | {

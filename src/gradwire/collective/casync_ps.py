@@ -31,9 +31,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_whole
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..errors import invalid
 from ..moves.chunks import chunks_of, first_states
 from ..moves.rounds import FEW, ROOM_BYTES, distances, transfers
 from ..moves.sizes import announced_bytes, tell_all, tell_each
@@ -56,9 +56,7 @@ class casync_ps(Collective):
     room_bytes: int = ROOM_BYTES
 
     def __post_init__(self) -> None:
-        if self.room_bytes < 0:
-            remedy = "0 sends everything in rounds; leave it out for what was measured best"
-            raise invalid("room_bytes", self.room_bytes, "0 or more bytes", remedy)
+        check_whole("room_bytes", self.room_bytes, "0 sends all in rounds", least=0)
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
         return first_states(codec, spec, world)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 
 from ..errors import InvalidSetting
-from .plan import DENSE, Chunk, Plan
+from .plan import DENSE, Chunk, Plan, PlannedMessage
 from .profile import Profile, ProfiledTensor
 
 _Range = tuple[int, int, int]
@@ -22,7 +22,8 @@ def check(plan: Plan, profile: Profile) -> None:
 
     Raises ``InvalidSetting`` that names the first fault found: a plan of another model, a credit
     below 1, an unknown exchange or tensor, an empty message, a range outside its tensor, mixed
-    dtypes in one message, a cyclic dependency, an order that cannot be met, doubled or lost
+    dtypes in one message, an encode that its exchange cannot do where it is to be done, a cyclic
+    dependency, an order that cannot be met, doubled or lost
     elements.
     """
     if plan.model != profile.model:
@@ -49,6 +50,7 @@ def check(plan: Plan, profile: Profile) -> None:
         dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
         if len(dtypes) > 1:
             raise _fault(plan, f"{where} mixes dtypes: {', '.join(sorted(dtypes))}")
+        _check_encoded(plan, where, message, tensors)
     _check_order(plan)
     for name, tensor in tensors.items():
         _check_cover(plan, tensor, sorted(ranges[name]))
@@ -65,6 +67,35 @@ def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, Profil
         raise _fault(plan, f"{given} is empty")
     if chunk.start < 0 or chunk.stop > tensor.numel:
         raise _fault(plan, f"{given} lies outside its {tensor.numel} elements")
+
+
+def _check_encoded(
+    plan: Plan, where: str, message: PlannedMessage, tensors: dict[str, ProfiledTensor]
+) -> None:
+    """Refuses an ``inline`` or ``early`` that the message's exchange cannot keep to."""
+    named = [*message.inline, *message.early]
+    if not named:
+        return
+    if message.exchange == DENSE:
+        raise _fault(plan, f"{where} is dense, so {named[0]!r} is not encoded")
+    carried = [chunk.tensor for chunk in message.chunks]
+    for name in named:
+        if name not in carried:
+            raise _fault(plan, f"{where}: {name!r} is to be encoded, and is not in the message")
+        if named.count(name) > 1:
+            raise _fault(plan, f"{where}: {name!r} is to be encoded twice")
+    if plan.exchanges[message.exchange].sparsifier is None:
+        others = [name for name in carried if name not in message.inline]
+        if others:
+            raise _fault(
+                plan,
+                f"{where} is encoded as one, so all of its tensors are encoded inline or none; "
+                f"{others[0]!r} is not",
+            )
+        return
+    for chunk in message.chunks:
+        if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
+            raise _fault(plan, f"{where}: {chunk.tensor!r} is to be encoded by itself, and is cut")
 
 
 def _check_order(plan: Plan) -> None:

@@ -76,6 +76,12 @@ class Cluster(Stored):
     """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     """Measured lines over elements, by compressor."""
+    inline: dict[str, LineFit] = Field(default_factory=dict)
+    """Measured lines over elements of encode where it holds up the backward pass, by compressor.
+
+    Where there is none, that of ``codecs`` counts. The two differ where gradients lie on a device:
+    it encodes faster than the host does, and computes nothing else meanwhile.
+    """
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of a collective's latency that is the host's own time: no other collective gets
     on meanwhile, where the rest of their latencies passes at the same time."""
@@ -106,6 +112,13 @@ class Cluster(Stored):
         """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
         return self.collective_s("all_reduce", size_bytes)
 
+    def inline_line(self, compressor: str) -> LineFit | None:
+        """The line of an encode that holds up the backward pass; None where it is not measured."""
+        if compressor in self.inline:
+            return self.inline[compressor]
+        codec = self.codecs.get(compressor)
+        return None if codec is None else codec.encode
+
     def wire_bytes(self, size_bytes: int) -> int:
         """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
         return bytes_sent("all_reduce", size_bytes, self.num_ranks)
@@ -133,6 +146,7 @@ class Cluster(Stored):
             rate_bytes_per_s=scaled,
             hop_s=hop_s,
             codecs=self.codecs,
+            inline=self.inline,
             host_share=self.host_share,
             source=(
                 f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "

@@ -40,6 +40,18 @@ class PlannedMessage(Frozen):
     exchange: str = DENSE
     after: tuple[Whole, ...] = ()
     """Numbers of messages that must have ended before this one is launched; all stand before it."""
+    inline: tuple[str, ...] = ()
+    """Tensors that are encoded within the backward pass, which goes on when that is done.
+
+    An exchange that encodes a message as one does so when the message is launched, and ``inline``
+    holds all of its tensors. One with a ``sparsifier`` encodes each when its gradient is ready.
+    """
+    early: tuple[str, ...] = ()
+    """Tensors that are encoded on the compute lane as soon as their own gradients are ready.
+
+    A message that has tensors here or in ``inline`` has all here that it encodes: others travel as
+    they are. One that has none is encoded on the compute lane, when it is launched.
+    """
 
 
 class ExchangeSetting(Frozen):
@@ -52,6 +64,20 @@ class ExchangeSetting(Frozen):
     settings: dict[str, Setting] = Field(default_factory=dict)
     collective: str | None = None
     error_feedback: bool = False
+
+    @property
+    def sparsifier(self) -> str | None:
+        """The compressor by which an exchange of its own encodes each tensor by itself.
+
+        None for an exchange that encodes a message as one.
+        """
+        named = self.settings.get("sparsifier")
+        return named if isinstance(named, str) else None
+
+    @property
+    def encoder(self) -> str:
+        """The compressor whose encode the exchange does."""
+        return self.sparsifier or self.compressor
 
 
 class Plan(Stored):

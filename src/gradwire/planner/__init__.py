@@ -12,8 +12,11 @@ from ..load import make_registry
 
 if TYPE_CHECKING:
     from .bytescheduler import bytescheduler as bytescheduler
+    from .cupcake import cupcake as cupcake
     from .ddp import ddp as ddp
     from .mgwfbp import mgwfbp as mgwfbp
+    from .omgs import omgs as omgs
+    from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
     from .usbyte_extended import usbyte_extended as usbyte_extended
     from .wfbp import wfbp as wfbp

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import compress
 
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
+from ..errors import InvalidSetting
 from ..load import load, names
 from ..units import format_bytes, format_rate, format_seconds, ratio
 from .exposed import Account
@@ -46,27 +48,45 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
 def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
     """A row for ``plan`` and one for every other planner with its default settings, fastest first.
 
-    ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses.
+    ``sends`` is what gradients become: "dense", or the compressors that they go through.
+    ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses
+    against the fastest of those that send the same. Rows of plans that cannot be simulated come
+    last, and say only that.
     """
     plans = {name: load("planner", name)(profile, cluster) for name in names("planner")}
-    accounts = {
-        n: Account.of(p, profile, cluster) for n, p in (plans | {plan.planner: plan}).items()
-    }
+    accounts: dict[str, Account] = {}
+    left_out: list[dict[str, object]] = []
+    for name, made in (plans | {plan.planner: plan}).items():
+        try:
+            accounts[name] = Account.of(made, profile, cluster)
+        except InvalidSetting as error:  # as of more ranks than can be played
+            if name == plan.planner:
+                raise
+            why_not = f"not simulated: {error}"
+            left_out.append({"name": name, "sends": _sends(made), "why": why_not})
     wfbp_s = accounts["wfbp"].iteration_s
-    best = min(accounts.values(), key=lambda account: account.iteration_s)
+    best: dict[str, Account] = {}
+    for one in sorted(accounts.values(), key=lambda account: account.iteration_s):
+        best.setdefault(_sends(one.plan), one)
     rows: list[dict[str, object]] = [
         {
             "name": name,
             "simulated_s": account.iteration_s,
+            "sends": _sends(account.plan),
             "exposed_s": account.exposed_s,
             "messages": len(account.plan.messages),
             "latency_s": account.latency_s,
             "speedup_vs_wfbp": ratio(wfbp_s, account.iteration_s),
-            "why": why(account, best),
+            "why": why(account, best[_sends(account.plan)]),
         }
         for name, account in accounts.items()
     ]
-    return sorted(rows, key=lambda row: float(str(row["simulated_s"])))
+    return sorted(rows, key=lambda row: float(str(row["simulated_s"]))) + left_out
+
+
+def _sends(plan: Plan) -> str:
+    used = {message.exchange for message in plan.messages} - {DENSE}
+    return ", ".join(sorted({plan.exchanges[name].compressor for name in used})) or DENSE
 
 
 def why(account: Account, best: Account) -> str:
@@ -102,20 +122,29 @@ def _costs(account: Account) -> dict[str, float]:
 
 def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
     profile, total_bytes = account.profile, sum(account.timing.message_bytes)
-    count = len(account.plan.messages)
-    others = sum(message.exchange != DENSE for message in account.plan.messages)
+    others = [m.exchange != DENSE for m in account.plan.messages]
+    dense_bytes = total_bytes - sum(compress(account.timing.message_bytes, others))
     yield (
         f"Computation alone takes {format_seconds(account.compute_s)}: backward "
         f"{format_seconds(profile.backward_s)}, forward {format_seconds(profile.forward_s)}."
     )
-    yield (
-        f"Communication alone takes {format_seconds(account.latency_s + account.transfer_s)}: "
-        f"{count} messages of {format_seconds(cluster.alpha_s)} latency each "
-        f"({format_seconds(account.latency_s)}), {format_bytes(total_bytes)} of gradients "
-        f"({format_seconds(account.transfer_s)})."
-    )
-    if others:
-        yield f"{others} of them go by other exchanges, which are not in these two figures."
+    if not all(others) or not others:
+        yield (
+            f"Communication alone takes {format_seconds(account.latency_s + account.transfer_s)}: "
+            f"{len(others) - sum(others)} messages of {format_seconds(cluster.alpha_s)} latency "
+            f"each ({format_seconds(account.latency_s)}), {format_bytes(dense_bytes)} of gradients "
+            f"({format_seconds(account.transfer_s)})."
+        )
+    if any(others):
+        yield (
+            f"{sum(others)} messages go by other exchanges ({_sends(account.plan)}), which no "
+            f"bound below counts: {format_bytes(total_bytes - dense_bytes)} of gradients."
+        )
+    if account.timing.inline_s:
+        yield (
+            f"Encoding within the backward pass makes it {format_seconds(account.timing.inline_s)} "
+            "longer, which no bound below counts."
+        )
     larger = "computation" if account.bound_s <= account.compute_s else "communication"
     yield (
         f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. This one takes "

@@ -8,7 +8,7 @@ from itertools import compress
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
-from ..sim.clock import Timing, backward_ends, run_on_clock
+from ..sim.clock import Timing, run_on_clock
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,12 @@ class Account:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that communication adds to those of the computation."""
-        return max(0.0, self.iteration_s - self.compute_s)
+        """Seconds that communication adds to those of the computation, and of inline encodes."""
+        return max(0.0, self.iteration_s - self.compute_s - self.timing.inline_s)
+
+    def ready_s(self) -> list[float]:
+        """When all gradients of each message are ready, and encoded if they are so inline."""
+        return ready_times(self.plan, self.profile, self.timing.backward_end_s)
 
     def waits(self) -> list[Wait]:
         """Every layer's forward that waits for a message, the longest wait first."""
@@ -111,7 +115,7 @@ class Account:
     def idle_though_ready(self) -> tuple[float, int]:
         """Seconds in which nothing is on the wire though gradients are ready behind the head of the
         line, and the message that is longest such a head (-1 where there is none)."""
-        timing, ready_s = self.timing, ready_times(self.plan, self.profile)
+        timing, ready_s = self.timing, self.ready_s()
         found_s, longest_s, head = 0.0, 0.0, -1
         earliest_s = [float("inf")] * (len(ready_s) + 1)
         for number in range(len(ready_s) - 1, -1, -1):
@@ -127,9 +131,9 @@ class Account:
         return found_s, head
 
 
-def ready_times(plan: Plan, profile: Profile) -> list[float]:
-    """When all gradients of each message are ready."""
-    layer_of, ends_s = _layers(profile), backward_ends(profile)
+def ready_times(plan: Plan, profile: Profile, ends_s: list[float]) -> list[float]:
+    """When all gradients of each message are ready, by the ends of layers' backward."""
+    layer_of = _layers(profile)
     return [max(ends_s[layer_of[c.tensor]] for c in m.chunks) for m in plan.messages]
 
 

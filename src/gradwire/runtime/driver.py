@@ -12,6 +12,8 @@ from .wire import Routes, carry_out, is_among_shards
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
+INLINE = "backward"
+"""The lane, in traces, of computations in the thread of the backward pass."""
 AMONG_SHARDS = " among shards"
 """The end of the name of a communication among shards."""
 

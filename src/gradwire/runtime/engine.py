@@ -27,7 +27,7 @@ from torch import Tensor
 from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from ..verbs import Steps
-from .driver import AMONG_SHARDS, COMPUTE, Driver
+from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
 from .lanes import Task, TaskManager
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
@@ -242,10 +242,10 @@ class Engine:
         self._routes.clear()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
-        lane = "communication" if task.lane != COMPUTE else COMPUTE
+        lane = task.lane if task.lane in (COMPUTE, INLINE) else "communication"
         with self._lock:
             self.counters.sent_bytes += task.size_bytes
-            if lane == COMPUTE:
+            if lane != "communication":
                 self.counters.compute_s += end_s - start_s
             else:
                 self.counters.communication_s += end_s - start_s
@@ -264,7 +264,7 @@ class Engine:
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
         """Fails because of an error in a task; called in the thread of the first that raised."""
-        if task.lane == COMPUTE or task.lane is None or self._pulse is None:
+        if task.lane in (COMPUTE, INLINE, None) or self._pulse is None:
             if self._pulse is not None:
                 text = f"rank {self.rank} of {self.world} raised {said(error)}"
                 self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))

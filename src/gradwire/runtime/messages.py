@@ -64,7 +64,8 @@ class Slot:
 class Message:
     """Gradients of one dtype that are exchanged together.
 
-    ``after`` are indices of messages that must have ended before this one goes on the wire.
+    ``after`` are indices of messages that must have ended before this one goes on the wire. If it
+    is ``inline``, the backward pass waits while it is encoded.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Message:
         world: int,
         *,
         after: Sequence[int] = (),
+        inline: bool = False,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
+        self.inline = inline
         self.slots: list[Slot] = []
         end = 0
         for one in ranges:

@@ -37,7 +37,8 @@ def messages_of(
             made.append(rows)
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
-            made.append(Message(index, ranges, exchange, rank, world, after=after))
+            inline = bool(message.inline)
+            made.append(Message(index, ranges, exchange, rank, world, after=after, inline=inline))
     return made
 
 
@@ -80,9 +81,21 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
         raise InvalidSetting(f"no plan can carry this model: {error}") from None
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
+    _refuse_early(plan)
     refuse_cuts(plan, {name: param.numel() for name, param in params})
     _refuse_cut_strides(plan, dict(params))
     _refuse_other_rows(plan, params, sparse)
+
+
+def _refuse_early(plan: Plan) -> None:
+    for number, message in enumerate(plan.messages):
+        if message.early:
+            raise InvalidSetting(
+                f"message {number} of the plan of {plan.planner!r} has {message.early[0]!r} "
+                "encoded before others of its gradients are ready, and a message is encoded whole "
+                "when it is launched; plan without early encodes (ssfusion: variant 'naive' or "
+                "'i'), or simulate this plan"
+            )
 
 
 def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:

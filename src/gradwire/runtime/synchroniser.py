@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..verbs import AllReduce, Steps
 from .engine import Engine
+from .inline import begun
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
@@ -58,6 +59,7 @@ class Synchroniser:
         self._lock = threading.Lock()
         self._used = torch.zeros(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
+        self._step = 0
         self._scale = 1.0
         self.grads: Grads = {}
         self._marks: dict[str, Mark] = {}
@@ -70,6 +72,7 @@ class Synchroniser:
         """Opens a step without gradients; all that are handed in will have this scale."""
         self.engine.check()
         self.engine.begin_step(step)
+        self._step = step
         if scale != self._scale:
             self._scale = scale
             for message in self.messages:
@@ -108,10 +111,13 @@ class Synchroniser:
             if isinstance(message, Message):
                 _let_go(message.names, grads, num_left)
 
+        text: Steps[None] = message.text(grads, copying)
+        if isinstance(message, Message) and message.inline:
+            text = begun(self.engine, self._step, message.index, text)
         return self.engine.launch(
             message.index,
             f"message {message.index}",
-            message.text(grads, copying),
+            text,
             after=[self._ends[i] for i in message.after],
             last=("scatter", scatter),
         )

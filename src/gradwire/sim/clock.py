@@ -21,6 +21,7 @@ from ..data.plan import Plan
 from ..data.profile import Profile
 from ..trace.span import Span
 from .demand import Demand
+from .encoding import Encoding, Inline
 from .engine import Traffic, play
 from .network import NEVER
 from .representative import supersteps_of_one
@@ -168,7 +169,8 @@ def _launch_s(line: Line, carried: Carried, credit: int) -> float:
 @dataclass(frozen=True)
 class Timing:
     """The starts and ends of everything in one iteration, in seconds from the start of the
-    backward pass; layers are in forward order, messages in issue order."""
+    backward pass; layers are in forward order, messages in issue order. A layer's backward ends
+    when what is encoded behind it is encoded."""
 
     backward_start_s: list[float]
     backward_end_s: list[float]
@@ -177,8 +179,15 @@ class Timing:
     message_bytes: list[int]
     forward_start_s: list[float]
     forward_end_s: list[float]
+    inline: Sequence[Inline] = ()
+    """Encodes that the backward pass waits for, behind the computation of their layers."""
     spans: Sequence[Span] = ()
     """Spans of messages that were played by events; empty where closed forms gave their times."""
+
+    @property
+    def inline_s(self) -> float:
+        """Seconds by which encodes lengthen the backward pass."""
+        return sum(one.seconds for one in self.inline)
 
     @property
     def iteration_s(self) -> float:
@@ -212,7 +221,8 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     that cannot be made or looks at values.
     """
     demand = Demand.of(plan, profile)
-    backward_end_s = backward_ends(profile)
+    encoding = Encoding.of(demand, cluster)
+    backward_end_s = encoding.backward_ends([layer.backward_s for layer in profile.layers])
     ready_s = demand.ready_s(backward_end_s)
     spans: Sequence[Span] = ()
     if demand.is_dense:
@@ -224,9 +234,9 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         start_s, end_s = carried.start_s, carried.end_s
     else:
         supersteps = supersteps_of_one(demand, cluster)
-        played = play(
-            Traffic([supersteps], [ready_s], demand.labels(), plan.credit, demand.after())
-        )
+        early = encoding.early_from(backward_end_s)
+        labels, after = demand.labels(), demand.after()
+        played = play(Traffic([supersteps], [ready_s], labels, plan.credit, after, early=[early]))
         start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
     forward_start_s, forward_end_s = forward_times(
         [layer.forward_s for layer in profile.layers],
@@ -240,5 +250,6 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         message_bytes=demand.num_bytes,
         forward_start_s=forward_start_s,
         forward_end_s=forward_end_s,
+        inline=encoding.inline,
         spans=spans,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -40,6 +41,15 @@ class Demand:
             plan=plan,
             profile=profile,
         )
+
+    def layer_of(self, tensor: str) -> int:
+        """The number, in forward order, of the layer that owns a tensor."""
+        return self.layer_numbers[tensor]
+
+    @cached_property
+    def layer_numbers(self) -> dict[str, int]:
+        """The number of the layer that owns each tensor, by the tensor's name."""
+        return {t.name: i for i, la in enumerate(self.profile.layers) for t in la.tensors}
 
     @property
     def is_dense(self) -> bool:

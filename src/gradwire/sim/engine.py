@@ -20,7 +20,7 @@ from ..errors import Deadlock
 from ..trace.span import Span
 from .meeting import Meetings, Post
 from .network import NEVER, Network
-from .supersteps import Joint, Superstep
+from .supersteps import Joint, Superstep, Work
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Traffic:
     credit: int = 1
     after: Sequence[Sequence[int]] = ()
     """The messages that must have ended before each goes on the wire; () where none must."""
+    early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
+    """Computations of each message on each rank that may begin before its launch, and the second
+    from which on; its own text begins when all are done. () where there are none."""
     slowness: Sequence[float] = ()
     """The factor on the seconds of each rank's computations; () where all are 1."""
 
@@ -70,6 +73,7 @@ class _Course:
         "is_waiting",
         "label",
         "message",
+        "num_early",
         "num_open",
         "num_wire",
         "posted_s",
@@ -83,6 +87,7 @@ class _Course:
         self.rank, self.message, self.supersteps, self.label = rank, message, supersteps, label
         self.has_several = sum(bool(superstep.wire) for superstep in supersteps) > 1
         self.at = -1
+        self.num_early = 0  # computations from before its launch that are not done
         self.num_open = 0  # of this superstep: computations, and its wire as one, that are not done
         self.num_wire = 0  # of its wire: verbs that are not done
         self.is_waiting = False  # at the gate: for its turn to use the wire
@@ -108,7 +113,7 @@ class _Engine:
     def __init__(self, traffic: Traffic) -> None:
         self.credit = traffic.credit
         self.after = traffic.after or ((),) * len(traffic.labels)
-        self.ready_s = traffic.ready_s
+        self.ready_s, self.early = traffic.ready_s, traffic.early
         self.num_ranks = len(traffic.supersteps)
         slowness = traffic.slowness or (1.0,) * self.num_ranks
         self.ranks = [
@@ -131,6 +136,9 @@ class _Engine:
         self.meetings = Meetings(self.num_ranks)
 
     def run(self) -> Timetable:
+        for rank, early in zip(self.ranks, self.early, strict=False):
+            for course, own in zip(rank.courses, early, strict=False):
+                self._begin_early(rank, course, own)
         for rank in self.ranks:
             self._launch_at(rank, 0, 0.0)
         events, network = self.events, self.network
@@ -156,9 +164,29 @@ class _Engine:
             ready_s = max(not_before_s, self.ready_s[course.rank][message])
             self._at(ready_s, partial(self._launch, rank, course))
 
+    def _begin_early(
+        self, rank: _Rank, course: _Course, early: Sequence[tuple[float, Work]]
+    ) -> None:
+        """Puts the computations from before a message's launch on the compute lane in time.
+
+        They count as the message's first stage, which may be over when it is launched.
+        """
+        if early:
+            course.supersteps = (_AHEAD, *course.supersteps)
+        for ready_s, (name, seconds) in early:
+            if seconds:
+                course.num_early += 1
+                self._at(ready_s, partial(self._compute, rank, course, name, seconds))
+            else:
+                self._at(ready_s, partial(self._note, course, "compute", name, ready_s))
+
     def _launch(self, rank: _Rank, course: _Course) -> None:
         rank.start_s[course.message] = self.now_s
-        self._proceed(course)
+        if course.num_early:
+            course.at, course.num_open = 0, course.num_early
+            self._open_gate(rank)
+        else:
+            self._proceed(course)
         self._launch_at(rank, course.message + 1, self.now_s)
 
     def _proceed(self, course: _Course) -> None:
@@ -275,7 +303,9 @@ class _Engine:
 
     def _computed(self, rank: _Rank, course: _Course, name: str, start_s: float) -> None:
         self._note(course, "compute", name, start_s)
-        self._done(course)  # what this makes ready competes for the lane
+        course.num_early = max(0, course.num_early - 1)
+        if course.at >= 0:
+            self._done(course)  # what this makes ready competes for the lane
         self._compute_next(rank)
 
     def _report(self) -> str:
@@ -284,6 +314,10 @@ class _Engine:
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")
         return "deadlock: " + "; ".join(lines)
+
+
+_AHEAD = Superstep((), (), 0)
+"""The place of a message's early computations among its supersteps."""
 
 
 def _tell(met: tuple[Post, ...]) -> None:

@@ -15,15 +15,17 @@ from ..data.cluster import Cluster
 from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
 from .demand import Demand
+from .encoding import without_encodes
 from .engine import Traffic, play
-from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of
+from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of_those_unlike
 
 
 def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
     """The representative rank's supersteps, one entry for each message."""
     exchanges = exchanges_of(demand.plan)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
-    return [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    return without_encodes(every, demand)
 
 
 @lru_cache(maxsize=4096)
@@ -31,7 +33,7 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
     if tariff.num_ranks == 1:
         return ()
-    every = supersteps_of(exchange, spec, tariff)
+    every = supersteps_of_those_unlike(exchange, spec, tariff)
     outcome = play(Traffic([[own] for own in every], [[0.0]] * len(every), [""]))
     slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
     seconds = [

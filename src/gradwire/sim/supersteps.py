@@ -156,6 +156,33 @@ def supersteps_of(
     return found
 
 
+def supersteps_of_those_unlike(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> list[tuple[Superstep, ...]]:
+    """The supersteps of every rank, or of one if all do the same and no two talk by themselves.
+
+    Then that one meets nobody: each of its collectives takes its price. So up to ``MOST_ALIKE``
+    ranks can be played. Raises ``InvalidSetting`` as ``supersteps_of`` does.
+    """
+    if tariff.num_ranks > MOST_ALIKE:
+        return supersteps_of(exchange, spec, tariff)  # which says what is accepted
+    for world in sorted({min(_FEW, tariff.num_ranks), tariff.num_ranks}):
+        found = record(exchange, spec, 0, world)
+        if found.is_of_its_rank or _has_hops(found):
+            return supersteps_of(exchange, spec, tariff)
+    return [_priced(found.rows, 0, tariff)]
+
+
+MOST_ALIKE = 8 * MOST_PLAYED
+"""The most ranks that one is played for: its text still counts the payloads of all."""
+_FEW = 4
+"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
+
+
+def _has_hops(found: RecordedVerbs) -> bool:
+    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
+
+
 def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = _without_data(exchange)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -17,8 +17,9 @@ from ..data.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
 from ..spec import TensorSpec
 from ..trace.span import Span, Trace
-from .clock import Timing, backward_ends, forward_times, run_on_clock
+from .clock import Timing, forward_times, run_on_clock
 from .demand import Demand
+from .encoding import Encoding, Inline, without_encodes
 from .engine import Traffic, play
 from .supersteps import Superstep, Tariff, supersteps_of
 
@@ -40,7 +41,8 @@ def simulate(
     than the profile, by a factor drawn for it with ``seed`` (log-normal, of mean 1 and about that
     standard deviation).
 
-    The lanes "backward" and "forward" have a span for each layer, "communication" and "compute"
+    The lanes "backward" and "forward" have a span for each layer, the former also for what a plan
+    has encoded within the backward pass, "communication" and "compute"
     spans of the messages' work; ``size_bytes`` counts the bytes that the rank sends in a span.
     Encode, decode and merge take the seconds in the cluster's ``codecs``. Where a compressor was
     not measured they take 0, as other computations of a text always do, and the span's name says
@@ -91,9 +93,10 @@ def simulate_exchange(
 
 def _spans_of_one(timing: Timing, demand: Demand, cluster: Cluster) -> Iterator[Span]:
     layers = demand.profile.layers
-    backward = zip(timing.backward_start_s, timing.backward_end_s, strict=True)
     forward = zip(timing.forward_start_s, timing.forward_end_s, strict=True)
-    yield from _of_layers(0, "backward", layers, backward)
+    yield from _of_backward(
+        0, layers, timing.backward_start_s, timing.backward_end_s, timing.inline
+    )
     yield from _of_layers(0, "forward", layers, forward)
     yield from timing.spans
     if timing.spans:
@@ -112,10 +115,11 @@ def _spans_of_one(timing: Timing, demand: Demand, cluster: Cluster) -> Iterator[
 
 
 def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) -> Iterator[Span]:
-    profile, layers = demand.profile, demand.profile.layers
+    layers = demand.profile.layers
     draw = random.Random(seed)
     slowness = [_factor(draw, jitter) for _ in range(cluster.num_ranks)]
-    alone_s = backward_ends(profile)
+    encoding = Encoding.of(demand, cluster)
+    alone_s = encoding.backward_ends([layer.backward_s for layer in layers])
     ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
     played = play(
         Traffic(
@@ -124,13 +128,14 @@ def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) ->
             demand.labels(),
             demand.plan.credit,
             demand.after(),
+            [encoding.early_from(own_s) for own_s in ends_s],
             slowness,
         )
     )
     yield from played.spans
     for rank, factor in enumerate(slowness):
         starts_s = [*ends_s[rank][1:], 0.0]
-        yield from _of_layers(rank, "backward", layers, zip(starts_s, ends_s[rank], strict=True))
+        yield from _of_backward(rank, layers, starts_s, ends_s[rank], encoding.inline, factor)
         may_start_s = demand.forward_may_start_s(ends_s[rank], played.end_s[rank])
         forward_s = [factor * layer.forward_s for layer in layers]
         forward = zip(*forward_times(forward_s, may_start_s), strict=True)
@@ -150,7 +155,29 @@ def _supersteps_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Supe
         (name, spec): supersteps_of(exchanges[name], spec, tariffs[name])
         for name, spec in dict.fromkeys(parcels)
     }
-    return [[found[parcel][rank] for parcel in parcels] for rank in range(cluster.num_ranks)]
+    every = [[found[parcel][rank] for parcel in parcels] for rank in range(cluster.num_ranks)]
+    return [without_encodes(own, demand) for own in every]
+
+
+def _of_backward(
+    rank: int,
+    layers: tuple[Layer, ...],
+    starts_s: Sequence[float],
+    ends_s: Sequence[float],
+    inline: Sequence[Inline],
+    slowness: float = 1.0,
+) -> Iterator[Span]:
+    """The backward of each layer, and behind it what is encoded there."""
+    encoded: dict[int, list[Inline]] = {}
+    for one in inline:
+        encoded.setdefault(one.layer, []).append(one)
+    for number, layer in enumerate(layers):
+        own = encoded.get(number, [])
+        end_s = starts_s[number] + slowness * layer.backward_s if own else ends_s[number]
+        yield Span(rank, "backward", layer.name, starts_s[number], end_s, step=0)
+        for one in own:
+            start_s, end_s = end_s, end_s + slowness * one.seconds
+            yield Span(rank, "backward", one.name, start_s, end_s, step=0, message=one.message)
 
 
 def _of_layers(

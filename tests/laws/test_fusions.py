@@ -1,0 +1,93 @@
+"""Fusion keeps its laws, and wrong fusions are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.fit import LineFit
+from gradwire.laws.inputs import MIXED, profile_of
+from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
+from tests.strategies import bounded
+
+from . import broken_fusions as broken
+from .fusion_laws import LAWS, Fuse, every_fusion, last_s
+
+lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5))
+MIXED_UP = profile_of(*[([100, 2000], 0.0, 0.004)] * 3, dtypes=MIXED)
+
+
+def cost_of(encode: LineFit, hop_s: float = 1e-3, rate: float = 1e6) -> SparseCost:
+    codecs = {"topk": CodecFit(encode=encode, decode=NOTHING, merge=NOTHING)}
+    cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, hop_s=hop_s, codecs=codecs)
+    return SparseCost.of(cluster, "topk", 0.1)
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> list[Arrival]:
+    numels = st.lists(st.integers(1, 20_000), max_size=2)
+    rows = draw(st.lists(st.tuples(numels, st.just(0.0), st.floats(0.0, 0.03)), max_size=5))
+    return arrivals(
+        profile_of(([], 0.0, 0.0), *rows, dtypes=draw(st.sampled_from((MIXED, MIXED[:1]))))
+    )
+
+
+costs = st.builds(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_fusion_law(law: Callable[..., None]) -> None:
+    @bounded(60)
+    @given(every=drawn(), cost=costs)
+    def holds(every: list[Arrival], cost: SparseCost) -> None:
+        law(best_fusion, every, cost)
+
+    law(best_fusion, [], cost_of(NOTHING))
+    law(best_fusion, arrivals(MIXED_UP), cost_of(NOTHING))
+    holds()
+
+
+LATENT = cost_of(LineFit(alpha_s=0.01, per_unit_s=1e-6))
+RUSH = arrivals(
+    profile_of(
+        *(([numel], 0.0, 0.01) for numel in (2000, 100, 30_000, 100, 20_000, 40_000, 100, 3000))
+    )
+)
+
+
+@pytest.mark.parametrize(("law", "fuse"), broken.BITES, ids=lambda p: p.__name__)
+def test_fusion_law_bites(law: Callable[..., None], fuse: Fuse) -> None:
+    def holds(own: Fuse) -> None:
+        for every, cost in ((RUSH, LATENT), (arrivals(MIXED_UP), cost_of(NOTHING))):
+            law(own, every, cost)
+
+    holds(best_fusion)
+    with pytest.raises(AssertionError):
+        holds(fuse)
+
+
+@bounded(40)
+@given(every=drawn(), cost=costs)
+def test_tensors_encoded_apart(every: list[Arrival], cost: SparseCost) -> None:
+    """The clock of tensors that are each encoded by themselves has another best fusion."""
+    ends_s = [last_s(groups, cost, apart=True) for groups in every_fusion(every)]
+    found_s = last_s(best_fusion(every, cost, apart=True), cost, apart=True)
+    assert found_s <= min(ends_s, default=0.0) * 1.005 * (1 + 1e-12)
+
+
+@bounded(40)
+@given(every=drawn(), cost=costs)
+def test_the_table_of_all_gathers_is_that_of_one(every: list[Arrival], cost: SparseCost) -> None:
+    numels = [one.tensor.numel for one in every]
+    assert cost.gather_each_s(np.array(numels, dtype=float)).tolist() == [
+        cost.gather_s(numel) for numel in numels
+    ]
+
+
+def test_every_law_has_a_specimen() -> None:
+    assert {law for law, _ in broken.BITES} == set(LAWS)
