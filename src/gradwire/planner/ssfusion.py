@@ -47,7 +47,7 @@ from ..planning.fusion import (
     SparseCost,
     arrivals,
     best_fusion,
-    chunks_of,
+    chunks_in,
 )
 
 VARIANTS, BOUNDS, FUSIONS = ("naive", "o", "i", "oi"), ("compensated", "none"), ("cupcake", "own")
@@ -123,10 +123,10 @@ class _Buffer:
         places = range(len(self.group))
         gathered = [place for place in places if place not in self.reduced]
         inline = [p for p in gathered if p not in self.dense and p not in self.offloaded]
-        found = [PlannedMessage(chunks=chunks_of(self._at(self.reduced)))] if self.reduced else []
+        found = [PlannedMessage(chunks=chunks_in(self._at(self.reduced)))] if self.reduced else []
         found.append(
             PlannedMessage(
-                chunks=chunks_of(self._at(gathered)),
+                chunks=chunks_in(self._at(gathered)),
                 exchange=exchange,
                 inline=tuple(one.tensor.name for one in self._at(inline)),
                 early=tuple(one.tensor.name for one in self._at(self.offloaded)),

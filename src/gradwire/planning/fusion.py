@@ -26,21 +26,18 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..bounds import check_share
 from ..collective.allgather_sparse import allgather_sparse
 from ..contract import Compressor, Layout
 from ..data.cluster import Cluster
-from ..data.fit import LineFit
+from ..data.fit import Floats, LineFit
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import invalid
 from ..exchange import algorithm_by_name
 from ..pairing import pair
 from .price import TIE
-
-Floats = npt.NDArray[np.floating[Any]]
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
@@ -166,7 +163,7 @@ def flat_plan(
         settings={"compressor": compressor, "density": density, "inline": inline},
         messages=tuple(
             PlannedMessage(
-                chunks=chunks_of(group),
+                chunks=chunks_in(group),
                 exchange=compressor,
                 inline=tuple(one.name for one, _ in group) if inline else (),
             )
@@ -176,7 +173,7 @@ def flat_plan(
     )
 
 
-def chunks_of(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
+def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
     """The whole tensors of a group, as a message carries them."""
     return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
 

@@ -28,7 +28,7 @@ from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from ..verbs import Steps
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
-from .lanes import Task, TaskManager
+from .lanes import Task, TaskManager, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
 from .wire import Channel, Routes, broadcast_all, in_background, open_channels
@@ -167,6 +167,20 @@ class Engine:
             self._last_turn = turn
         self._manager.add(turn, [task for task in before if task is not None])
         return turn
+
+    def do_inline(self, task: Task) -> Any:
+        """The result of a task done in the caller's thread, with a span as one on a lane has.
+
+        An error in it ends the run, and is raised.
+        """
+        start_s = wall_clock()
+        try:
+            result = task.fn()
+        except BaseException as error:
+            self._task_failed(task, error)
+            raise
+        self._observe(task, start_s, wall_clock())
+        return result
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""

@@ -1,8 +1,8 @@
 """Inline: a text's first computations done by the thread of the backward pass itself.
 
-A plan asks for it (``Message.inline``). Where gradients are encoded on the device that computes
-them, that is what happens anyway, and papers compare with it. On a host the compute lane does the
-same work beside the backward pass.
+A plan asks for it (``PlannedMessage.inline``). Where gradients are encoded on the device that
+computes them, that is what happens anyway, and papers compare with it. On a host the compute lane
+does the same work beside the backward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..verbs import Compute, Steps
 from .driver import INLINE
 from .engine import Engine
-from .lanes import Task, wall_clock
+from .lanes import Task
 
 
 @torch.no_grad()
@@ -36,21 +36,9 @@ def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[An
             computes = [verb for verb in verbs if isinstance(verb, Compute)]
             if len(computes) < len(verbs):
                 return _going_on(text, asked)
-            found = tuple(_done(engine, step, message, verb) for verb in computes)
+            tasks = [Task(v.name, v.fn, INLINE, step=step, message=message) for v in computes]
+            found = tuple(map(engine.do_inline, tasks))
             value = found if isinstance(asked, tuple) else found[0]
-
-
-def _done(engine: Engine, step: int, message: int, verb: Compute) -> Any:
-    """The result of a computation, which leaves a span as one on a lane does."""
-    task = Task(verb.name, verb.fn, INLINE, step=step, message=message)
-    start_s = wall_clock()
-    try:
-        result = verb.fn()
-    except BaseException as error:
-        engine._task_failed(task, error)
-        raise
-    engine._observe(task, start_s, wall_clock())
-    return result
 
 
 def _going_on(text: Steps[Any], asked: Any) -> Steps[Any]:

@@ -1,7 +1,7 @@
 """Encodes that a plan does elsewhere than on the compute lane at a message's launch, on the clock.
 
-``Message.inline`` are encodes within the backward pass: all gradients behind them come later.
-``Message.early`` are encodes on the compute lane, one for each tensor as it comes.
+``PlannedMessage.inline`` are encodes in the backward pass: all gradients behind them come later.
+``PlannedMessage.early`` are encodes on the compute lane, one for each tensor as it comes.
 """
 
 from __future__ import annotations

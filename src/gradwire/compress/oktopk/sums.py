@@ -22,7 +22,7 @@ from ...spec import working_dtype
 from ...verbs import AllGather, Steps
 from ..deft.support import nothing
 from .regions import Regions, slots_of
-from .threshold import FEWEST, MOST, SHARED, largest, least, pick, reaching
+from .threshold import FEWEST, MOST, SHARED, entries_at, entries_reaching, largest_entries, least
 
 _TOLD = 2
 """Numbers that a rank tells of its sums: how many there are, and how many reach the threshold."""
@@ -98,8 +98,8 @@ class Turn:
             if not listed.is_exact:
                 self._put(arrived)
                 return SHARED.corrected(threshold, arrived.num, self.asked), arrived.num
-            best = largest(me, "best", arrived.values.to(self.sum_dtype), self.asked)
-            self._put(pick(arrived, best))
+            best = largest_entries(me, "best", arrived.values.to(self.sum_dtype), self.asked)
+            self._put(entries_at(arrived, best))
             return least(best.values), best.num
 
         yield me.sized("encode", pack, self.asked, nothing)
@@ -160,14 +160,16 @@ class Turn:
         if not threshold:
             return sums, [sums.num, sums.num]
         most = min(sums.num, round(MOST * self.asked))
-        found = reaching(self.me, "sums", sums.values.to(self.sum_dtype), threshold, most)
-        return pick(sums, found), [sums.num, found.num]
+        found = entries_reaching(self.me, "sums", sums.values.to(self.sum_dtype), threshold, most)
+        return entries_at(sums, found), [sums.num, found.num]
 
     def _cut(self, listed: Entries, count: int) -> Entries:
         """The ``count`` largest of these sums."""
         if listed.num == count:
             return listed
-        return pick(listed, largest(self.me, "cut", listed.values.to(self.sum_dtype), count))
+        return entries_at(
+            listed, largest_entries(self.me, "cut", listed.values.to(self.sum_dtype), count)
+        )
 
     def _joined(self, slots: list[Tensor], counts: list[int]) -> Entries:
         """All regions' entries one behind the other, by index of the whole gradient."""

@@ -44,7 +44,7 @@ def least(values_K: Tensor) -> float:
     return float(finite_K.abs().min()) if finite_K.numel() else 0.0
 
 
-def largest(me: Member, name: str, values_N: Tensor, count: int) -> Entries:
+def largest_entries(me: Member, name: str, values_N: Tensor, count: int) -> Entries:
     """The ``count`` largest by magnitude, but for zeros, which nobody has to be sent."""
     count = min(count, values_N.numel())
     indices_K, chosen_K = _room(me, name, count, values_N)
@@ -52,7 +52,9 @@ def largest(me: Member, name: str, values_N: Tensor, count: int) -> Entries:
     return _without_zeros(indices_K, chosen_K)
 
 
-def reaching(me: Member, name: str, values_N: Tensor, threshold: float, most: int) -> Entries:
+def entries_reaching(
+    me: Member, name: str, values_N: Tensor, threshold: float, most: int
+) -> Entries:
     """The elements that reach ``threshold``; of more than ``most`` the largest."""
     return _listed(me, name, values_N, threshold, most, None)
 
@@ -86,7 +88,9 @@ def select_own(
             select.scatter_add(found.indices_K, found.values, residual_N)
             grad_N = residual_N
         if found.num == most:
-            return _taken(pick(found, largest(me, "best", found.values, asked)), residual_N)
+            return _taken(
+                entries_at(found, largest_entries(me, "best", found.values, asked)), residual_N
+            )
     indices_K, values_K = _room(me, "own", min(asked, grad_N.numel()), grad_N)
     if grad_N is residual_N:
         select.topk(grad_N, indices_K, values_K)
@@ -104,7 +108,7 @@ def _taken(found: Entries, residual_N: Tensor | None) -> Taken:
     return Taken(found, least(found.values))
 
 
-def pick(entries: Entries, chosen: Entries) -> Entries:
+def entries_at(entries: Entries, chosen: Entries) -> Entries:
     """The entries at the places that ``chosen`` names."""
     places_K = chosen.indices_K
     return Entries(entries.indices_K[places_K], entries.values[places_K])
