@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
+from gradwire.runtime.engine import Engine
 from gradwire.runtime.inline import begun
-from gradwire.runtime.lanes import Task
+from gradwire.runtime.membership import ALONE
+from gradwire.trace.span import Span
 from gradwire.verbs import AllReduce, Compute, Steps
 
 
-class Engine:
-    """What of an engine a text's start uses."""
+@pytest.fixture
+def spans() -> list[Span]:
+    """The spans of all that was done."""
+    return []
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-        self.failed: list[BaseException] = []
 
-    def _observe(self, task: Task, start_s: float, end_s: float) -> None:
-        self.seen.append((task.name, task.lane))
-
-    def _task_failed(self, task: Task, error: BaseException) -> None:
-        self.failed.append(error)
+@pytest.fixture
+def engine(spans: list[Span]) -> Iterator[Engine]:
+    made = Engine(ALONE, num_channels=1, timeout=timedelta(seconds=30), on_span=spans.append)
+    yield made
+    made.close()
 
 
 def _text(fails: bool = False) -> Steps[Any]:
@@ -41,11 +44,13 @@ def _text(fails: bool = False) -> Steps[Any]:
     return encoded, counted, last
 
 
-def test_computations_before_the_first_transfer_are_done_at_once() -> None:
-    engine = Engine()
+def test_computations_before_the_first_transfer_are_done_at_once(
+    engine: Engine, spans: list[Span]
+) -> None:
     with torch.device("meta"), torch.autocast("cpu"):
-        rest = begun(engine, 3, 0, _text())  # type: ignore[arg-type]
-    assert engine.seen == [(name, "backward") for name in ("gather", "encode", "count")]
+        rest = begun(engine, 3, 0, _text())
+    seen = [(span.name, span.lane, span.step) for span in spans]
+    assert seen == [(name, "backward", 3) for name in ("gather", "encode", "count")]
     assert isinstance(rest.send(None), AllReduce)
     decode = rest.send("the sum")
     assert isinstance(decode, Compute)
@@ -53,20 +58,20 @@ def test_computations_before_the_first_transfer_are_done_at_once() -> None:
         rest.send(decode.fn())
     here = threading.current_thread().name, False, torch.device("cpu")
     assert ended.value.value == (here, 2, "the sum")
-    assert len(engine.seen) == 3, "what comes later is the engine's"
+    assert len(spans) == 3, "what comes later is the engine's"
 
 
-def test_a_text_without_transfers_has_ended() -> None:
+def test_a_text_without_transfers_has_ended(engine: Engine) -> None:
     def alone() -> Steps[int]:
         return (yield Compute("decode", lambda: 7))
 
     with pytest.raises(StopIteration) as ended:
-        begun(Engine(), 0, 0, alone()).send(None)  # type: ignore[arg-type]
+        begun(engine, 0, 0, alone()).send(None)
     assert ended.value.value == 7
 
 
-def test_an_error_ends_the_run_and_is_raised() -> None:
-    engine = Engine()
+def test_an_error_ends_the_run_and_is_raised(engine: Engine) -> None:
     with pytest.raises(ValueError, match="no such block"):
-        begun(engine, 0, 0, _text(fails=True))  # type: ignore[arg-type]
-    assert [str(error) for error in engine.failed] == ["no such block"]
+        begun(engine, 0, 0, _text(fails=True))
+    with pytest.raises(ValueError, match="no such block"):
+        engine.check()

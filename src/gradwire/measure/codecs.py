@@ -6,8 +6,8 @@ Differences from the paper: encode includes error feedback where the compressor'
     as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
     An algorithm that is an exchange of its own computes between its verbs for the network: what it
     calls encode, merge and decode is timed on one rank, and all ranks run in this process. Where it
-    does one of them several
-    times a step, the line is that of one of them: so many of them take what all took together.
+    does one of them several times a step, the line is that of one of them: so many of them take
+    what all took together.
 """
 
 from __future__ import annotations

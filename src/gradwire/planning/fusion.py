@@ -130,10 +130,15 @@ NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
 
 def sparsifier(compressor: str, density: float) -> Compressor:
     """The sparsifier of a name at a density; refuses what sends no share of the elements."""
+    accepted = "a compressor of sparse payloads that takes a density, as 'dgc' or 'topk'"
+    refusal = invalid(
+        "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
+    )
+    if not isinstance(compressor, str):
+        raise refusal
     made = algorithm_by_name(compressor, {"density": density})
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
-        accepted = "a compressor of sparse payloads that takes a density, as 'dgc' or 'topk'"
-        raise invalid("compressor", compressor, accepted, "see gradwire list compressor")
+        raise refusal
     return made
 
 
@@ -149,6 +154,8 @@ def flat_plan(
 
     They are encoded within the backward pass if ``inline``, else on the compute lane.
     """
+    if not isinstance(inline, bool):
+        raise invalid("inline", inline, "True or False", "leave it out")
     codec = sparsifier(compressor, density)
     pair(codec, allgather_sparse())  # refuses what cannot be paired
     exchange = ExchangeSetting(
