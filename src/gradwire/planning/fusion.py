@@ -36,6 +36,7 @@ from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import invalid
 from ..exchange import algorithm_by_name
+from ..load import names
 from ..pairing import pair
 from .price import TIE
 
@@ -134,7 +135,7 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     refusal = invalid(
         "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
     )
-    if not isinstance(compressor, str):
+    if compressor not in names("compress"):
         raise refusal
     made = algorithm_by_name(compressor, {"density": density})
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
