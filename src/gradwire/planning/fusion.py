@@ -34,7 +34,7 @@ from ..data.cluster import Cluster
 from ..data.fit import Floats, LineFit
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
-from ..errors import invalid
+from ..errors import UnknownName, invalid
 from ..exchange import algorithm_by_name
 from ..load import names
 from ..pairing import pair
@@ -135,8 +135,10 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     refusal = invalid(
         "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
     )
-    if compressor not in names("compress"):
+    if not isinstance(compressor, str):
         raise refusal
+    if compressor not in names("compress"):
+        raise UnknownName("compressor, or sparsifier,", compressor, names("compress"))
     made = algorithm_by_name(compressor, {"density": density})
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         raise refusal
