@@ -17,7 +17,10 @@ ASSUMPTIONS = (
 )
 
 DRAWING = "an illustration: it states no figures"
-PLANNER = "needs the paper's planner, which gradwire does not have"
+PLANNER = (
+    "not measured yet: the planners ssfusion, cupcake and omgs are there, and what is encoded early "
+    "is simulated only"
+)
 SETTING = "the setting of the others"
 
 CONTENTS = (
