@@ -114,13 +114,12 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
     ahead = targets if own.codec.traits.exact_size else [own.others]
     yield own.encoding(ahead[0])
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits, own.grad_N)
-    _, into = own.landing(told)
-    come = [me.rank]
+    sent, (_, into), come = own.slots(), own.landing(told), [me.rank]
     for number, away in enumerate(rounds):
         beside = [own.merging(come, told, into)]
         if number + 1 < len(ahead):
             beside.append(own.encoding(ahead[number + 1]))
-        yield (*transfers(me, away, own.slots(), into), *beside)
+        yield (*transfers(me, away, sent, into), *beside)
         come = sources[number]
     yield own.merging(come, told, into)
 

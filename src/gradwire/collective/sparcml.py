@@ -102,7 +102,7 @@ class sparcml(Collective):
             lambda: held.expect(1),
         )
         yield from _talk(me, held)
-        yield me.sized("decode", lambda: held.write(out_N), spec.numel, lambda: None)
+        yield me.sized("decode", lambda: held.write(out_N), spec.numel)
         me.selection = Selection(
             asked_of(codec, spec.numel),
             min(num_entries(payload.format) * whole.width, spec.numel),
@@ -275,7 +275,6 @@ def _swap(
             "merge",
             lambda: held.merge(landed, count, is_lower=me.rank < peer),
             numel,
-            lambda: None,
         )
         yield me.sized("pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds)))
     elif receives:

@@ -30,7 +30,7 @@ from ..travel import bytes_on_average
 from ..verbs import Broadcast, Steps
 from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
-from .deft.support import Pending, SelectedSupport, SharedSupport, nothing, values_bytes
+from .deft.support import Pending, SelectedSupport, SharedSupport, values_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ class cltk(SharedSupport):
             if me.rank != leader:
                 widen(sent, width, support_K)
 
-        yield me.sized("encode", lead, whole_N.numel(), nothing)
+        yield me.sized("encode", lead, whole_N.numel())
         yield Broadcast(leader, sent)
-        yield me.sized("decode", follow, count, nothing)
+        yield me.sized("decode", follow, count)
         return SelectedSupport(support_K, count if me.rank == leader else 0, state + 1)
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:

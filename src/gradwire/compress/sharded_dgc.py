@@ -44,7 +44,6 @@ from ._coo import coo_format, share_of
 from ._residual import as_working
 from ._sampled import LEAST_ABOVE
 from ._threshold import Reaching, estimating
-from .deft.support import nothing
 
 _LEAST_SHARE = 0.25
 """The least that a part's share is, as a fraction of an equal one: its sample may miss the few
@@ -121,7 +120,6 @@ class sharded_dgc(Exchange):
             "encode",
             lambda: self._sample(me, shards, state, grad_N, residual_N, own[: draws[shards.place]]),
             slot,
-            nothing,
         )
         gathered = own
         if len(draws) > 1 and slot:

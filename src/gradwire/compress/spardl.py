@@ -52,7 +52,6 @@ from ..verbs import Compute, Recv, Send, Steps
 from ._coo import check_addressable, share_of
 from ._lists import FORMATS, check_formats
 from ._residual import as_working
-from .deft.support import nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +220,7 @@ class _Turn:
     def _compute(self, name: str, places: range, work: Callable[[range], None]) -> Compute:
         """``work`` on the chunks at these places."""
         numel = sum(self.chunks.length(self._chunk(place)) for place in places)
-        return self.me.sized(name, partial(work, places), numel, nothing)
+        return self.me.sized(name, partial(work, places), numel)
 
     def _chunk(self, place: int) -> int:
         return (self.me.rank + place) % self.me.world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from ..verbs import Compute
 if TYPE_CHECKING:
     from .compressor import Compressor
 
-T = TypeVar("T")
+
+def nothing() -> None:
+    """Does nothing: a simulation calls it in place of a computation whose result nobody needs."""
 
 
 class Selection(NamedTuple):
@@ -115,9 +117,11 @@ class Member:
                 )
         return found
 
-    def sized(self, name: str, fn: Callable[[], T], numel: int, usual: Callable[[], T]) -> Compute:
-        """A computation on whose result the sizes of later verbs depend.
+    def sized(
+        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+    ) -> Compute:
+        """A computation of values that a simulation does not have.
 
-        A simulation, which has no values, goes on with ``usual()``.
+        It goes on with ``usual()`` instead, on which the sizes of later verbs may depend.
         """
         return Compute(name, fn, numel)

@@ -139,7 +139,6 @@ class PushPull(Collective):
             "clear",
             lambda: cleared(me, codec, payload if is_all else None, grad_N, out_N),
             spec.numel,
-            lambda: None,
         )
         arrived = yield from self.push(me, cut, sent, counts, clear, out_N)
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
@@ -273,7 +272,7 @@ class PushPull(Collective):
             forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
             return rounded
 
-        mine = yield me.sized("pack", pack, cut.parts[me.rank].length, lambda: None)
+        mine = yield me.sized("pack", pack, cut.parts[me.rank].length)
 
         def decode() -> None:
             others = [rank for rank in range(me.world) if rank != me.rank]
@@ -292,9 +291,9 @@ class PushPull(Collective):
         ready = cut.parts[me.rank].length * cut.width
         yield (
             AllGather(whole, own),
-            me.sized("decode", lambda: put(me.rank, mine), ready, lambda: None),
+            me.sized("decode", lambda: put(me.rank, mine), ready),
         )
-        yield me.sized("decode", decode, cut.numel - ready, lambda: None)
+        yield me.sized("decode", decode, cut.numel - ready)
 
     def usual(self, cut: Cut, codec: Compressor, spec: TensorSpec) -> tuple[list[int], list[int]]:
         """Units that a rank pushes to each server, and that each merges, in predictions.

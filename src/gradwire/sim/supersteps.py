@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..contract import Compressor, Exchange, Layout, Member
 from ..contract.hollow import Hollow
+from ..contract.member import nothing
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 from ..errors import InvalidSetting, invalid
@@ -307,7 +308,9 @@ class _Noticing(Member):
     ) -> list[int]:
         return list(limits if usual is None else usual)
 
-    def sized(self, name: str, fn: Callable[[], T], numel: int, usual: Callable[[], T]) -> Compute:
+    def sized(
+        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+    ) -> Compute:
         return Compute(name, usual, numel)
 
 

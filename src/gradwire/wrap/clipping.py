@@ -64,9 +64,7 @@ class Clipping(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         # The mean's buffer serves for the clipped gradient: an exchange may work in place.
-        yield me.sized(
-            "clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel(), lambda: None
-        )
+        yield me.sized("clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
         state = yield from self.inner.synchronise(me, state, out_N, out_N, residual_N)
         return state
 

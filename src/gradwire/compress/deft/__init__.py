@@ -55,7 +55,7 @@ from .allocation import Allocation, owners
 from .layer_k import layer_k
 from .layerwise import select_layers
 from .partition import Partition, partition_of
-from .support import Pending, SelectedSupport, SharedSupport, nothing, values_bytes
+from .support import Pending, SelectedSupport, SharedSupport, values_bytes
 
 _COUNT_BYTES = torch.int32.itemsize
 
@@ -198,7 +198,7 @@ def _united(
             part_K += allocation.first_places[rank]
         return allocation.union(me, places_K)
 
-    yield me.sized("encode", choose, whole_N.numel() // me.world, nothing)
+    yield me.sized("encode", choose, whole_N.numel() // me.world)
     yield AllGather(gathered, own)
     total = places_K.numel() + allocation.num_common
     support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))

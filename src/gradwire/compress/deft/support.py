@@ -114,11 +114,9 @@ class SharedSupport(Exchange):
         values = me.scratch(
             "values", support_K.numel() + 1, whole_N, working_dtype(grad_N.dtype), varies=True
         )
-        yield me.sized(
-            "encode", lambda: _take(me, pending, support_K, residual_N, values), numel, nothing
-        )
+        yield me.sized("encode", lambda: _take(me, pending, support_K, residual_N, values), numel)
         yield AllReduce(values)
-        yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel, nothing)
+        yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel)
         me.selection = Selection(self.density * numel, num_own, support_K.numel())
         return state
 
@@ -126,10 +124,6 @@ class SharedSupport(Exchange):
 def values_bytes(spec: TensorSpec, world: int, count: int) -> int:
     """Bytes that a rank sends for ``count`` values and the mark that says whether all is finite."""
     return bytes_sent("all_reduce", working_dtype(spec.dtype).itemsize * (count + 1), world)
-
-
-def nothing() -> None:
-    """Does nothing: a simulation calls it in place of a computation."""
 
 
 def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -> Pending:

@@ -51,7 +51,6 @@ from ...verbs import AllReduce, Steps
 from .._coo import check_addressable, share_of
 from .._lists import FORMATS, check_formats
 from .._residual import as_working
-from ..deft.support import nothing
 from .regions import Regions, even_cuts, slots_of, write_cuts
 from .sums import TOLD_BYTES, Turn, no_entries
 from .threshold import FEWEST, MOST, Taken, put_back, select_own
@@ -146,7 +145,6 @@ class oktopk(Exchange):
                 "decode",
                 lambda: put_back(me, taken.entries, out_N, residual_N),
                 numel,
-                nothing,
             )
         me.selection = Selection(self.density * numel, taken.entries.num, arrived)
         thresholds_2 = torch.tensor([taken.threshold, shared], dtype=torch.float64, device="cpu")

@@ -20,7 +20,6 @@ from ...sparse.parts import Part
 from ...sparse.scatter import scatter_entries
 from ...spec import working_dtype
 from ...verbs import AllGather, Steps
-from ..deft.support import nothing
 from .regions import Regions, slots_of
 from .threshold import FEWEST, MOST, SHARED, entries_at, entries_reaching, largest_entries, least
 
@@ -60,7 +59,7 @@ class Turn:
             taken.num,
             lambda: (self._slots(shares), shares),
         )
-        clear = me.sized("decode", self.out_N.zero_, self.out_N.numel(), nothing)
+        clear = me.sized("decode", self.out_N.zero_, self.out_N.numel())
         length = regions.length(me.rank)
         form_of = partial(regions.form, me.rank, dtype=self.sum_dtype)
         arrived = yield from push(me, sent, counts, form_of, length, beside=clear, like=self.out_N)
@@ -102,7 +101,7 @@ class Turn:
             self._put(entries_at(arrived, best))
             return least(best.values), best.num
 
-        yield me.sized("encode", pack, self.asked, nothing)
+        yield me.sized("encode", pack, self.asked)
         yield AllGather(whole, own)
         result: tuple[float, int] = yield me.sized(
             "decode", write, self.asked, lambda: (threshold, self.asked)

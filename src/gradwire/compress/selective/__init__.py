@@ -165,7 +165,7 @@ class selective(Exchange):
         gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies)
         yield AllGather(gathered, own[:slot])
         me.selection = yield me.sized(
-            "merge", lambda: mixed.merge(me, sizes, gathered, out_N), me.world * numel, lambda: None
+            "merge", lambda: mixed.merge(me, sizes, gathered, out_N), me.world * numel
         )
         return SelectiveState(state.sizes, codec_T)
 

@@ -50,7 +50,7 @@ class Mixed:
 
     @cached_property
     def num_dense(self) -> int:
-        """D."""
+        """The number of elements in the dense tensors, D."""
         return sum(self.sizes[place] for place in self.choice.dense)
 
     @cached_property
