@@ -85,12 +85,12 @@ def without_encodes(
 def _without_encode(supersteps: tuple[Superstep, ...]) -> tuple[Superstep, ...]:
     """The supersteps less the encodes before the first verb for the network."""
     found: list[Superstep] = []
-    for place, stage in enumerate(supersteps):
-        if stage.wire:
+    for place, superstep in enumerate(supersteps):
+        if superstep.wire:
             return (*found, *supersteps[place:])
-        works = tuple(work for work in stage.works if not work.name.startswith("encode"))
+        works = tuple(work for work in superstep.works if not work.name.startswith("encode"))
         if works:
-            found.append(stage._replace(works=works))
+            found.append(superstep._replace(works=works))
     return tuple(found)
 
 

@@ -169,7 +169,7 @@ class _Engine:
     ) -> None:
         """Puts the computations from before a message's launch on the compute lane in time.
 
-        They count as the message's first stage, which may be over when it is launched.
+        They count as the message's first superstep, which may be over when it is launched.
         """
         if early:
             course.supersteps = (_AHEAD, *course.supersteps)
