@@ -54,8 +54,18 @@ def here() -> frozenset[str]:
 
 
 @cache
+def endings() -> frozenset[str]:
+    """Every end of every path of the checkout, from a folder on."""
+    return frozenset(
+        path[at + 1 :] for path in here() for at, letter in enumerate(path) if letter == "/"
+    )
+
+
+@cache
 def is_there(path: str) -> bool:
     """Whether a path is the end of one of the checkout."""
+    if ANY_NAME.search(path) is None:
+        return path in endings()
     pattern = re.compile(f".*/{'[^/]*'.join(map(re.escape, ANY_NAME.split(path)))}")
     return any(pattern.fullmatch(one) for one in here())
 

@@ -20,6 +20,7 @@ from gradwire.sim.timeline import simulate_exchange
 from tests.compress.allocations import Allocations
 from tests.compress.test_support import Run, draw
 from tests.planner.profiles import exact_cluster
+from tests.strategies import WORLDS
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -47,7 +48,7 @@ def balance(run: Run, steps: Sequence[list[Tensor]]) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("world", range(1, 18))
+@pytest.mark.parametrize("world", WORLDS)
 def test_nothing_is_lost_among_any_number_of_ranks(kind: type, world: int) -> None:
     """Also where there are more ranks than elements, in steps of zeros, and with one zero rank."""
     for numel, density in ((0, 0.1), (1, 0.1), (7, 0.4), (301, 0.02)):

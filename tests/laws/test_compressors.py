@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.laws.compressors import LAWS
+from gradwire.laws.compressors import LAWS, law_unbiased
 from gradwire.load import examples
 from tests.strategies import bounded, gradients, panel
 
@@ -26,8 +26,18 @@ def test_laws(codec: Compressor) -> None:
             law(codec, grad_N)
 
     for grad_N, law in product(panel(), LAWS):
-        law(codec, grad_N)
+        if law is not law_unbiased:  # it takes hundreds of steps
+            law(codec, grad_N)
     hold()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "codec", [made for made in compressors() if made.traits.unbiased], ids=repr
+)
+def test_unbiased_over_the_whole_panel(codec: Compressor) -> None:
+    for grad_N in panel():
+        law_unbiased(codec, grad_N)
 
 
 @pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)

@@ -12,21 +12,27 @@ from gradwire.laws import collectives, many_steps
 from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
 
-from .cases import name_of, own_exchanges, pairs, rotated
+from .cases import ALWAYS, name_of, own_exchanges, pairs, rotated
 
 EXCHANGES: tuple[Exchange, ...] = (*pairs(), *own_exchanges())
 
 
 def hold(laws: Sequence[Callable[..., Any]], exchange: Exchange, place: int) -> None:
-    """Each law on other cases, so that all cases occur; a law that breaks says its name."""
+    """Each law on another case, so that all cases occur; a law that breaks says its name."""
     for number, law in enumerate(laws):
-        for case in rotated(place + number):
-            law(exchange, case)
+        law(exchange, rotated(place + number))
 
 
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_laws(place: int) -> None:
     hold([law for law in LAWS if law not in many_steps.LAWS], EXCHANGES[place], place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=name_of)
+def test_all_laws_with_one_case(exchange: Exchange) -> None:
+    for law in (*LAWS, *(collectives.OF_ANY if exchange in own_exchanges() else ())):
+        law(exchange, ALWAYS)
 
 
 @pytest.mark.slow

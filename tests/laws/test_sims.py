@@ -113,9 +113,10 @@ def simulated_once() -> Simulator:
     return simulate_once
 
 
+@pytest.mark.parametrize("num_draws", [2, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", [*pairs(), *VARIABLE, *own_exchanges()], ids=name_of)
-def test_exchange_laws(exchange: Exchange) -> None:
-    @bounded(4)
+def test_exchange_laws(exchange: Exchange, num_draws: int) -> None:
+    @bounded(num_draws)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
     def hold(numel: int, cluster: Cluster) -> None:
         once = simulated_once()
@@ -184,7 +185,7 @@ KINDS = (
 """One of each kind: plans name no settings here."""
 
 
-@pytest.mark.parametrize("num_draws", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_draws", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange, num_draws: int) -> None:
     @bounded(num_draws)

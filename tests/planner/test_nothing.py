@@ -13,7 +13,7 @@ from gradwire.data.fit import LineFit
 from gradwire.data.profile import Profile
 from gradwire.laws.inputs import profile_of
 from gradwire.laws.planners import Planner
-from gradwire.load import examples, names
+from gradwire.load import load, names
 from gradwire.planner.usbyte import usbyte
 from gradwire.planning.buckets import buckets
 from gradwire.planning.explain import alternatives, explain
@@ -49,7 +49,9 @@ PROFILES = {
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
+@pytest.mark.parametrize(
+    "planner", [load("planner", name) for name in names("planner")], ids=name_of
+)
 def test_plans_are_made_priced_and_explained(
     planner: Planner, profile: Profile, cluster: Cluster
 ) -> None:
