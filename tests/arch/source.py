@@ -14,6 +14,12 @@ BESIDE = ("papers", "benchmarks")
 """Packages beside ``src/``, which are in no wheel; the rules of the library hold for them too."""
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file's text: several tests ask for it."""
+    return ast.parse(text)
+
+
 @dataclass(frozen=True)
 class Source:
     """A file: its dotted name, its path below gradwire or the checkout, and its tree."""
@@ -25,7 +31,17 @@ class Source:
     @cached_property
     def tree(self) -> ast.Module:
         """The syntax tree, made when it is asked for: whoever collects tests needs none."""
-        return ast.parse(self.text)
+        return parsed(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, gathered once for all tests."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def running(self) -> tuple[ast.AST, ...]:
+        """All nodes but those below ``if TYPE_CHECKING``, which never run."""
+        return tuple(_running(self.tree))
 
     def __repr__(self) -> str:
         return self.path
@@ -51,21 +67,21 @@ def sources() -> tuple[Source, ...]:
     )
 
 
+@cache
 def module_names() -> frozenset[str]:
     """Dotted names of all modules and packages there are."""
     return frozenset(source.name for source in sources())
 
 
-def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those below ``if TYPE_CHECKING``, which never run."""
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for other in node.orelse:
                 yield other
-                yield from running_nodes(other)
+                yield from _running(other)
             continue
         yield node
-        yield from running_nodes(node)
+        yield from _running(node)
 
 
 def origin(source: Source, node: ast.ImportFrom) -> str:
@@ -79,27 +95,29 @@ def origin(source: Source, node: ast.ImportFrom) -> str:
 
 def imports_of_names(source: Source) -> Iterator[tuple[str, str, str | None]]:
     """(module, name, the name given to it here or None) of every ``from module import name``."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield origin(source, node), alias.name, alias.asname
 
 
+@cache
 def imports(
     source: Source, known: frozenset[str] | None = None, *, for_types: bool = False
-) -> Iterator[tuple[int, str]]:
+) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
     ``from package import name`` gives ``package.name`` where that is a module of ours. Imports
     below ``if TYPE_CHECKING`` count only with ``for_types``.
     """
     known = module_names() if known is None else known
-    for node in ast.walk(source.tree) if for_types else running_nodes(source.tree):
+    found = []
+    for node in source.nodes if for_types else source.running:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = origin(source, node)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                yield node.lineno, full if full in known or base == "torch" else base
+                found.append((node.lineno, full if full in known or base == "torch" else base))
+    return tuple(found)

@@ -33,7 +33,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def long_functions(source: Source) -> list[str]:
     return [
         f"{source.path}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, Function)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
@@ -66,7 +66,7 @@ def dangling(source: Source) -> list[str]:
     """Docstrings, those of fields and constants too, that only the line above would explain."""
     return [
         f"{source.path}:{node.lineno} {node.value.value.strip().splitlines()[0]}"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -74,10 +74,10 @@ def dangling(source: Source) -> list[str]:
     ]
 
 
-def _own_private(tree: ast.AST) -> set[str]:
+def _own_private(source: Source) -> set[str]:
     """Names with an underscore that the classes of a file give to their instances."""
     found = set()
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             found.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -89,12 +89,12 @@ def _own_private(tree: ast.AST) -> set[str]:
 
 def reaches_inside(files: Iterable[Source]) -> list[str]:
     """Uses of an underscored attribute of a class that stands in another file."""
-    own = {source.path: _own_private(source.tree) for source in files}
+    own = {source.path: _own_private(source) for source in files}
     known = set().union(*own.values()) - set(dir(nn.Module()))
     return [
         f"{source.path}:{node.lineno} {ast.unparse(node)}"
         for source in files
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Attribute)
         and node.attr in known - own[source.path]
         and ast.unparse(node.value) not in ("self", "cls", "super()")

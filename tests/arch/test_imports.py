@@ -14,7 +14,6 @@ from tests.arch.source import (
     imports,
     module_names,
     read,
-    running_nodes,
     sources,
 )
 
@@ -95,7 +94,7 @@ def uses_distributed(source: Source) -> bool:
     named = any(name.startswith("torch.distributed") for _, name in imports(source))
     return named or any(
         isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed"
-        for node in running_nodes(source.tree)
+        for node in source.running
     )
 
 

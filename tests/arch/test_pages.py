@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from tests.arch.source import BESIDE, PACKAGE, ROOT
+from tests.arch.source import BESIDE, PACKAGE, ROOT, parsed
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
 """CHANGELOG.md is none of them: it tells what was."""
@@ -149,7 +149,7 @@ def texts() -> dict[str, str]:
             code = path.read_text(encoding="utf-8")
             spoken = re.findall(COMMENTS[path.suffix], code)
             if path.suffix.startswith(".py"):
-                tree = ast.parse(code)
+                tree = parsed(code)
                 is_test = ROOT / "tests" in path.parents
                 spoken += [*docstrings(tree), *(() if is_test else told(tree))]
             found[path.relative_to(ROOT).as_posix()] = "\n".join(spoken)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.arch.source import BESIDE, ROOT, Source, imports, read, running_nodes, sources
+from tests.arch.source import BESIDE, ROOT, Source, imports, parsed, read, sources
 
 FOLDERS = ("src", *BESIDE, "scripts", "examples")
 NEED_TRITON = re.compile(r"gpu/device\.py$")
@@ -54,7 +54,7 @@ def early_imports(source: Source, optional: frozenset[str]) -> list[str]:
     """Imports of optional packages that happen as soon as the file is imported."""
     inside = {
         node.lineno
-        for function in running_nodes(source.tree)
+        for function in source.running
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
@@ -71,7 +71,7 @@ def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for line in unnamed_encodings(ast.parse(path.read_text(encoding="utf-8")))
+        for line in unnamed_encodings(parsed(path.read_text(encoding="utf-8")))
     ]
     assert found == []
 
