@@ -103,6 +103,20 @@ def test_network_warnings(variables: dict[str, str], address: str | None, named:
     assert all(row["remedy"] for row in found)
 
 
+def test_an_address_that_no_server_names_is_told() -> None:
+    """Each connection to torch's store would wait as long."""
+    rows: list[Row] = [
+        {"name": "lo", "addresses": ["127.0.0.1"]},
+        {"name": "eth0", "addresses": ["10.0.0.2", "fe80::1"]},
+        {"name": "eth1", "addresses": []},
+    ]
+    assert diagnosis.outer_addresses(rows) == ["10.0.0.2"]
+    assert diagnosis.naming_s("127.0.0.1") >= 0.0
+    (warning,) = diagnosis.naming_warnings({"10.0.0.2": 5.005, "10.0.0.3": 0.01})
+    assert warning["problem"] == "no name for 10.0.0.2 within 5.0 s"
+    assert "RES_OPTIONS=attempts:0" in str(warning["remedy"])
+
+
 @pytest.mark.parametrize(
     ("variables", "num_cores", "remedy"),
     [

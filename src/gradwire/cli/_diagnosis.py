@@ -7,7 +7,9 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..report.output import installed_version, machine
@@ -20,6 +22,9 @@ VARIABLES = (
 )
 REPORT = ("matplotlib", "jinja2")
 """Packages of the extra ``report``."""
+SLOW_NAME_S = 1.0
+"""The seconds for a name above which a rank's start is slow; servers that answer take a hundredth.
+"""
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: get an interface's IPv4 address
@@ -180,6 +185,40 @@ def _names_one(wanted: str, names: Sequence[str], variable: str) -> bool:
     if wanted.startswith("="):
         return any(name in names for name in wanted[1:].split(","))
     return any(name.startswith(start) for start in wanted.split(",") for name in names)
+
+
+def outer_addresses(found: Sequence[Mapping[str, object]]) -> list[str]:
+    """The first address of each interface, the loopback aside: what ranks elsewhere connect from.
+
+    ``found`` are rows of ``interfaces``.
+    """
+    rows = [row["addresses"] for row in found if row["name"] != "lo"]
+    return [str(addresses[0]) for addresses in rows if isinstance(addresses, list) and addresses]
+
+
+def naming_s(address: str) -> float:
+    """The seconds until a name for an address is found, or is known not to be."""
+    start_s = time.perf_counter()
+    with suppress(OSError):
+        socket.getnameinfo((address, 0), 0)
+    return time.perf_counter() - start_s
+
+
+def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
+    """Addresses of which torch's store learns the names so slowly that ranks wait for it.
+
+    It asks for the name of every address that connects (pytorch#159007). Where no server answers,
+    each connection holds all ranks up.
+    """
+    remedy = (
+        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every rank, so that no "
+        "server is asked"
+    )
+    slow = {address: taken_s for address, taken_s in seconds.items() if taken_s > SLOW_NAME_S}
+    return [
+        _warning("name server", f"no name for {address} within {taken_s:.1f} s", remedy)
+        for address, taken_s in slow.items()
+    ]
 
 
 def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:

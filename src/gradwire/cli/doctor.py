@@ -49,6 +49,7 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
     interfaces, backends = diagnosis.interfaces(), diagnosis.backends()
     shaper, kernels, gpus = diagnosis.shaper(), diagnosis.kernels(), diagnosis.gpus()
     versions = diagnosis.versions()
+    named = {one: diagnosis.naming_s(one) for one in diagnosis.outer_addresses(interfaces)}
     sections = {
         "Machine": versions,
         "Back ends": backends,
@@ -60,6 +61,7 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
     }
     warnings = [
         *diagnosis.network_warnings(interfaces, os.environ, diagnosis.host_address()),
+        *diagnosis.naming_warnings(named),
         *diagnosis.thread_warnings(os.environ, len(os.sched_getaffinity(0))),
         *diagnosis.part_warnings(shaper, kernels, gpus, backends, versions),
     ]
