@@ -20,27 +20,25 @@ from gradwire.local import drive
 from gradwire.spec import TensorSpec
 from gradwire.workloads.task import Batch, TrainingTask, class_loss, random_of
 from papers.frame import Ask, Row
-from papers.ssfusion import convergence
-from papers.ssfusion.convergence import (
+from papers.ssfusion import training
+from papers.ssfusion.convergence import RIVALS, claims_of, draw12, figure12
+from papers.ssfusion.grouped import Grouped, GroupedState
+from papers.ssfusion.printed import CUPCAKE, OKTOPK, OMGS, SPARDL
+from papers.ssfusion.setting import LOCAL, LOCAL_RANKS
+from papers.ssfusion.training import (
     APART,
-    CUPCAKE,
     DENSE,
-    OKTOPK,
-    OMGS,
-    RIVALS,
+    FOLDER,
     SCHEMES,
-    SPARDL,
     SSFUSION,
+    Run,
+    Scheme,
     Trained,
-    claims_of,
-    draw12,
     enlarged,
     exchange_of,
-    figure12,
     grouped,
+    history,
 )
-from papers.ssfusion.grouped import Grouped, GroupedState
-from papers.ssfusion.setting import LOCAL, LOCAL_RANKS
 
 pytestmark = pytest.mark.slow
 
@@ -129,9 +127,9 @@ def test_an_enlarged_model_has_the_size_and_seconds_of_another() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda one: one.name)
-def test_every_scheme_is_an_exchange_that_trains(scheme: convergence.Scheme) -> None:
-    run = convergence.Run(MODEL, scheme, seed=0, quick=True)
-    found = convergence.history(Ask(True, lambda done, what: None, {}), run)
+def test_every_scheme_is_an_exchange_that_trains(scheme: Scheme) -> None:
+    run = Run(MODEL, scheme, seed=0, quick=True)
+    found = history(Ask(True, lambda done, what: None, {}), run)
     assert len(found.losses) == 3
     assert (found.actual[-1] == 1) == (scheme.name == DENSE)
     assert exchange_of(scheme, small(), "resnet152")[1] >= 1
@@ -147,13 +145,13 @@ def ask(folder: Path | None) -> Ask:
 def test_trainings_are_kept_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = figure12(ask(tmp_path), [MODEL])
     assert [row["name"] for row in found.rows] == [scheme.name for scheme in SCHEMES]
-    assert len(list((tmp_path / convergence.FOLDER).iterdir())) == len(SCHEMES)
+    assert len(list((tmp_path / FOLDER).iterdir())) == len(SCHEMES)
     assert found.complete
 
     def refuse(*args: object, **settings: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(convergence, "train", refuse)
+    monkeypatch.setattr(training, "train", refuse)
     assert figure12(ask(tmp_path), [MODEL]) == found
     drawn = draw12(found.rows, tmp_path / "x.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
