@@ -19,7 +19,18 @@ from .profiling import table5
 from .schemes import draw5, figure5
 from .setting import A100_SPEED, HOP_S
 from .sizes import table2
-from .throughput import draw11, figure11, figure14, figure15, figure16, figure17
+from .throughput import (
+    draw11,
+    draw14,
+    draw15,
+    draw16,
+    draw17,
+    figure11,
+    figure14,
+    figure15,
+    figure16,
+    figure17,
+)
 
 ASSUMPTIONS = (
     "In table 1 and figure 12 models are those that train in minutes on two cores, and not "
@@ -103,10 +114,10 @@ ssfusion = Reproduction(
         Figure("figure11", "throughput by GPUs", figure11, draw11, UNPRINTED),
         Figure("figure12", "final scores by scheme", figure12, draw12, frozenset({POINTS})),
         Figure("figure13", "where an iteration's time goes", figure13, draw13, OF_TWO),
-        Figure("figure14", "throughput by sparsifier", figure14, None, OF_TWO - {"sparsifier"}),
-        Figure("figure15", "throughput by density", figure15, None, OF_TWO - {"density"}),
-        Figure("figure16", "throughput by bandwidth", figure16, None, UNPRINTED),
-        Figure("figure17", "throughput of two larger models", figure17, None, OF_TWO),
+        Figure("figure14", "throughput by sparsifier", figure14, draw14, OF_TWO - {"sparsifier"}),
+        Figure("figure15", "throughput by density", figure15, draw15, OF_TWO - {"density"}),
+        Figure("figure16", "throughput by bandwidth", figure16, draw16, UNPRINTED),
+        Figure("figure17", "throughput of two larger models", figure17, draw17, OF_TWO),
         Figure("table5", "share of profiling in training", table5),
     ),
 )

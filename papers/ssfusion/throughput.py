@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-from gradwire.report import curves
+from gradwire.report import bars, curves
 
 from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
@@ -256,6 +257,21 @@ def figure17(
     return Findings(tuple(rows), (*claims, memory))
 
 
+def draw_by(rows: Sequence[Row], path: Path, *, key: str) -> Path:
+    """Draws bars of samples a second over those of plain all-reduces, a panel for each ``key``."""
+    panels: dict[str, dict[str, object]] = {}
+    for row in rows:
+        at = f"speedup_{row[key]}, {row['model']}"
+        (plain,) = _of(rows, **{key: row[key]}, model=row["model"], name=UNCOMPRESSED[0])
+        speed = number(row, "throughput") / number(plain, "throughput")
+        panels.setdefault(str(row["name"]), {})[at] = speed
+    drawn: list[Row] = [{"name": name, **own} for name, own in panels.items()]
+    keys = list(dict.fromkeys(at for own in panels.values() for at in own))
+    notes = {at: at.removeprefix("speedup_") for at in keys}
+    title = f"Throughput over that of {UNCOMPRESSED[0]}, simulated"
+    return bars.draw(drawn, path, keys=keys, title=title, notes=notes)
+
+
 def draw11(rows: Sequence[Row], path: Path) -> Path:
     """Draws samples a second over GPUs, with a panel for each model and a line for each scheme."""
     main = _of(rows, reading=CLOUD.name)
@@ -272,3 +288,9 @@ def draw11(rows: Sequence[Row], path: Path) -> Path:
         y_label="samples a second",
         doubling=True,
     )
+
+
+draw14 = partial(draw_by, key="sparsifier")
+draw15 = partial(draw_by, key="density")
+draw16 = partial(draw_by, key="reading")
+draw17 = partial(draw_by, key="num_ranks")
