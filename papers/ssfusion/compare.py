@@ -13,7 +13,16 @@ from gradwire.trace.span import Span
 
 from ..deft.rows import number
 from ..frame import Ask, Claim, Row
-from .contenders import COMMON, CONTENDERS, LACKING, RIVALS, SSFUSION, Choice, Contender
+from .contenders import (
+    COMMON,
+    CONTENDERS,
+    LACKING,
+    RIVALS,
+    SSFUSION,
+    UNCOMPRESSED,
+    Choice,
+    Contender,
+)
 from .printed import Range
 from .setting import Reading
 
@@ -239,16 +248,29 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms"
 
 
-def dense_note(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """How often sending whole gradients is faster than every sparsified scheme."""
-    cases = _by_case(rows)
-    ahead = [
-        case
-        for case, own in cases.items()
-        if min(number(own[name], "iteration_s") for name in names)
-        < min(number(row, "iteration_s") for name, row in own.items() if name not in names)
-    ]
-    return (
-        f"in {len(ahead)} of {len(cases)} comparisons plain all-reduces are faster than every "
-        "sparsified scheme under the model"
-    )
+def where(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    """The rows of these values."""
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def readings(rows: Sequence[Row]) -> list[str]:
+    """The readings of some rows."""
+    return list(dict.fromkeys(str(row["reading"]) for row in rows))
+
+
+def dense_notes(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each reading: how often whole gradients are faster than every other scheme."""
+    found = []
+    for name in readings(rows):
+        cases = _by_case(where(rows, reading=name))
+        ahead = [
+            case
+            for case, own in cases.items()
+            if min(number(own[plain], "iteration_s") for plain in UNCOMPRESSED)
+            < min(number(row, "iteration_s") for one, row in own.items() if one not in UNCOMPRESSED)
+        ]
+        found.append(
+            f"{name}: in {len(ahead)} of {len(cases)} comparisons plain all-reduces are faster "
+            "than every other scheme under the model"
+        )
+    return found

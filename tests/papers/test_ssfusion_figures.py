@@ -32,6 +32,7 @@ from papers.ssfusion.contenders import (
     addressable,
 )
 from papers.ssfusion.degrees import figure2, fused
+from papers.ssfusion.duration import figure12_time
 from papers.ssfusion.latency import figure4, table3
 from papers.ssfusion.printed import BASELINES, OKTOPK, SMALL_NUMEL, TABLE_3_GPU_S
 from papers.ssfusion.profiling import table5
@@ -47,7 +48,8 @@ from papers.ssfusion.setting import (
     SPARSIFIER,
 )
 from papers.ssfusion.sizes import table2
-from papers.ssfusion.throughput import figure11, figure14, figure15, figure16, figure17
+from papers.ssfusion.throughput import figure11
+from papers.ssfusion.varied import figure14, figure15, figure16, figure17
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +67,7 @@ SMALL = {
     "table3": table3,
     "figure9": figure9,
     "figure11": partial(figure11, models=("resnet152",), ranks=(8, 16)),
+    "figure12_time": partial(figure12_time, models=("lstm",), num_ranks=4),
     "figure13": partial(figure13, models=("resnet152",), num_ranks=8),
     "figure14": partial(figure14, models=("resnet152",), num_ranks=8, slower=SLOWER),
     "figure15": partial(figure15, num_ranks=8),

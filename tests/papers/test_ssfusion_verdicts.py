@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from papers.frame import Ask, Claim, Findings, Row
-from papers.ssfusion import compare, latency, throughput
+from papers.ssfusion import compare, duration, latency, throughput, varied
 from papers.ssfusion.breakdown import less
 from papers.ssfusion.compare import improvement, is_within
 from papers.ssfusion.contenders import SSFUSION, VARIANTS
 from papers.ssfusion.latency import APART, ONE, TOGETHER, flat_claim, many_claims
+from papers.ssfusion.printed import ESPRESSO, OKTOPK, OMGS, SPARDL
 from papers.ssfusion.setting import SPARSIFIER
 from papers.ssfusion.sizes import claim_of, nearest
 
@@ -84,10 +85,49 @@ def test_slower_networks_must_gain_more() -> None:
             for name, seconds in ((SSFUSION, 1.0), (VARIANTS["o"], 1.0 + gain))
         ]
 
-    assert throughput._by_rate(rows(0.3, 0.1), ["m"])[0].agrees is True
-    (claim,) = throughput._by_rate(rows(0.1, 0.3), ["m"])
+    assert varied._by_rate(rows(0.3, 0.1), ["m"])[0].agrees is True
+    (claim,) = varied._by_rate(rows(0.1, 0.3), ["m"])
     assert claim.agrees is False
     assert "dense" in claim.why
+
+
+@pytest.mark.parametrize(("least", "most", "agrees"), [(0.1, 0.4, True), (0.4, 0.1, False)])
+def test_a_gap_widens_or_does_not(
+    monkeypatch: pytest.MonkeyPatch, least: float, most: float, agrees: bool
+) -> None:
+    monkeypatch.setattr(throughput, "RIVALS", ("A",))
+    rows = [
+        made_up(name, seconds, num_ranks)
+        for num_ranks, gain in ((8, least), (16, most))
+        for name, seconds in ((SSFUSION, 1.0), ("A", 1.0 + gain))
+    ]
+    claim = throughput.widening(rows, "m")
+    assert claim.agrees is agrees
+    assert ("50.0 % computation" in claim.why) is not agrees
+
+
+def test_at_a_high_density_sums_that_are_cut_are_faster() -> None:
+    def claim(omgs_s: float, *more: Row) -> Claim:
+        rows = [made_up(OKTOPK, 1.0), made_up(SPARDL, 1.1), made_up(OMGS, omgs_s), *more]
+        return varied.denser_claim([row | {"density": 0.1} for row in rows], 0.1)
+
+    assert claim(1.2, made_up(ESPRESSO, 1.3)).agrees is True
+    assert claim(1.2, made_up(ESPRESSO, 1.05)).agrees is False
+    assert claim(1.2).agrees is None
+    assert ESPRESSO in claim(1.2).why
+    assert claim(1.05).agrees is False
+
+
+def test_time_saved_is_a_share_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duration, "RIVALS", ("A", "B"))
+    monkeypatch.setattr(duration, "LACKING", ())
+    rows = [made_up(SSFUSION, 1.0), made_up("A", 2.0), made_up("B", 1.25)]
+    claim = duration.claim_of(rows)
+    assert claim.agrees is True
+    assert "20.0 to 50.0 %" in claim.ours
+    assert duration.claim_of([*rows[:2], made_up("B", 0.9)]).agrees is False
+    monkeypatch.setattr(duration, "LACKING", ("C",))
+    assert duration.claim_of(rows).agrees is None
 
 
 @pytest.mark.parametrize(
