@@ -18,8 +18,8 @@ ASSUMPTIONS = (
 
 DRAWING = "an illustration: it states no figures"
 PLANNER = (
-    "not measured yet: the planners ssfusion, cupcake and omgs are there, and early encodes are "
-    "simulated only"
+    "not measured yet: the planners ssfusion, cupcake and omgs are there, and all of their plans "
+    "can be carried out"
 )
 SETTING = "the setting of the others"
 
