@@ -162,21 +162,25 @@ class Message:
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
         """Gathers all gradients but those that were encoded ahead, which are in the buffer."""
-        ahead = self.member.ahead
-        self._copy_in([p for p in range(len(self.slots)) if p not in ahead], grads, copying)
-        absent = [place for place, slot in enumerate(self.slots) if grads[slot.name] is None]
-        if absent:
+        ahead, places = self.member.ahead, [*range(len(self.slots))]
+        if ahead:
+            places = [place for place in places if place not in ahead]
+        self._set_aside = {}
+        if self._copy_in(places, grads, copying) < len(places):
+            absent = [place for place in places if grads[self.slots[place].name] is None]
             torch._foreach_zero_([self._views[place] for place in absent])
-        self._set_aside = {self.slots[place]: self.own_state(self.slots[place]) for place in absent}
+            slots = [self.slots[place] for place in absent]
+            self._set_aside = {slot: self.own_state(slot) for slot in slots}
         if self.notes_norms:
             self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
 
-    def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> None:
-        """Copies the gradients of slots into the buffer; those that are None are left out."""
+    def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> int:
+        """Copies gradients of slots into the buffer; returns how many, as those of None are not."""
         views, ranges = self._present(places, grads)
         if ranges:
             with copying():
                 copy_scaled(views, ranges, unscaling_factor(self._scale))
+        return len(ranges)
 
     @torch.no_grad()
     def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
