@@ -69,11 +69,10 @@ def refuse_encodes(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> None:
     What an exchange encodes tensor by tensor it states itself (``Exchange.apart``). The plan is one
     that ``check`` and ``refuse_cuts`` accept, for these tensors by name.
     """
-    made = exchanges_of(plan)
-    for number, message in enumerate(plan.messages):
+    encoded = [one for one in enumerate(plan.messages) if one[1].inline or one[1].early]
+    made = exchanges_of(plan) if encoded else {}
+    for number, message in encoded:
         named, exchange = {*message.inline, *message.early}, made[message.exchange]
-        if not named:
-            continue
         setting, apart = plan.exchanges[message.exchange], set[str]()
         if exchange.keeps_whole:
             places = exchange.apart(planned_spec(message, tensors, is_shaped=True))
