@@ -105,6 +105,21 @@ class ErrorFeedback(Wrapper):
         inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places that the inner exchange states; none around another wrapper."""
+        return () if isinstance(self.inner, Wrapper) else self.inner.apart(spec)
+
+    def encode_ahead(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        assert residual_N is None, "an outer wrapper has tensors encoded apart"
+        self.inner.encode_ahead(me, state.inner, place, grad_N, state.residual_N)
+
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     """Wraps an exchange so that what did not arrive in the mean is added to the next gradient.

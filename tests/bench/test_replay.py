@@ -82,6 +82,23 @@ def test_the_device_idles_when_the_host_had_to_wait() -> None:
     assert on.free_s == 10.0
 
 
+def test_an_encode_within_the_backward_pass_occupies_the_device() -> None:
+    """Behind the layer whose gradients it takes, and not behind what came before that."""
+    on, clock = device()
+    inline_s = 7.0  # of steps before
+    on.inline_s = lambda: inline_s
+    on.backward("c", 1.0)
+    clock.now_s += 2.0
+    inline_s += 2.0
+    on.backward("b", 1.0)
+    on.backward("a", 1.0)
+    assert [(s.name, s.start_s, s.end_s) for s in on.take_spans()] == [
+        ("c", 0.0, 1.0),
+        ("b", 3.0, 4.0),
+        ("a", 4.0, 5.0),
+    ]
+
+
 def test_gradients_are_handed_out_when_their_layer_ends() -> None:
     on, clock = device()
     model = Replay(THREE, on)

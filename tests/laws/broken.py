@@ -17,6 +17,7 @@ from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
+from gradwire.laws import ahead as on_ahead
 from gradwire.laws import collectives as on_collectives
 from gradwire.laws import compressors as on_compressors
 from gradwire.laws import exchanges as on_exchanges
@@ -180,4 +181,6 @@ EXCHANGE_BITES = (
         _with(casync_ps(), compressors.claims_contraction(bitwidth=2, norm="l2")),
     ),
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
+    (on_ahead.law_encoding_ahead_changes_no_bit, exchanges.encodes_twice()),
+    (on_ahead.law_encoding_ahead_changes_no_bit, exchanges.encodes_what_is_not_there()),
 )

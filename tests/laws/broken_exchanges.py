@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
+from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Layout, Member, Result, State, Traits
 from gradwire.contract.collective import Collective
@@ -160,6 +161,44 @@ class selects_from_the_whole(altered):
     codec: Compressor = field(default_factory=lambda: topk(density=0.1))
     collective: Collective = field(default_factory=allgather_sparse)
     traits: ClassVar[Traits | None] = Traits(layout=Layout.SPARSE, every_tensor=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class encodes_twice(selective):
+    """Encodes tensors once more that were encoded ahead."""
+
+    num_dense: int | None = 0
+
+    def synchronise(
+        self,
+        me: Member,
+        state: Any,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        me.ahead.clear()
+        state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class encodes_what_is_not_there(selective):
+    """Encodes all tensors when one of them is ready."""
+
+    num_dense: int | None = 0
+
+    def encode_ahead(
+        self,
+        me: Member,
+        state: Any,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        for other, size in enumerate(state.sizes):
+            if size and other not in me.ahead:
+                super().encode_ahead(me, state, other, grad_N, residual_N)
 
 
 class shares_blocks(Pair):

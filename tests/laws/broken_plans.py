@@ -197,7 +197,7 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (encodes_what_is_dense, "is dense, so 't3' is not encoded"),
     (encodes_what_is_elsewhere, "is to be encoded, and is not in the message"),
     (encodes_twice, "is to be encoded twice"),
-    (encodes_a_part_of_one_encode, "is encoded as one, so all of its tensors"),
+    (encodes_a_part_of_one_encode, "is encoded as one, so .* cannot be encoded early"),
     (encodes_a_cut_tensor, "is to be encoded by itself, and is cut"),
     (unknown_exchange, "message 0: unknown exchange 'sparse'; there are: dense"),
     (dense_defined_again, "exchange 'dense' is built in"),

@@ -43,16 +43,19 @@ def planned() -> list[Plan]:
     return [plan for plan in made if all(m.exchange == DENSE for m in plan.messages)]
 
 
-def drawn(seed: int) -> Plan:
-    """Chunks cut anywhere, in any order, fused at random, with random dependencies and credit."""
+def drawn(seed: int, *, model: nn.Module | None = None, cuts: int = 4) -> Plan:
+    """Chunks cut anywhere, in any order, fused at random, with random dependencies and credit.
+
+    Each tensor has ``cuts`` at most. The model is ``Net`` if none is given.
+    """
     draw = random.Random(seed)
-    profile = profile_of_model(Net())
+    profile = profile_of_model(Net() if model is None else model)
     chunks = []
     for layer in profile.layers:
         for tensor in layer.tensors:
             inner = range(1, tensor.numel)
-            cuts = sorted(draw.sample(inner, min(draw.randint(0, 4), len(inner))))
-            for start, stop in zip([0, *cuts], [*cuts, tensor.numel], strict=True):
+            places = sorted(draw.sample(inner, min(draw.randint(0, cuts), len(inner))))
+            for start, stop in zip([0, *places], [*places, tensor.numel], strict=True):
                 chunks.append(Chunk(tensor=tensor.name, start=start, stop=stop))
     draw.shuffle(chunks)
     messages: list[PlannedMessage] = []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradwire as gw
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting, RankFailed
 from tests.runtime import plans
@@ -173,23 +173,6 @@ def test_plans_that_cannot_be_carried_out() -> None:
     turned = Net()
     turned.first.weight = nn.Parameter(torch.zeros(13, 37).t())
     assert "whose elements do not lie in order in memory" in refused(plan, turned)
-
-
-def test_encodes_before_a_message_is_whole_are_refused() -> None:
-    model = nn.Linear(3, 3)
-    chunks = tuple(
-        Chunk(tensor=name, start=0, stop=param.numel()) for name, param in model.named_parameters()
-    )
-    exchange = ExchangeSetting(compressor="each", settings={"sparsifier": "dgc"})
-    plan = Plan(
-        planner="by hand",
-        model="Linear",
-        messages=(PlannedMessage(chunks=chunks, exchange="each", early=("weight",)),),
-        exchanges={"each": exchange},
-    )
-    words = refused(plan, model)
-    assert "'weight' encoded before others of its gradients are ready" in words
-    assert "plan without early encodes" in words
 
 
 def test_a_planners_name_is_not_a_plan() -> None:

@@ -16,7 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.compress.selective import selective
+from gradwire.runtime.driver import COMPUTE, INLINE
 from gradwire.runtime.engine import Engine
+from gradwire.runtime.lanes import Task
 from gradwire.runtime.membership import ALONE
 from gradwire.runtime.messages import Message, ParamRange
 from gradwire.runtime.sparse_message import SparseMessage
@@ -140,6 +143,24 @@ def test_gather_waits_for_its_own_gradients(fused: Callable[[Params], list[Messa
     for name, param in of.items():
         assert torch.equal(grads[name].as_subclass(Tensor), param * 3)
     assert "second" not in later, "nobody waits for what was launched after the last gradient"
+
+
+@pytest.mark.parametrize("lane", [COMPUTE, INLINE])
+def test_an_encode_ahead_waits_for_its_own_gradient(lane: str) -> None:
+    device, of = LateDevice(), params()
+    exchange = selective(sparsifier="topk", density=1.0, num_dense=0)
+    ranges = [ParamRange.whole(name, param) for name, param in of.items()]
+    message = Message(0, ranges, exchange, 0, 2, lanes=dict.fromkeys(of, lane))
+    later: list[str] = []
+    with step(Streams(device), [message], of) as synchroniser:
+        synchroniser.ready("first", late_gradient(of["first"] * 3, device.users))
+        device.users.launch(lambda: later.append("first"))
+        behind = synchroniser.engine.begin(Task("behind", lambda: None, COMPUTE, order=(1,)))
+        synchroniser.engine.wait([behind])
+    assert message.flat_N.tolist() == [3.0] * 12 + [0.0] * 5
+    assert [*message.member.ahead] == [0]
+    assert message.member.ahead[0].values_K.tolist() == [3.0] * 12
+    assert not later
 
 
 def test_copies_are_made_on_a_stream_of_their_own_and_waited_for() -> None:

@@ -60,6 +60,8 @@ class VirtualDevice:
     """One rank's virtual device: what runs on it, one layer behind the other.
 
     ``free_s`` is when its last layer ends, on ``clock``. ``take_spans`` gives what ran so far.
+    ``inline_s`` tells for how many seconds, so far, encodes have held up the backward pass: they
+    occupy the device behind the layer whose gradients they take.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class VirtualDevice:
     ) -> None:
         self.rank, self._clock, self._sleep = rank, clock, sleep
         self.free_s = clock()
+        self.inline_s: Callable[[], float] = lambda: 0.0
         self._in_backward = False
+        self._seen_s = 0.0
         self._ran: list[tuple[str, str, float, float]] = []
 
     def forward(self, name: str, seconds: float) -> None:
@@ -84,7 +88,10 @@ class VirtualDevice:
 
         All but the first of them were queued long ago, as far as the device knows.
         """
-        start_s = self.free_s if self._in_backward else max(self._clock(), self.free_s)
+        seen_s, self._seen_s = self._seen_s, self.inline_s()
+        start_s = max(self._clock(), self.free_s)
+        if self._in_backward:
+            start_s = self.free_s + self._seen_s - seen_s
         self._in_backward = True
         self._queue("backward", name, start_s, seconds)
         self.synchronise()

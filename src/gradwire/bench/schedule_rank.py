@@ -196,6 +196,8 @@ def _start(profile: Profile, plan: Plan, memory: Memory) -> ReplayRun:
     # A rate of 0: parameters stay what they are however long it runs, and every update is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     handle = attach(model, plan, optimizer=optimizer, timeout=_TIMEOUT, trace_steps=2)
+    engine = handle.synchroniser.engine
+    device.inline_s = lambda: engine.inline_s
     return ReplayRun(plan, model, device, optimizer, handle)
 
 
@@ -226,6 +228,6 @@ def _trace(run: ReplayRun, start_s: float, end_s: float) -> Trace:
     inside += [
         span
         for span in run.handle.trace().spans
-        if span.lane in ("communication", "compute") and start_s <= span.start_s <= end_s
+        if span.message >= 0 and start_s <= span.start_s <= end_s
     ]
     return Trace.of(inside)

@@ -91,6 +91,31 @@ class Exchange(ABC):
         yield Compute("finish", finish, grad_N.numel())
         return state
 
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places of the tensors in a message of this spec that it can encode each by itself.
+
+        Default: none, as most exchanges encode a message as one.
+        """
+        return ()
+
+    def encode_ahead(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        """Encodes one tensor of ``apart`` before the others of its message are there.
+
+        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
+        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
+        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
+        is left. There are two ranks or more. Several threads may call it at once, each for another
+        tensor.
+        """
+        raise AssertionError(f"{type(self).__name__} encodes no tensor by itself")
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.
 

@@ -57,7 +57,7 @@ class Member:
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "imbalance", "rank", "selection", "shards", "way", "world")
+    __slots__ = ("_buffers", "ahead", "imbalance", "rank", "selection", "shards", "way", "world")
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
@@ -70,6 +70,9 @@ class Member:
         """The last step's way (see ``wrap.natural``); None where ranks choose none."""
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
+        self.ahead: dict[int, Any] = {}
+        """The tensors that were encoded before the message, by place: see `Exchange.encode_ahead`.
+        Empty outside of a step."""
         self._buffers: dict[str, Tensor] = {}
 
     def variant_of(self, codec: Compressor) -> Compressor:

@@ -85,6 +85,9 @@ def _check_encoded(
         if named.count(name) > 1:
             raise _fault(plan, f"{where}: {name!r} is to be encoded twice")
     if plan.exchanges[message.exchange].sparsifier is None:
+        if message.early:
+            what = f"{message.early[0]!r} cannot be encoded early, before the others are there"
+            raise _fault(plan, f"{where} is encoded as one, so {what}")
         others = [name for name in carried if name not in message.inline]
         if others:
             raise _fault(

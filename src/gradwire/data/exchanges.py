@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from ..compress.none import none
 from ..contract import Exchange
 from ..errors import InvalidSetting
 from ..exchange import by_name, exchange_for
-from .plan import DENSE, Plan
+from ..spec import TensorSpec
+from .plan import DENSE, Plan, PlannedMessage
+from .profile import ProfiledTensor
 
 
 def exchanges_of(plan: Plan) -> dict[str, Exchange]:
@@ -44,3 +48,42 @@ def refuse_cuts(plan: Plan, numels: Mapping[str, int]) -> None:
                     f"{algorithm}, which takes whole tensors; plan that tensor uncut, or give the "
                     "message another exchange"
                 )
+
+
+def planned_spec(
+    message: PlannedMessage, tensors: Mapping[str, ProfiledTensor], *, is_shaped: bool
+) -> TensorSpec:
+    """The spec of the gradient that a message exchanges; ``is_shaped`` is for uncut tensors."""
+    found = [tensors[chunk.tensor] for chunk in message.chunks]
+    return TensorSpec(
+        "",
+        sum(chunk.numel for chunk in message.chunks),
+        getattr(torch, found[0].dtype),
+        tuple(tensor.shape for tensor in found) if is_shaped else (),
+    )
+
+
+def refuse_encodes(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> None:
+    """Raises ``InvalidSetting`` for an ``inline`` or ``early`` that is not what is encoded.
+
+    What an exchange encodes tensor by tensor it states itself (``Exchange.apart``). The plan is one
+    that ``check`` and ``refuse_cuts`` accept, for these tensors by name.
+    """
+    encoded = [one for one in enumerate(plan.messages) if one[1].inline or one[1].early]
+    made = exchanges_of(plan) if encoded else {}
+    for number, message in encoded:
+        named, exchange = {*message.inline, *message.early}, made[message.exchange]
+        setting, apart = plan.exchanges[message.exchange], set[str]()
+        if exchange.keeps_whole:
+            places = exchange.apart(planned_spec(message, tensors, is_shaped=True))
+            apart = {message.chunks[place].tensor for place in places}
+        if named == apart or (not apart and setting.sparsifier is None):
+            continue
+        name = min(named ^ apart, default="")
+        why = f"is to be encoded by itself, and {setting.compressor} does not encode it so"
+        if name in apart:
+            why = "is encoded by itself, and named neither inline nor early as others are"
+        raise InvalidSetting(
+            f"plan of {plan.planner!r} for {plan.model!r} cannot be used: in message {number} "
+            f"{name!r} {why}; name all tensors that are not sent dense, or none of the message's"
+        )

@@ -73,3 +73,11 @@ def kept_of(state: State, numel: int) -> Tensor:
 def states_of(results: list[Any]) -> list[State]:
     """The states among the results of ``run_local``, one a rank."""
     return [state for _, _, state in results]
+
+
+def tensors_of(state: State) -> list[Tensor]:
+    """All tensors in a state."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state if isinstance(state, tuple) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]

@@ -20,8 +20,8 @@ from ..local import drive
 from ..pairing import Pair
 from ..spec import TensorSpec, working_dtype
 from ..verbs import Steps
-from . import many_steps
-from .cases import Case, kept_of, states_of
+from . import ahead, many_steps
+from .cases import Case, kept_of, states_of, tensors_of
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 4
@@ -59,18 +59,11 @@ def _total(tensors: list[Tensor]) -> Tensor:
     return torch.stack([t.double() for t in tensors]).sum(0)
 
 
-def _tensors(state: State) -> list[Tensor]:
-    if isinstance(state, Tensor):
-        return [state]
-    parts = state if isinstance(state, tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
-
-
 def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
     for rank, (a, b) in enumerate(zip(got, want, strict=True)):
         must(same_bits(a[0], b[0]), f"rank {rank}: {what}: the means differ")
         must(same_bits(a[1], b[1]), f"rank {rank}: {what}: what was contributed differs")
-        pairs = zip(_tensors(a[2]), _tensors(b[2]), strict=True)
+        pairs = zip(tensors_of(a[2]), tensors_of(b[2]), strict=True)
         must(all(same_bits(x, y) for x, y in pairs), f"rank {rank}: {what}: states differ")
 
 
@@ -224,7 +217,7 @@ def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
     run_local(kept, grads, states, seed=case.seed)
     for now_N, was_N in zip(grads, case.grads(step=1), strict=True):
         must(same_bits(now_N, was_N), "a gradient was written")
-    for now_N, was_N in zip(_tensors(tuple(states)), _tensors(before), strict=True):
+    for now_N, was_N in zip(tensors_of(tuple(states)), tensors_of(before), strict=True):
         must(same_bits(now_N, was_N), "a state that the caller holds was written")
 
 
@@ -359,5 +352,6 @@ def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
 
 LAWS = (
     *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
+    *ahead.LAWS,
     *many_steps.LAWS,
 )

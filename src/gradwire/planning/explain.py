@@ -145,6 +145,11 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
             f"Encoding within the backward pass makes it {format_seconds(account.timing.inline_s)} "
             "longer, which no bound below counts."
         )
+    if account.timing.early_s:
+        yield (
+            f"Encoding tensors as they come takes {format_seconds(account.timing.early_s)} of the "
+            "compute lane, before their messages are whole."
+        )
     larger = "computation" if account.bound_s <= account.compute_s else "communication"
     yield (
         f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. This one takes "

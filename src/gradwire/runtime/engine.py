@@ -78,6 +78,8 @@ class Engine:
         self._failure: BaseException | None = None
         self._step = 0
         self.num_loads = 0
+        self.inline_s = 0.0
+        """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
         self._manager = TaskManager(
             [COMPUTE, *lanes], observe=self._observe, on_error=self._task_failed
@@ -129,12 +131,15 @@ class Engine:
         name: str,
         text: Steps[Any],
         *,
+        behind: Sequence[Task] = (),
         after: Sequence[Task] = (),
         last: tuple[str, Callable[[], Any]] | None = None,
         is_news: bool = False,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
+        The text begins when all tasks are done ``behind`` which it stands; its place among messages
+        is taken before that.
         Its first verb for the network waits for the end of the message before it on its channel,
         for all of ``after``, and until the message launched before it may use its own channel.
         ``last`` names work for the compute lane once the text has ended and the channel is free;
@@ -153,7 +158,8 @@ class Engine:
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)
             self._manager.add(whole, [end])
-        self._manager.add(Task(name, lambda: driver.resume(None), step=self._step, message=index))
+        first = Task(name, lambda: driver.resume(None), step=self._step, message=index)
+        self._manager.add(first, behind)
         return whole
 
     def _turn(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
@@ -168,19 +174,26 @@ class Engine:
         self._manager.add(turn, [task for task in before if task is not None])
         return turn
 
-    def do_inline(self, task: Task) -> Any:
-        """The result of a task done in the caller's thread, with a span as one on a lane has.
+    def begin(self, task: Task) -> Task:
+        """Puts a task on its lane that waits for nothing."""
+        return self._manager.add(task)
+
+    def do_inline(self, task: Task) -> Task:
+        """Does a task in the caller's thread, with a span as one on a lane has.
 
         An error in it ends the run, and is raised.
         """
         start_s = wall_clock()
         try:
-            result = task.fn()
+            task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise
-        self._observe(task, start_s, wall_clock())
-        return result
+        end_s = wall_clock()
+        self.inline_s += end_s - start_s
+        self._observe(task, start_s, end_s)
+        task.done = True
+        return task
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""

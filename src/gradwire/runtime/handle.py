@@ -99,6 +99,7 @@ class Handle:
 
         - ``wire_bytes_per_step`` counts the bytes that the collectives send.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
+        - ``inline_s_per_step`` is how long backward waited for encodes that a plan has within it.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
         - ``residual_norm`` is over all parameters; its mean over ranks (DEFT's equation 2) is
           ``gw.mean_residual_norm``.
@@ -116,8 +117,10 @@ class Handle:
             torch.linalg.vector_norm(residual, dtype=torch.float64)
             for residual in self.residuals().values()
         ]
+        recorder = self._progress.recorder
         return {
-            **self._progress.recorder.stats(),
+            **recorder.stats(),
+            "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
             "rank": self.rank,
             "world_size": self.world_size,
             "messages": len(self.synchroniser.messages),

@@ -9,7 +9,7 @@ tensor for each of the spec's shapes, and so for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,8 +64,9 @@ class Slot:
 class Message:
     """Gradients of one dtype that are exchanged together.
 
-    ``after`` are indices of messages that must have ended before this one goes on the wire. If it
-    is ``inline``, the backward pass waits while it is encoded.
+    ``after`` are indices of messages that must have ended before this one goes on the wire.
+    ``lanes`` names, by tensor, the lanes of what is not to be encoded on the compute lane when the
+    message is launched: all or none, where the exchange encodes the message as one.
     """
 
     def __init__(
@@ -77,10 +78,9 @@ class Message:
         world: int,
         *,
         after: Sequence[int] = (),
-        inline: bool = False,
+        lanes: Mapping[str, str] | None = None,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
-        self.inline = inline
         self.slots: list[Slot] = []
         end = 0
         for one in ranges:
@@ -103,6 +103,11 @@ class Message:
         ]
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world)
+        self._places = {self.slots[place].name: place for place in exchange.apart(self.spec)}
+        self.is_inline = bool(lanes) and not self._places
+        """Whether the backward pass waits at the launch while the whole message is encoded."""
+        self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
+        """The lanes of tensors that are encoded each by itself as they come, by name."""
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
@@ -148,34 +153,51 @@ class Message:
         )
 
     @torch.no_grad()
+    def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:
+        """Gathers and encodes the tensor ``name``, whose gradient is there, before the others."""
+        place = self._places[name]
+        self._copy_in([place], grads, copying)
+        self.exchange.encode_ahead(self.member, self.state, place, self.flat_N)
+
+    @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
-        views, ranges = self._present(grads)
+        """Gathers all gradients but those that were encoded ahead, which are in the buffer."""
+        ahead, places = self.member.ahead, [*range(len(self.slots))]
+        if ahead:
+            places = [place for place in places if place not in ahead]
         self._set_aside = {}
-        if len(ranges) < len(self.slots):
-            self.flat_N.zero_()
-            absent = [slot for slot in self.slots if grads[slot.name] is None]
-            self._set_aside = {slot: self.own_state(slot) for slot in absent}
+        if self._copy_in(places, grads, copying) < len(places):
+            absent = [place for place in places if grads[self.slots[place].name] is None]
+            torch._foreach_zero_([self._views[place] for place in absent])
+            slots = [self.slots[place] for place in absent]
+            self._set_aside = {slot: self.own_state(slot) for slot in slots}
+        if self.notes_norms:
+            self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
+
+    def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> int:
+        """Copies gradients of slots into the buffer; returns how many, as those of None are not."""
+        views, ranges = self._present(places, grads)
         if ranges:
             with copying():
                 copy_scaled(views, ranges, unscaling_factor(self._scale))
-        if self.notes_norms:
-            self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
+        return len(ranges)
 
     @torch.no_grad()
     def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
         """Puts the mean into the gradients that took part."""
-        views, ranges = self._present(grads)
+        views, ranges = self._present(range(len(self.slots)), grads)
         if ranges:
             with copying():
                 copy_scaled(ranges, views, self._scale)
 
-    def _present(self, grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the buffer, and the ranges of gradients that belong there."""
+    def _present(self, places: Iterable[int], grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the buffer, and the ranges of gradients that belong there, of slots."""
         views, ranges = [], []
-        for slot, view in zip(self.slots, self._views, strict=True):
+        for place in places:
+            slot = self.slots[place]
             grad = grads[slot.name]
             if grad is not None:
-                views.append(view)
+                views.append(self._views[place])
                 ranges.append(_range(grad, slot))
         return views, ranges
 

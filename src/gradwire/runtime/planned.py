@@ -9,11 +9,12 @@ from torch import Tensor
 from ..contract import Exchange
 from ..contract.collective import Collective
 from ..data.check import check
-from ..data.exchanges import exchanges_of, refuse_cuts
+from ..data.exchanges import exchanges_of, refuse_cuts, refuse_encodes
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
+from .driver import COMPUTE, INLINE
 from .fusing import NamedParam
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
@@ -37,8 +38,8 @@ def messages_of(
             made.append(rows)
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
-            inline = bool(message.inline)
-            made.append(Message(index, ranges, exchange, rank, world, after=after, inline=inline))
+            lanes = dict.fromkeys(message.inline, INLINE) | dict.fromkeys(message.early, COMPUTE)
+            made.append(Message(index, ranges, exchange, rank, world, after=after, lanes=lanes))
     return made
 
 
@@ -81,21 +82,10 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
         raise InvalidSetting(f"no plan can carry this model: {error}") from None
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
-    _refuse_early(plan)
     refuse_cuts(plan, {name: param.numel() for name, param in params})
+    refuse_encodes(plan, {tensor.name: tensor for tensor in tensors})
     _refuse_cut_strides(plan, dict(params))
     _refuse_other_rows(plan, params, sparse)
-
-
-def _refuse_early(plan: Plan) -> None:
-    for number, message in enumerate(plan.messages):
-        if message.early:
-            raise InvalidSetting(
-                f"message {number} of the plan of {plan.planner!r} has {message.early[0]!r} "
-                "encoded before others of its gradients are ready, and a message is encoded whole "
-                "when it is launched; plan without early encodes (ssfusion: variant 'naive' or "
-                "'i'), or simulate this plan"
-            )
 
 
 def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:

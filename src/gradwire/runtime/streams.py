@@ -61,7 +61,7 @@ class Cuda:
 
 
 class Streams:
-    """Keeps one stream for copies on each device; one thread makes all copies."""
+    """Keeps a stream for copies on each device, which all threads that copy share."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

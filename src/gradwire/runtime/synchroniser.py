@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..verbs import AllReduce, Steps
+from .encoding import begun, encode_on_lane
 from .engine import Engine
-from .inline import begun
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
@@ -66,6 +66,7 @@ class Synchroniser:
         self._missing: list[int] = []
         self._num_left: dict[str, int] = {}
         self._ends: list[Task] = []
+        self._ahead: dict[int, list[Task]] = {}
         self._presence: Task | None = None
 
     def begin(self, step: int, scale: float = 1.0) -> None:
@@ -83,6 +84,7 @@ class Synchroniser:
         self._missing = [len(m.names) for m in self.messages]
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = []
+        self._ahead = {}
         self._presence = None
         self.open = True
 
@@ -97,14 +99,29 @@ class Synchroniser:
                 self._marks[name] = self._streams.mark(grad.device)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
+                if grad is not None and isinstance(message, Message) and name in message.lanes:
+                    self._encode_ahead(message, name)
             while len(self._ends) < len(self.messages) and not self._missing[len(self._ends)]:
                 self._ends.append(self._launch(self.messages[len(self._ends)]))
 
+    def _encode_ahead(self, message: Message, name: str) -> None:
+        """Has one tensor encoded where the plan says, before its message is launched."""
+        grads, copying = self.grads, self._copying([name], allocates=False)
+        task = Task(
+            f"encode {name}",
+            lambda: message.encode_ahead(name, grads, copying),
+            message.lanes[name],
+            order=(self._step, message.index),
+            step=self._step,
+            message=message.index,
+        )
+        self._ahead.setdefault(message.index, []).append(encode_on_lane(self.engine, task))
+
     def _launch(self, message: AnyMessage) -> Task:
         grads, num_left = self.grads, self._num_left  # of this step, even if it is abandoned
-        copying = scattering = self._copying(message, allocates=False)
+        copying = scattering = self._copying(message.names, allocates=False)
         if isinstance(message, SparseMessage):
-            scattering = self._copying(message, allocates=True)
+            scattering = self._copying(message.names, allocates=True)
 
         def scatter() -> None:
             message.scatter(grads, scattering)
@@ -112,21 +129,22 @@ class Synchroniser:
                 _let_go(message.names, grads, num_left)
 
         text: Steps[None] = message.text(grads, copying)
-        if isinstance(message, Message) and message.inline:
+        if isinstance(message, Message) and message.is_inline:
             text = begun(self.engine, self._step, message.index, text)
         return self.engine.launch(
             message.index,
             f"message {message.index}",
             text,
+            behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
             last=("scatter", scatter),
         )
 
-    def _copying(self, message: AnyMessage, *, allocates: bool) -> Copying:
-        """Makes the block in which a message's gradients are copied from or to their device."""
+    def _copying(self, names: Sequence[str], *, allocates: bool) -> Copying:
+        """Makes the block in which gradients are copied from or to their device."""
         if not self._marks:
             return nullcontext
-        marks = [self._marks[name] for name in message.names if name in self._marks]
+        marks = [self._marks[name] for name in names if name in self._marks]
         return partial(self._streams.behind, marks, allocates=allocates)
 
     def abandon(self, name: str) -> None:

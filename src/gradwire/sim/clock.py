@@ -181,6 +181,8 @@ class Timing:
     forward_end_s: list[float]
     inline: Sequence[Inline] = ()
     """Encodes that the backward pass waits for, behind the computation of their layers."""
+    early_s: float = 0.0
+    """Seconds of the compute lane in which tensors are encoded before their message is whole."""
     spans: Sequence[Span] = ()
     """Spans of messages that were played by events; empty where closed forms gave their times."""
 
@@ -251,5 +253,6 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         forward_start_s=forward_start_s,
         forward_end_s=forward_end_s,
         inline=encoding.inline,
+        early_s=sum(one.work.seconds for own in encoding.early for one in own),
         spans=spans,
     )

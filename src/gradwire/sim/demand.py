@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from ..data.check import check
-from ..data.exchanges import keeping_whole, refuse_cuts
+from ..data.exchanges import keeping_whole, planned_spec, refuse_cuts, refuse_encodes
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..spec import TensorSpec
@@ -29,6 +27,7 @@ class Demand:
         """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the profile."""
         check(plan, profile)
         refuse_cuts(plan, {t.name: t.numel for la in profile.layers for t in la.tensors})
+        refuse_encodes(plan, {t.name: t for la in profile.layers for t in la.tensors})
         layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
         item_bytes = {
             t.name: t.size_bytes // t.numel for la in profile.layers for t in la.tensors if t.numel
@@ -87,17 +86,10 @@ class Demand:
         """
         tensors = {t.name: t for layer in self.profile.layers for t in layer.tensors}
         whole = keeping_whole(self.plan)
-
-        def spec(message: PlannedMessage) -> TensorSpec:
-            chunks = message.chunks
-            return TensorSpec(
-                "",
-                sum(chunk.numel for chunk in chunks),
-                getattr(torch, tensors[chunks[0].tensor].dtype),
-                tuple(tensors[c.tensor].shape for c in chunks) if message.exchange in whole else (),
-            )
-
-        return [(message.exchange, spec(message)) for message in self.plan.messages]
+        return [
+            (message.exchange, planned_spec(message, tensors, is_shaped=message.exchange in whole))
+            for message in self.plan.messages
+        ]
 
 
 def _label(message: PlannedMessage) -> str:

@@ -136,6 +136,22 @@ class selective(Exchange):
         choice = choose(sizes, self.density, self.floor, self.num_dense, dense_cost=cost)
         return _mixed(_codec(self.sparsifier, choice.density), sizes, choice, dtype)
 
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places of the tensors that are not sent dense."""
+        return self.mixed(spec).choice.sparse
+
+    def encode_ahead(
+        self,
+        me: Member,
+        state: SelectiveState,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        mixed = self._mixed(state.sizes, grad_N.dtype)
+        codec = me.variant_of(mixed.codec)
+        mixed.encode_ahead(me, codec, state.codec_T, place, grad_N, residual_N)
+
     def synchronise(
         self,
         me: Member,

@@ -5,7 +5,7 @@ Letters: N elements of the message, D of its dense tensors, K entries of the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...contract import Compressor, Member, Selection
+from ...contract import Compressor, Member, Selection, State
 from ...errors import RanksDiffer
 from ...kernels import select
 from ...kernels.distinct import count_distinct
@@ -25,6 +25,17 @@ from .._residual import as_working
 from .choice import Choice
 
 _ENTRY_BYTES = torch.int32.itemsize + torch.float32.itemsize
+Tensors = Mapping[int, Tensor]
+"""Tensors of a message by their places in it."""
+
+
+class Picked(NamedTuple):
+    """The elements picked of a sparse tensor, and the new state that the sparsifier keeps of it."""
+
+    indices_K: Tensor
+    """Places of the elements, from the tensor's own start."""
+    values_K: Tensor
+    state: State
 
 
 class Encoded(NamedTuple):
@@ -99,23 +110,43 @@ class Mixed:
     ) -> Encoded:
         """Puts the payload in the front of ``own``; ``codec`` is this rank's variant.
 
-        ``residual_N`` then holds what of gradient and residual the payload lacks.
+        ``residual_N`` then holds what of gradient and residual the payload lacks. Tensors that
+        were encoded ahead are taken as they are.
         """
-        grads = torch.split(as_working(grad_N), [*self.sizes])
-        residuals = None if residual_N is None else torch.split(residual_N, [*self.sizes])
-        lists, codec_T = self._entries(me, codec, codec_T, grads, residuals)
-        counts = [indices_K.numel() for indices_K, _ in lists]
+        grads = self._by_place(as_working(grad_N))
+        residuals = None if residual_N is None else self._by_place(residual_N)
+        ahead, me.ahead = me.ahead, {}
+        left = [place for place in self.choice.sparse if place not in ahead]
+        found = self._entries(me, codec, codec_T, left, grads, residuals)
+        made = ahead | dict(zip(left, found, strict=True))
+        entries = [made[place] for place in self.choice.sparse]
+        counts = [one.indices_K.numel() for one in entries]
         form = self.layout(sum(counts))
         payload = Payload.empty(form, own[: form.size_bytes])
-        if lists:
-            indices, values = zip(*lists, strict=True)
-            torch.cat(indices, out=payload["indices"])
-            torch.cat(values, out=payload["values"])
+        if entries:
+            torch.cat([one.indices_K for one in entries], out=payload["indices"])
+            torch.cat([one.values_K for one in entries], out=payload["values"])
             starts = [self._starts[place] for place in self.choice.sparse]
             torch._foreach_add_(torch.split(payload["indices"], counts), starts)
         if self.choice.dense:
             self._put_dense(payload["dense"], grads, residuals)
-        return Encoded(form.size_bytes, codec_T)
+        return Encoded(form.size_bytes, self._next_states(codec_T, entries))
+
+    def encode_ahead(
+        self,
+        me: Member,
+        codec: Compressor,
+        codec_T: tuple[Tensor, ...],
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> None:
+        """Leaves the entries of the sparse tensor at ``place`` in ``me.ahead``."""
+        start = self._starts[place]
+        here = slice(start, start + self.sizes[place])
+        grads = {place: as_working(grad_N[here])}
+        residuals = None if residual_N is None else {place: residual_N[here]}
+        (me.ahead[place],) = self._entries(me, codec, codec_T, [place], grads, residuals)
 
     def merge(self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor) -> Selection:
         """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in one order."""
@@ -149,31 +180,38 @@ class Mixed:
         me: Member,
         codec: Compressor,
         codec_T: tuple[Tensor, ...],
-        grads: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-    ) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
-        """Indices, counted from its own start, and values of each sparse tensor; new states."""
-        places, states = self.choice.sparse, list(codec_T)
+        places: Sequence[int],
+        grads: Tensors,
+        residuals: Tensors | None,
+    ) -> Iterator[Picked]:
+        """The entries of the sparse tensors at ``places``, encoded by one call."""
+        if not places:
+            return
+        whole = me.scratch("rooms", self._rooms_bytes, grads[places[0]], torch.uint8)
         made = codec.encode_many(
-            [states[place] if states else None for place in places],
+            [codec_T[place] if codec_T else None for place in places],
             [grads[place] for place in places],
             None if residuals is None else [residuals[place] for place in places],
-            self._rooms(me, grads[0]),
+            [whole[self._rooms[place]] for place in places],
         )
-        lists = []
         for place, (payload, state) in zip(places, made, strict=True):
-            if states:
-                states[place] = state
             found = payload["indices"], payload["values"]
             if not found[0].numel():
                 residual_N = None if residuals is None else residuals[place]
                 found = _at_least_one(grads[place], residual_N)
-            lists.append(found)
-        return lists, tuple(states)
+            yield Picked(*found, state)
 
-    def _put_dense(
-        self, dense_D: Tensor, grads: Sequence[Tensor], residuals: Sequence[Tensor] | None
-    ) -> None:
+    def _next_states(
+        self, codec_T: tuple[Tensor, ...], entries: Sequence[Picked]
+    ) -> tuple[Tensor, ...]:
+        """The sparsifier's states with those that came with the entries of the sparse tensors."""
+        states = list(codec_T)
+        for place, one in zip(self.choice.sparse, entries, strict=True):
+            if states:
+                states[place] = one.state
+        return tuple(states)
+
+    def _put_dense(self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None) -> None:
         """Fills ``dense_D``: of the dense tensors everything is sent, and nothing stays."""
         sent = [grads[place] for place in self.choice.dense]
         if residuals is None:
@@ -184,11 +222,20 @@ class Mixed:
         torch.cat(kept, out=dense_D)
         torch._foreach_zero_(kept)
 
-    def _rooms(self, me: Member, like: Tensor) -> list[Tensor]:
-        """The room that each sparse tensor is encoded in, before its entries join the others'."""
-        slots = [form.slot_bytes for form in self.forms]
-        rooms = torch.split(me.scratch("rooms", sum(slots), like, torch.uint8), slots)
-        return [room[: form.size_bytes] for room, form in zip(rooms, self.forms, strict=True)]
+    @cached_property
+    def _rooms(self) -> dict[int, slice]:
+        """Where each sparse tensor is encoded, before its entries join the others', by place."""
+        ends = accumulate(form.slot_bytes for form in self.forms)
+        starts = (end - form.slot_bytes for form, end in zip(self.forms, ends, strict=True))
+        each = zip(self.choice.sparse, starts, self.forms, strict=True)
+        return {place: slice(start, start + form.size_bytes) for place, start, form in each}
+
+    @cached_property
+    def _rooms_bytes(self) -> int:
+        return sum(form.slot_bytes for form in self.forms)
+
+    def _by_place(self, flat_N: Tensor) -> Tensors:
+        return dict(enumerate(torch.split(flat_N, [*self.sizes])))
 
     def _specs(self) -> Iterator[TensorSpec]:
         return (TensorSpec("", self.sizes[place], self.dtype) for place in self.choice.sparse)

@@ -1,12 +1,19 @@
-"""Inline: a text's first computations done by the thread of the backward pass itself.
+"""Encodes that a plan does elsewhere than on the compute lane at a message's launch.
 
-A plan asks for it (``PlannedMessage.inline``). Where gradients are encoded on the device that
-computes them, that is what happens anyway, and papers compare with it. On a host the compute lane
-does the same work beside the backward pass.
+``PlannedMessage.inline`` are done by the thread of the backward pass itself. Where gradients are
+encoded on the device that computes them, that is what happens anyway, and papers compare with it.
+On a host the compute lane does the same work beside the backward pass.
+``PlannedMessage.early`` are done on the compute lane, one for each tensor as it comes.
+
+Either is a task with a lane. Where an exchange encodes each tensor by itself, there is a task for
+each when its gradient is ready (``encode_on_lane``). Where it encodes a message as one, the text is
+``begun`` inline when the message is launched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +24,26 @@ from .engine import Engine
 from .lanes import Task
 
 
-@torch.no_grad()
+@contextmanager
+def _as_on_a_lane() -> Iterator[None]:
+    """A block that sees nothing of what the caller's thread has set for its own tensors."""
+    with (
+        torch.no_grad(),
+        torch.device("cpu"),
+        torch.inference_mode(False),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
+
+
+def encode_on_lane(engine: Engine, task: Task) -> Task:
+    """Has a task done on its lane; an inline one here and now, and its error is raised."""
+    if task.lane != INLINE:
+        return engine.begin(task)
+    with _as_on_a_lane():
+        return engine.do_inline(task)
+
+
 def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[Any]:
     """The rest of a message's text, whose computations up to its first other verb are done.
 
@@ -26,7 +52,7 @@ def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[An
     raised.
     """
     value: Any = None
-    with torch.device("cpu"), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with _as_on_a_lane():
         while True:
             try:
                 asked = text.send(value)
@@ -37,7 +63,7 @@ def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[An
             if len(computes) < len(verbs):
                 return _going_on(text, asked)
             tasks = [Task(v.name, v.fn, INLINE, step=step, message=message) for v in computes]
-            found = tuple(map(engine.do_inline, tasks))
+            found = tuple(engine.do_inline(task).result for task in tasks)
             value = found if isinstance(asked, tuple) else found[0]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.runtime.encoding import begun
 from gradwire.runtime.engine import Engine
-from gradwire.runtime.inline import begun
 from gradwire.runtime.membership import ALONE
 from gradwire.trace.span import Span
 from gradwire.verbs import AllReduce, Compute, Steps
