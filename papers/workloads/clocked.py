@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from gradwire.verbs import Compute, Steps, Verb
 
 T = TypeVar("T")
-Spent = dict[tuple[str, int], float]
-"""Seconds by a Compute's name and number of elements: two works of an exchange differ in them."""
+Spent = dict[tuple[str, int], list[float]]
+"""Seconds of Computes by their name and number of elements, in the order in which they ran."""
 
 
 def clocked(
     text: Steps[T], spent: Spent, clock: Callable[[], float] = time.perf_counter
 ) -> Steps[T]:
-    """The text, with the seconds of all its Computes added up in ``spent``.
+    """The text, with the seconds of each of its Computes kept in ``spent``.
 
     ``clock`` may be ``time.thread_time``, which stands still while others have the core.
 
@@ -49,7 +49,7 @@ def _clocked(verb: Verb, spent: Spent, clock: Callable[[], float]) -> Verb:
     def timed() -> Any:
         start_s = clock()
         value = fn()
-        spent[key] = spent.get(key, 0.0) + clock() - start_s
+        spent.setdefault(key, []).append(clock() - start_s)
         return value
 
     return replace(verb, fn=timed)
