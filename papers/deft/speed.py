@@ -20,15 +20,14 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Member
 from gradwire.local import drive
 from gradwire.report import bars, curves
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import layer_sizes, message_of, views_in
+from gradwire.workloads.train import layer_sizes, message_of
 
 from ..frame import Ask, Claim, Findings, Report, Row
 from ..workloads.clocked import Spent, clocked
 from .breakdown import Breakdown, run
 from .breakdown_rank import PARTS
 from .rows import number
-from .runs import one_thread
+from .runs import accumulated, one_thread
 from .setting import LSTM, Application
 
 METHODS = ("topk", "cltk", "deft")
@@ -167,7 +166,7 @@ def figure9(
     in each other's way.
     """
     task, repeats = app.make(**SELECTED[ask.quick]), repeats or REPEATS[ask.quick]
-    given = Selected(_accumulated(task), layer_sizes(task), app.density)
+    given = Selected(accumulated(task), layer_sizes(task), app.density)
     with one_thread():
         ask.report(0.1, "Top-k of the whole")
         whole_s = _topk_s(given, repeats)
@@ -177,19 +176,6 @@ def figure9(
             parts_s = _selection_s(given, world, repeats)
             rows.append(_selection_row(f"{world} ranks", world, whole_s, parts_s, given))
     return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
-
-
-def _accumulated(task: TrainingTask, num_steps: int = 4) -> Tensor:
-    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
-    torch.manual_seed(task.seed)
-    model = task.make_model()
-    parameters = list(model.parameters())
-    grad_N = torch.zeros(message_of(parameters).numel)
-    for parameter, view in zip(parameters, views_in(grad_N, parameters), strict=True):
-        parameter.grad = view
-    for step in range(num_steps):
-        task.loss(model, *task.batch(step, 0, 1)).backward()  # type: ignore[no-untyped-call]
-    return grad_N
 
 
 def _topk_s(given: Selected, repeats: int) -> float:

@@ -28,6 +28,11 @@ def clocked(
     >>> drive([clocked(text(), spent)]).results, list(spent)
     ([7], [('encode', 100)])
     """
+    return watched(text, lambda verb: _clocked(verb, spent, clock))
+
+
+def watched(text: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
+    """The text, whose verbs all pass through ``see``: what it returns is carried out."""
     value: Any = None
     while True:
         try:
@@ -35,10 +40,7 @@ def clocked(
         except StopIteration as stop:
             result: T = stop.value
             return result
-        if isinstance(asked, tuple):
-            value = yield tuple(_clocked(verb, spent, clock) for verb in asked)
-        else:
-            value = yield _clocked(asked, spent, clock)
+        value = yield tuple(map(see, asked)) if isinstance(asked, tuple) else see(asked)
 
 
 def _clocked(verb: Verb, spent: Spent, clock: Callable[[], float]) -> Verb:
