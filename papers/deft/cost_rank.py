@@ -81,7 +81,7 @@ class _Side:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """What each step of each method took by density, and seconds of the verbs by size."""
+    """The counts and times of each method's steps, and the costs of verbs by size."""
     torch.set_num_threads(1)
     backend()
     share_cores(dist.get_rank(), dist.get_world_size())
