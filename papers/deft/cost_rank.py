@@ -30,7 +30,7 @@ from gradwire.verbs import Compute, Verb
 
 from ..workloads import applications
 from ..workloads.clocked import Spent, clocked, watched
-from .runs import accumulated
+from .setting import accumulated
 
 VERBS: tuple[VerbName, ...] = ("all_gather", "all_reduce", "broadcast")
 """The verbs of all methods, whose costs are measured."""

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gradwire.version import __version__
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import History, message_of, train, views_in
+from gradwire.workloads.train import History, train
 
 from ..frame import Ask, Report
 from ..whole import write_whole
@@ -102,19 +100,6 @@ def _train(run: Run, report: Report) -> History:
             num_scores=run.num_scores,
             report=report,
         )
-
-
-def accumulated(task: TrainingTask, rank: int = 0, world: int = 1, num_steps: int = 4) -> Tensor:
-    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
-    torch.manual_seed(task.seed)
-    model = task.make_model()
-    parameters = list(model.parameters())
-    grad_N = torch.zeros(message_of(parameters).numel)
-    for parameter, view in zip(parameters, views_in(grad_N, parameters), strict=True):
-        parameter.grad = view
-    for step in range(num_steps):
-        task.loss(model, *task.batch(step, rank, world)).backward()  # type: ignore[no-untyped-call]
-    return grad_N
 
 
 @contextmanager

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log2
+from math import log2
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import bin_packing, deft
+from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import packable, two_stage
 from gradwire.compress.topk import topk
-from gradwire.contract import Member
-from gradwire.local import drive
 from gradwire.report import bars, curves
-from gradwire.workloads.train import layer_sizes, message_of
+from gradwire.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Report, Row
-from ..workloads.clocked import Spent, clocked
 from .breakdown import Breakdown, run
 from .breakdown_rank import PARTS
 from .rows import number
-from .runs import accumulated, one_thread
-from .setting import LSTM, Application
+from .runs import one_thread
+from .selection import Parts, Selected, deft_parts, encode_s
+from .setting import LSTM, Application, accumulated
 
 METHODS = ("topk", "cltk", "deft")
 HOSTS = {False: 8, True: 4}
@@ -47,8 +42,6 @@ SELECTED = {
 }
 COUNTS = (2, 4, 8, 16)
 REPEATS = {False: 9, True: 5}
-CLOCK = time.thread_time
-"""The clock of figure 9, which counts only the one thread that does all the work."""
 NEGLIGIBLE = 0.02
 """The share of a step below which a time is negligible."""
 SIGNIFICANT = 0.5
@@ -143,15 +136,6 @@ def draw7(rows: Sequence[Row], path: Path) -> Path:
     return bars.draw(rows, path, keys=keys, title="A step of the language model, by parts")
 
 
-@dataclass(frozen=True)
-class Selected:
-    """The input of figure 9: the gradient, its layers' sizes and the density asked for."""
-
-    grad_N: Tensor
-    layers: Sequence[int]
-    density: float
-
-
 def figure9(
     ask: Ask,
     counts: Sequence[int] = COUNTS,
@@ -169,63 +153,13 @@ def figure9(
     given = Selected(accumulated(task), layer_sizes(task), app.density)
     with one_thread():
         ask.report(0.1, "Top-k of the whole")
-        whole_s = _topk_s(given, repeats)
-        rows = [_selection_row("1 rank", 1, whole_s, Parts(0.0, 0.0, whole_s), given)]
+        whole_s = encode_s(topk(density=given.density), given, repeats)
+        rows = [_selection_row("1 rank", 1, whole_s, Parts(0.0, 0.0, whole_s, whole_s, 0.0), given)]
         for done, world in ask.each(counts):
             ask.report(0.1 + 0.9 * done, f"DEFT on {world} ranks")
-            parts_s = _selection_s(given, world, repeats)
+            parts_s = deft_parts(given, world, repeats)
             rows.append(_selection_row(f"{world} ranks", world, whole_s, parts_s, given))
     return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
-
-
-def _topk_s(given: Selected, repeats: int) -> float:
-    """The least seconds of ``repeats`` selections, as other work of the machine only adds."""
-    codec = topk(density=given.density)
-    return min(_timed(lambda: codec.encode(None, given.grad_N)) for _ in range(repeats + 1))
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start_s = CLOCK()
-    call()
-    return CLOCK() - start_s
-
-
-class Parts(NamedTuple):
-    """The seconds of a selection, by its passes."""
-
-    norms_s: float
-    """The pass over all elements that takes the norms of all layers."""
-    take_s: float
-    """The gathering of the values at the elements that any rank selected."""
-    layers_s: float
-    """The selection in the layers of the rank that has most to do."""
-
-
-def _selection_s(given: Selected, world: int, repeats: int) -> Parts:
-    """The seconds of each pass, which are the least of ``repeats`` times.
-
-    Ranks have the same gradient, which none writes, and the same buffer for the mean. So the bins
-    are the same in every step, and each goes to the next rank.
-    """
-    grad_N, mean_N = given.grad_N, torch.empty_like(given.grad_N)
-    exchange = deft(density=given.density, layers=given.layers)
-    spec = message_of([grad_N])
-    members = [Member(rank, world) for rank in range(world)]
-    states = [exchange.init(spec, world) for _ in members]
-    norms_s, take_s, seconds = inf, inf, [inf] * world
-    for step in range(repeats):
-        spent: list[Spent] = [{} for _ in members]
-        texts = [
-            clocked(exchange.synchronise(member, state, grad_N, mean_N), own, CLOCK)
-            for member, state, own in zip(members, states, spent, strict=True)
-        ]
-        states = drive(texts, seed=step).results
-        for rank, own in enumerate(spent):
-            bin_ = (rank + step) % world
-            seconds[bin_] = min(seconds[bin_], *own["encode", grad_N.numel() // world])
-            norms, take = own["encode", grad_N.numel()]
-            norms_s, take_s = min(norms_s, norms), min(take_s, take)
-    return Parts(norms_s, take_s, max(seconds))
 
 
 def _selection_row(name: str, world: int, whole_s: float, parts_s: Parts, given: Selected) -> Row:
@@ -233,10 +167,12 @@ def _selection_row(name: str, world: int, whole_s: float, parts_s: Parts, given:
         "name": name,
         "num_ranks": world,
         "numel": given.grad_N.numel(),
-        **parts_s._asdict(),
-        "selection_s": sum(parts_s),
-        "fraction_norms": parts_s.norms_s / sum(parts_s),
-        "speedup": whole_s / sum(parts_s),
+        "norms_s": parts_s.norms_s,
+        "take_s": parts_s.take_s,
+        "layers_s": parts_s.layers_s,
+        "selection_s": parts_s.all_s,
+        "fraction_norms": parts_s.norms_s / parts_s.all_s,
+        "speedup": whole_s / parts_s.all_s,
         "speedup_without_norms": whole_s / (parts_s.take_s + parts_s.layers_s),
         **_expected(given, world),
         "speedup_linear": float(world),
