@@ -221,9 +221,9 @@ def _faster(rows: Sequence[Row]) -> Claim:
         "section 5.3",
         shown,
         not slower,
-        f"not faster than {', '.join(slower)}: DEFT makes {rounds['deft']:.0f} collectives to Top-k's "
-        f"{rounds['topk']:.0f} and CLT-k's {rounds['cltk']:.0f}, and what they wait for weighs "
-        "more than the bytes that it saves there"
+        f"not faster than {', '.join(slower)}: DEFT makes {rounds['deft']:.0f} collectives to "
+        f"Top-k's {rounds['topk']:.0f} and CLT-k's {rounds['cltk']:.0f}, and what they wait for "
+        "weighs more than the bytes that it saves there"
         if slower
         else "",
     )
