@@ -10,6 +10,7 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparcml import sparcml
 from gradwire.collective.sparse_ps import sparse_ps
+from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.zen import zen
 from gradwire.compress.adacomp import adacomp
 from gradwire.compress.onebit import onebit
@@ -96,8 +97,11 @@ def test_entries_of_all_tensors_are_what_is_decoded() -> None:
     assert num_entries(payload.format) == indices_K.numel()
 
 
+SPARSE = (zen(), sparcml(), omnireduce(), sparse_ps(), sparse_ps_broadcast())
+
+
 @pytest.mark.parametrize("law", [law_never_deadlocks, law_nothing_is_lost_or_made])
-@pytest.mark.parametrize("collective", [zen(), sparcml(), omnireduce(), sparse_ps()], ids=repr)
+@pytest.mark.parametrize("collective", SPARSE, ids=repr)
 def test_sparse_schemes_take_what_shares_a_scale(law, collective) -> None:  # type: ignore[no-untyped-def]
     for case in FEW:
         if case.world in (2, 3):

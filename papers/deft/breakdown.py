@@ -14,8 +14,8 @@ from gradwire.testbed.ranks import Report, run_ranks
 from ..frame import Row
 from .breakdown_rank import PARTS
 
-_NUM_ALONE = 3
-"""The first parts: forward, backward and selection, which wait for no other rank."""
+_NUM_ALONE = 4
+"""The first parts: forward, backward, norms and selection, which wait for no other rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

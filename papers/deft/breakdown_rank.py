@@ -27,10 +27,11 @@ from gradwire.workloads.train import message_of, views_in
 from ..workloads import applications
 from ..workloads.clocked import Spent, clocked
 
-PARTS = ("forward", "backward", "selection", "partition", "merge", "communication")
-"""The parts of a step. ``partition`` is work that is done once for each layer, not for each
-element; ``merge`` adds up the payloads that arrived; ``communication`` includes waiting for other
-ranks."""
+PARTS = ("forward", "backward", "norms", "selection", "partition", "merge", "communication")
+"""The parts of a step. ``norms`` is the pass that an exchange with one support for all ranks makes
+before it selects: it adds the residual and takes the layers' norms. ``partition`` is work that is
+done once for each layer, not for each element; ``merge`` adds up the payloads that arrived;
+``communication`` includes waiting for other ranks."""
 _WARM_UP_STEPS = 2
 
 
@@ -49,7 +50,9 @@ class _Side:
         self.grad_N = torch.zeros(spec.numel)
         for parameter, view in zip(parameters, views_in(self.grad_N, parameters), strict=True):
             parameter.grad = view
-        self.exchange = exchange_for(load("compress", name)(**settings))
+        algorithm = load("compress", name)(**settings)
+        self.exchange = exchange_for(algorithm)
+        self._has_norms = algorithm.traits.shared_support
         self.member = Member(engine.rank, engine.world)
         self.state = self.exchange.init(spec, engine.world)
 
@@ -72,7 +75,8 @@ class _Side:
         self.state = end.result
         self.optimizer.step()
         forward_s, backward_s, exchange_s = (b - a for a, b in pairwise(marks_s))
-        work_s = _by_part(spent, self.grad_N.numel() // world)
+        norms_s = spent["encode", self.grad_N.numel()].pop(0) if self._has_norms else 0.0
+        work_s = [norms_s, *_by_part(spent, self.grad_N.numel() // world)]
         return [forward_s, backward_s, *work_s, exchange_s - sum(work_s)]
 
 
@@ -81,7 +85,7 @@ def _by_part(spent: Spent, share: int) -> list[float]:
     found = [0.0, 0.0, 0.0]
     for (name, numel), seconds in spent.items():
         per_layer = numel < share
-        found[2 if name != "encode" else int(per_layer)] += seconds
+        found[2 if name != "encode" else int(per_layer)] += sum(seconds)
     return found
 
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
 from gradwire.load import load
 from gradwire.workloads import fashion_mnist
 from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import layer_sizes, without_momentum
+from gradwire.workloads.train import layer_sizes, message_of, views_in, without_momentum
 from gradwire.wrap.deep_gradient_compression import deep_gradient_compression
 
 from ..workloads import movielens
@@ -29,6 +32,8 @@ UNMASKED_DGC = "dgc in full, unmasked"
 """The name of full DGC without factor masking."""
 SELECTIVE = "topk by tensor"
 """The name of ``selective`` with top-k: in each tensor, where ``topk`` selects in the whole."""
+TUNED = "hardthreshold"
+"""The sparsifier that is given a threshold, here one that fits the first gradient."""
 DENSITY_WARM_UP = 0.1
 """The share of the steps in which full DGC's density comes down."""
 METHODS = (DENSE, "topk", "cltk", "deft")
@@ -142,6 +147,26 @@ def present(apps: Sequence[Application]) -> tuple[Application, ...]:
     return tuple(one for one in apps if one.missing() is None)
 
 
+def accumulated(task: TrainingTask, rank: int = 0, world: int = 1, num_steps: int = 4) -> Tensor:
+    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
+    torch.manual_seed(task.seed)
+    model = task.make_model()
+    parameters = list(model.parameters())
+    grad_N = torch.zeros(message_of(parameters).numel)
+    for parameter, view in zip(parameters, views_in(grad_N, parameters), strict=True):
+        parameter.grad = view
+    for step in range(num_steps):
+        task.loss(model, *task.batch(step, rank, world)).backward()  # type: ignore[no-untyped-call]
+    return grad_N
+
+
+def tuned(task: TrainingTask, density: float) -> float:
+    """The threshold that a ``density`` share of the first gradient's magnitudes reach."""
+    grad_N = accumulated(task, num_steps=1)
+    kept = max(1, round(density * grad_N.numel()))
+    return float(grad_N.abs().topk(kept).values[-1])
+
+
 def method_of(
     method: str, density: float, num_steps: int, task: TrainingTask
 ) -> tuple[TrainingTask, Exchange]:
@@ -160,5 +185,8 @@ def method_of(
         return without_momentum(task), exchange
     if method == SELECTIVE:
         return task, exchange_for(load("compress", "selective")(sparsifier="topk", density=density))
+    if method == TUNED:
+        threshold = tuned(task, density)
+        return task, exchange_for(load("compress", method)(threshold=threshold))
     kind = partial(load("compress", method), density=density)
     return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from gradwire.verbs import Compute, Steps, Verb
 
 T = TypeVar("T")
-Spent = dict[tuple[str, int], float]
-"""Seconds by a Compute's name and number of elements: two works of an exchange differ in them."""
+Spent = dict[tuple[str, int], list[float]]
+"""Seconds of Computes by their name and number of elements, in the order in which they ran."""
 
 
 def clocked(
     text: Steps[T], spent: Spent, clock: Callable[[], float] = time.perf_counter
 ) -> Steps[T]:
-    """The text, with the seconds of all its Computes added up in ``spent``.
+    """The text, with the seconds of each of its Computes kept in ``spent``.
 
     ``clock`` may be ``time.thread_time``, which stands still while others have the core.
 
@@ -28,6 +28,11 @@ def clocked(
     >>> drive([clocked(text(), spent)]).results, list(spent)
     ([7], [('encode', 100)])
     """
+    return watched(text, lambda verb: _clocked(verb, spent, clock))
+
+
+def watched(text: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
+    """The text, whose verbs all pass through ``see``: what it returns is carried out."""
     value: Any = None
     while True:
         try:
@@ -35,10 +40,7 @@ def clocked(
         except StopIteration as stop:
             result: T = stop.value
             return result
-        if isinstance(asked, tuple):
-            value = yield tuple(_clocked(verb, spent, clock) for verb in asked)
-        else:
-            value = yield _clocked(asked, spent, clock)
+        value = yield tuple(map(see, asked)) if isinstance(asked, tuple) else see(asked)
 
 
 def _clocked(verb: Verb, spent: Spent, clock: Callable[[], float]) -> Verb:
@@ -49,7 +51,7 @@ def _clocked(verb: Verb, spent: Spent, clock: Callable[[], float]) -> Verb:
     def timed() -> Any:
         start_s = clock()
         value = fn()
-        spent[key] = spent.get(key, 0.0) + clock() - start_s
+        spent.setdefault(key, []).append(clock() - start_s)
         return value
 
     return replace(verb, fn=timed)

@@ -27,6 +27,7 @@ SHOWN = {
     "sparcml": "SparCML",
     "omnireduce": "OmniReduce",
     "sparse_ps": "Sparse PS",
+    "sparse_ps_broadcast": "Sparse PS with broadcast",
     "zen_in_coo": "ZEN in COO",
     "zen_paper": "ZEN",
     "zen_rows": "ZEN, whole rows",

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.data.sparsity import BLOCK
+from gradwire.moves.pulls import pulled_bytes
 from gradwire.sparse.entries import num_units
 from gradwire.sparse.parts import part_length
 from gradwire.sparse.permutation import Permutation
@@ -80,6 +82,21 @@ class Traffic:
         others = len(size_W) - 1
         return int(max(others * size_W.max(), size_W.sum() - size_W.min()))
 
+    def broadcast_bytes(self, entry_bytes: int) -> int:
+        """The bytes in the busiest direction if the sums are broadcast, all at once."""
+        size_W: list[int] = (self.pulled_W * entry_bytes).tolist()
+        world, pulls = len(size_W), sparse_ps_broadcast().pulls(size_W)
+        sent = max(pulled_bytes(pulls, rank, world) for rank in range(world))
+        return max(sent, sum(size_W) - min(size_W))
+
+    def in_turn_bytes(self, entry_bytes: int) -> float:
+        """The bytes that pass one after another if the sums are broadcast in turn.
+
+        Appendix B.1: each as a scatter and an all-gather, which is the least that it knows of.
+        """
+        world = len(self.pulled_W)
+        return 2 * (world - 1) / world * entry_bytes * int(self.pulled_W.sum())
+
     @property
     def push_imbalance(self) -> float:
         """Definition 8: the largest part of any rank's indices over an equal one."""
@@ -111,6 +128,8 @@ def busiest_bytes(
         "sparcml": sparcml_bytes(sizes, world),
         "omnireduce": _both(blocked, VALUE_BYTES * BLOCK),
         "sparse_ps": _both(ranged, ENTRY_BYTES),
+        "broadcast_in_turn": ranged.push_bytes(ENTRY_BYTES) + ranged.in_turn_bytes(ENTRY_BYTES),
+        "sparse_ps_broadcast": ranged.push_bytes(ENTRY_BYTES) + ranged.broadcast_bytes(ENTRY_BYTES),
         "balanced": _both(hashed, ENTRY_BYTES),
         "zen": hashed.push_bytes(ENTRY_BYTES) + min(pull_coo, pull_bitmap),
         "without_index": _both(hashed, VALUE_BYTES),

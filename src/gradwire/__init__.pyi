@@ -38,5 +38,6 @@ from .version import __version__ as __version__
 from .wrap.clipping import with_clipping as with_clipping
 from .wrap.deep_gradient_compression import deep_gradient_compression as deep_gradient_compression
 from .wrap.density_warmup import with_density_warmup as with_density_warmup
+from .wrap.measured_scheme import with_measured_scheme as with_measured_scheme
 from .wrap.momentum import with_momentum_correction as with_momentum_correction
 from .wrap.natural import with_natural_sparsity as with_natural_sparsity

@@ -107,5 +107,5 @@ def test_more_rows_than_there_are_is_told() -> None:
 def test_which_collectives_carry_rows() -> None:
     """Not those that turn dense on their way, send blocks, or sum what they cannot tell apart."""
     names = {type(one).__name__ for one in CARRYING}
-    assert names == {"allgather_sparse", "sparse_ps", "zen"}
+    assert names == {"allgather_sparse", "sparse_ps", "sparse_ps_broadcast", "zen"}
     assert {scheme.__name__.removesuffix("_cost") for scheme in OF_ROWS} == names

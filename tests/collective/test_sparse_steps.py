@@ -19,6 +19,7 @@ SCHEMES = (
     gw.collective.zen(),
     gw.collective.zen(formats="paper"),
     gw.collective.sparse_ps(),
+    gw.collective.sparse_ps_broadcast(),
     gw.collective.omnireduce(block=16),
     gw.collective.sparcml(),
 )

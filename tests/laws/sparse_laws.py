@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.collective.sparse_ps import sparse_ps
+from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.zen import zen
 from gradwire.contract import Member
 from gradwire.laws.tolerance import assert_near, largest, same_bits
@@ -212,7 +213,7 @@ def law_imbalance_is_definition_8(exchange: Pair, held: Held) -> None:
 def imbalance(exchange: Pair, held: Held) -> tuple[float, float] | None:
     """Definition 8 from the sets, for zen and for ranges; None for others."""
     scheme, world = exchange.collective, held.world
-    if world == 1 or not isinstance(scheme, zen | sparse_ps):
+    if world == 1 or not isinstance(scheme, zen | sparse_ps | sparse_ps_broadcast):
         return None
     parts = parts_of(held.numel, world, scheme.permutation(held.numel))
     owner_N = torch.empty(held.numel, dtype=torch.int64)

@@ -45,6 +45,7 @@ WRAPPERS = {
     "max_norm": partial(gw.with_clipping, gw.compress.topk()),
     "steps_per_stage": partial(gw.with_density_warmup, gw.compress.topk()),
     "densities": partial(gw.with_density_warmup, gw.compress.topk(), steps_per_stage=5),
+    "num_steps": partial(gw.with_measured_scheme, gw.compress.topk()),
     "width": partial(gw.with_natural_sparsity, gw.compress.topk()),
     "warmup_steps": gw.deep_gradient_compression,
     "density": partial(gw.deep_gradient_compression, warmup_steps=0),

@@ -91,6 +91,7 @@ def test_the_papers_table_3() -> None:
         "sparcml": ("hierarchy", "incremental", "centralization", None),
         "omnireduce": ("point-to-point", "one-shot", "parallelism", "imbalanced"),
         "sparse_ps": ("point-to-point", "incremental", "parallelism", "imbalanced"),
+        "sparse_ps_broadcast": ("point-to-point", "incremental", "parallelism", "imbalanced"),
         "zen": ("point-to-point", "incremental", "parallelism", "balanced"),
     }
 

@@ -33,6 +33,7 @@ NAMED = (
     gw.collective.zen(),
     gw.collective.zen(seed=7, formats="paper"),
     gw.collective.sparse_ps(),
+    gw.collective.sparse_ps_broadcast(),
 )
 
 
@@ -142,7 +143,7 @@ def by_plan(rank: int, world: int, text: str) -> tuple[str, list[set[str]]]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("scheme", ["allgather_sparse", "zen", "sparse_ps"])
+@pytest.mark.parametrize("scheme", ["allgather_sparse", "zen", "sparse_ps", "sparse_ps_broadcast"])
 def test_rows_take_the_way_that_a_plan_names(scheme: str, two: Ranks) -> None:
     net = Words()
     net.last.requires_grad_(False)

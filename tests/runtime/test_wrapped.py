@@ -24,8 +24,10 @@ DGC = gw.deep_gradient_compression(
     warmup_steps=10, density=0.05, nesterov=True, clip_norm=1.0, sample_share=1.0
 )
 """Of three stages: the second from step 5 to 9, so that a run is saved and resumed inside it."""
-WRAPPED = [DGC, gw.with_momentum_correction(gw.compress.deft(density=0.1))]
-"""Among two ranks a library's sum is the same in any order: so are the bits of the second."""
+MEASURED = gw.with_measured_scheme(gw.compress.topk(density=0.1), num_steps=SAVED_AT + 2)
+"""It is saved and resumed while it measures."""
+WRAPPED = [DGC, MEASURED, gw.with_momentum_correction(gw.compress.deft(density=0.1))]
+"""Among two ranks a library's sum is the same in any order: so are the bits of the last."""
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
@@ -37,9 +39,12 @@ def test_attach_is_run_local(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange)
 
 
+@pytest.mark.parametrize("exchange", [DGC, MEASURED], ids=named)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(wrapped: bool, two: Ranks) -> None:
-    for whole, again, _ in two.run(resumed, DGC, wrapped):
+def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
+    wrapped: bool, exchange: Exchange, two: Ranks
+) -> None:
+    for whole, again, _ in two.run(resumed, exchange, wrapped):
         assert again == whole
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .ring import ring as ring
     from .sparcml import sparcml as sparcml
     from .sparse_ps import sparse_ps as sparse_ps
+    from .sparse_ps_broadcast import sparse_ps_broadcast as sparse_ps_broadcast
     from .zen import zen as zen
 
 make_registry(__name__)

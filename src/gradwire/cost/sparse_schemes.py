@@ -26,6 +26,7 @@ from ..data.cluster import Cluster
 from ..data.sparsity import Handling, TensorSparsity, UnitSparsity
 from ..load import load
 from ..moves.cut import Cut
+from ..moves.pulls import pulled_bytes
 from ..moves.push_pull import PushPull, Told
 from ..moves.rounds import abreast
 from ..moves.sizes import SIZE_BYTES
@@ -138,6 +139,12 @@ def sparse_ps_cost(at: SchemeInputs) -> Prediction:
     return _push_pull(load("collective", "sparse_ps")(), at, at.units, at.units.imbalance(at.world))
 
 
+def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
+    """Coordinates to the servers of even ranges, and their sums broadcast at once: appendix B.1."""
+    scheme = load("collective", "sparse_ps_broadcast")()
+    return _push_pull(scheme, at, at.units, at.units.imbalance(at.world))
+
+
 def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
     """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
@@ -156,20 +163,39 @@ def _push_pull(
     uneven_push, uneven_pull = imbalance
     push = _part(cut, uneven_push * own / at.world)
     pull = _part(cut, uneven_pull * merged / at.world)
-    form = collective.pull_format(cut, 0, pull)
     others = at.world - 1
     told_s = at.parts_s(
         ("all_to_all", SIZE_BYTES * at.world),
         ("all_gather", TOLD_BYTES),
-        ("all_gather", cut.pulled(form, 0, pull).slot_bytes),
     )
+    pull_s = _pull_s(collective, at, cut, pull, merged)
     pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
     send_s = at.parts_s(("send", pushed.slot_bytes))
     rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
-    latency_s = told_s[0] + rounds * send_s[0]
-    transfer_s = told_s[1] + others * send_s[1]
+    latency_s = told_s[0] + rounds * send_s[0] + pull_s[0]
+    transfer_s = told_s[1] + others * send_s[1] + pull_s[1]
     host_s = at.host_s((2 + uneven_push) * own + merged, units)
     return Prediction(scheme, latency_s, transfer_s, host_s)
+
+
+def _pull_s(
+    collective: PushPull, at: SchemeInputs, cut: Cut, fullest: int, merged: float
+) -> tuple[float, float]:
+    """Seconds of latency and of moving bytes of a pull whose first part is the fullest.
+
+    Verbs go at once: they wait out their latency together, and their bytes on the busiest link
+    take as long as an all-gather's.
+    """
+    others = at.world - 1
+    rest = _part(cut, max(0.0, merged - fullest) / others)
+    most, usual = (
+        cut.pulled(collective.pull_format(cut, 0, count), 0, count).slot_bytes
+        for count in (fullest, rest)
+    )
+    pulls = collective.pulls([most] + [usual] * others)
+    latency_s, _ = at.parts_s((pulls[0].verb, pulls[0].size_bytes))
+    busiest = max(pulled_bytes(pulls, 0, at.world), most + (others - 1) * usual)
+    return latency_s, at.parts_s(("all_gather", busiest / others))[1]
 
 
 def _part(cut: Cut, count: float) -> int:
@@ -199,6 +225,7 @@ SCHEMES: tuple[Scheme, ...] = (
     sparcml_cost,
     omnireduce_cost,
     sparse_ps_cost,
+    sparse_ps_broadcast_cost,
 )
 """The schemes to choose from. Where two tie, the earlier one is taken: it has fewer rounds, or
 less that may vary."""
@@ -211,7 +238,12 @@ class SchemeChoice(NamedTuple):
     predictions: tuple[Prediction, ...]
 
 
-OF_ROWS: tuple[Scheme, ...] = (allgather_sparse_cost, zen_cost, sparse_ps_cost)
+OF_ROWS: tuple[Scheme, ...] = (
+    allgather_sparse_cost,
+    zen_cost,
+    sparse_ps_cost,
+    sparse_ps_broadcast_cost,
+)
 """The schemes whose collectives carry gradients that come as rows."""
 
 
@@ -278,5 +310,6 @@ _REASONS = {
     "sparcml": "(what ranks share comes in every round) ",
     "omnireduce": "(blocks carry zeros, and ranges have unlike many) ",
     "sparse_ps": "(ranges have unlike many, and every entry an index) ",
+    "sparse_ps_broadcast": "(ranges have unlike many, and every entry an index) ",
     "zen": "(push and pull) ",
 }

@@ -9,7 +9,7 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     8 (W-1)                         how many units it pushes to each
     sum over the others j of PUSH(units pushed to j)
     32 (W-1)                        what it merged and pushed
-    (W-1) * max over ranks of PULL(units merged there)
+    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``pulls`` send,
     with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
     ``sent_bytes`` is that.
 """
@@ -46,6 +46,9 @@ from .entries import (
     split,
     value_dtype,
 )
+from .pulls import Delivery as Delivery
+from .pulls import Pull as Pull
+from .pulls import gathered, pulled_bytes
 from .push import push
 from .selection import asked_of
 from .sizes import SIZE_BYTES
@@ -101,6 +104,14 @@ class PushPull(Collective):
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
         """How ``rank`` writes so many units for the others; from what all ranks know."""
         return coo()
+
+    def pulls(self, sizes: Sequence[int]) -> tuple[Pull, ...]:
+        """The verbs that carry sums of so many bytes a rank."""
+        return (Pull("all_gather", max(sizes)),)
+
+    def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
+        """The verbs of ``pulls``, with room for what they carry."""
+        return gathered(me, sizes, like)
 
     def cut(self, codec: Compressor, spec: TensorSpec, world: int) -> Cut:
         """The parts of a gradient under this codec."""
@@ -261,9 +272,7 @@ class PushPull(Collective):
             cut.pulled(form, rank, one.merged)
             for rank, (form, one) in enumerate(zip(forms, told, strict=True))
         ]
-        size = max(layout.slot_bytes for layout in layouts)
-        own = me.scratch("own pull", size, like, torch.uint8, varies=True)
-        whole = me.scratch("pulled", me.world * size, like, torch.uint8, varies=True)
+        own, received, verbs = self.delivery(me, [layout.slot_bytes for layout in layouts], like)
 
         def pack() -> Entries:
             assert sums is not None
@@ -276,7 +285,6 @@ class PushPull(Collective):
 
         def decode() -> None:
             others = [rank for rank in range(me.world) if rank != me.rank]
-            received = split(whole, [size] * me.world)
             messages = [
                 Packed(forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes]))
                 for r in others
@@ -289,10 +297,7 @@ class PushPull(Collective):
 
         # Its own part a rank has: that is put while the others' travel.
         ready = cut.parts[me.rank].length * cut.width
-        yield (
-            AllGather(whole, own),
-            me.sized("decode", lambda: put(me.rank, mine), ready),
-        )
+        yield (*verbs, me.sized("decode", lambda: put(me.rank, mine), ready))
         yield me.sized("decode", decode, cut.numel - ready)
 
     def usual(self, cut: Cut, codec: Compressor, spec: TensorSpec) -> tuple[list[int], list[int]]:
@@ -313,10 +318,12 @@ class PushPull(Collective):
         self, cut: Cut, pushed_WW: Sequence[Sequence[int]], merged_W: Sequence[int]
     ) -> list[int]:
         """Bytes that each rank sends, by units pushed (worker, server) and units merged."""
-        others = len(cut.parts) - 1
-        pull = max(self._pull_layout(cut, r, k).slot_bytes for r, k in enumerate(merged_W))
+        told = (len(cut.parts) - 1) * SIZE_BYTES * (1 + _TOLD)
+        sizes = [self._pull_layout(cut, r, k).slot_bytes for r, k in enumerate(merged_W)]
+        pulls = self.pulls(sizes)
         return [
-            others * (SIZE_BYTES * (1 + _TOLD) + pull)
+            told
+            + pulled_bytes(pulls, rank, len(sizes))
             + sum(
                 self._push_layout(cut, to, k).slot_bytes for to, k in enumerate(own) if to != rank
             )

@@ -270,7 +270,8 @@ def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: S
         _log.warning(
             "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
             "that serve them, whichever takes less time in a step; make the embedding with "
-            "sparse=False to have its gradient take it, or name allgather_sparse, zen or sparse_ps",
+            "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps "
+            "or sparse_ps_broadcast",
             rows[0],
             named,
         )
