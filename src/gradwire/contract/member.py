@@ -57,7 +57,7 @@ class Member:
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "imbalance", "rank", "selection", "shards", "way", "world")
+    __slots__ = ("_across", "_buffers", "imbalance", "rank", "selection", "shards", "way", "world")
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
@@ -71,6 +71,13 @@ class Member:
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self._buffers: dict[str, Tensor] = {}
+        self._across: Member | None = None
+
+    def across(self, ranks_per_host: int) -> Member:
+        """This rank's place among those of the same place on all hosts, with buffers of its own."""
+        if self._across is None:
+            self._across = type(self)(self.rank // ranks_per_host, self.world // ranks_per_host)
+        return self._across
 
     def variant_of(self, codec: Compressor) -> Compressor:
         """The codec as this rank uses it."""

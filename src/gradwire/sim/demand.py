@@ -7,11 +7,14 @@ from functools import cached_property
 
 import torch
 
+from ..contract import Exchange
 from ..data.check import check
-from ..data.exchanges import keeping_whole, refuse_cuts
+from ..data.cluster import Cluster
+from ..data.exchanges import exchanges_of, keeping_whole, refuse_cuts
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..spec import TensorSpec
+from ..wrap.hosts import on_hosts
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class Demand:
             )
 
         return [(message.exchange, spec(message)) for message in self.plan.messages]
+
+
+def exchanges_on(plan: Plan, cluster: Cluster) -> dict[str, Exchange]:
+    """The exchanges that a plan names, as a cluster's hosts carry them out."""
+    return {n: on_hosts(made, cluster.ranks_per_host) for n, made in exchanges_of(plan).items()}
 
 
 def _label(message: PlannedMessage) -> str:
