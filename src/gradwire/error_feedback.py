@@ -56,6 +56,10 @@ class Wrapper(Exchange):
     def same_threads(self) -> bool:
         return self.inner.same_threads
 
+    @property
+    def ranks_per_host(self) -> int:
+        return self.inner.ranks_per_host
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         return self.inner.wire_bytes(spec, world)
 

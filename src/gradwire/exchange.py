@@ -125,7 +125,8 @@ def run_local(
     >>> [mean.tolist() for mean, _, _ in run_local(exchange_for(none()), grads)]
     [[2.0, 4.0], [2.0, 4.0]]
     """
-    return drive(texts(exchange, grads, states), seed=seed).results
+    made = texts(exchange, grads, states)
+    return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host).results
 
 
 def texts(

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .errors import Deadlock, InvalidSetting
-from .travel import sent_bytes
+from .errors import Deadlock, InvalidSetting, invalid
+from .travel import members, sent_bytes
 from .verbs import (
     AllGather,
     AllReduce,
@@ -64,11 +64,14 @@ class _Rank:
     result: Any = None
 
 
-def drive(texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1) -> Outcome[T]:
+def drive(
+    texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1, ranks_per_host: int = 1
+) -> Outcome[T]:
     """Runs one text a rank to its end.
 
     With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each, text s * W + r
-    is that of rank r among those that average shard s. Ranks are named by their text then.
+    is that of rank r among those that average shard s. Ranks are named by their text then. With
+    ``ranks_per_host`` these W ranks are on hosts of so many, host after host.
 
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
     ``InvalidSetting`` when ranks disagree on a verb or a size.
@@ -76,16 +79,30 @@ def drive(texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1) -> O
     if len(texts) % num_shards:
         accepted = f"a multiple of num_shards, {num_shards}"
         raise InvalidSetting(f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'")
-    driver = _Driver([_Rank(text) for text in texts], random.Random(seed), num_shards)
+    world = len(texts) // num_shards
+    check_hosts(ranks_per_host, world)
+    driver = _Driver([_Rank(text) for text in texts], random.Random(seed), world, ranks_per_host)
     driver.run()
     return Outcome([rank.result for rank in driver.ranks], driver.sent)
 
 
+def check_hosts(ranks_per_host: int, world: int) -> None:
+    """Refuses a world that is not made of hosts of so many ranks each; one rank is always alone."""
+    if world > 1 and world % ranks_per_host:
+        accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
+        raise invalid("the number of ranks", world, accepted, "give every host as many ranks")
+
+
 class _Driver:
-    def __init__(self, ranks: list[_Rank], rng: random.Random, num_shards: int) -> None:
+    def __init__(
+        self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int
+    ) -> None:
         self.ranks = ranks
         self.rng = rng
-        self.world = len(ranks) // num_shards
+        self.world, self.ranks_per_host = world, min(ranks_per_host, world)
+        self.groups = dict.fromkeys(
+            (among, self._members(index, among)) for among in Among for index in range(len(ranks))
+        )
         self.pending: list[_Pending] = []
         self.sent = [0] * len(ranks)
 
@@ -111,7 +128,7 @@ class _Driver:
         rank.single = not isinstance(asked, tuple)
         rank.waiting, rank.values, rank.group = len(verbs), [None] * len(verbs), rank.group + 1
         for slot, verb in enumerate(verbs):
-            self.sent[index] += sent_bytes(verb, index % self.world, self.world)
+            self.sent[index] += self._sent_bytes(verb, index)
             self.pending.append(_Pending(index, verb, slot, rank.group))
         if not verbs:
             self._resume(index, ())
@@ -124,11 +141,13 @@ class _Driver:
         receives = {}
         for p in reversed(self.pending):
             if isinstance(p.verb, Recv):
-                receives[self._peer(p, p.verb.src), p.rank] = p
+                receives[self._peer(p, p.verb.src), p.rank, p.verb.among] = p
         matched = set()
         for p in self.pending:
-            ends = (p.rank, self._peer(p, p.verb.dst)) if isinstance(p.verb, Send) else None
-            if ends is not None and ends not in matched:
+            if not isinstance(p.verb, Send):
+                continue
+            ends = (p.rank, self._peer(p, p.verb.dst), p.verb.among)
+            if ends not in matched:
                 matched.add(ends)
                 if ends in receives:
                     found.append((p, receives[ends]))
@@ -136,21 +155,29 @@ class _Driver:
         for p in self.pending:
             if not isinstance(p.verb, Compute | Send | Recv):
                 heads.setdefault(p.rank, p)
-        for among, members in self._groups():
-            here = [heads[rank] for rank in members if rank in heads]
-            if len(here) == len(members) and all(_among(p.verb) is among for p in here):
+        for among, texts in self.groups:
+            here = [heads[rank] for rank in texts if rank in heads]
+            if len(here) == len(texts) and all(_among(p.verb) is among for p in here):
                 found.append(tuple(here))
         return found
 
     def _peer(self, p: _Pending, rank: int) -> int:
-        """The text of a rank that a text names: one of its own shard."""
-        return p.rank - p.rank % self.world + rank
+        """The text of a rank that a text names."""
+        return self._members(p.rank, _among(p.verb))[rank]
 
-    def _groups(self) -> list[tuple[Among, range]]:
-        """Texts that meet in collectives: those of each shard, and those of each rank."""
-        count, world = len(self.ranks), self.world
-        averaging = [(Among.RANKS, range(at, at + world)) for at in range(0, count, world)]
-        return [*averaging, *((Among.SHARDS, range(rank, count, world)) for rank in range(world))]
+    def _members(self, index: int, among: Among) -> range:
+        """The texts, that of ``index`` with them, that its verbs ``among`` some ranks are for."""
+        first, rank = index - index % self.world, index % self.world
+        if among is Among.SHARDS:
+            return range(rank, len(self.ranks), self.world)
+        found = members(rank, self.world, self.ranks_per_host, among)
+        return range(first + found.start, first + found.stop, found.step)
+
+    def _sent_bytes(self, verb: Verb, index: int) -> int:
+        if isinstance(verb, Compute):
+            return 0
+        texts = self._members(index, verb.among)
+        return sent_bytes(verb, texts.index(index), len(texts))
 
     def _carry_out(self, chosen: tuple[_Pending, ...]) -> None:
         first = chosen[0].verb
@@ -179,21 +206,19 @@ class _Driver:
 
 
 def _among(verb: Verb) -> Among:
-    return verb.among if isinstance(verb, AllGather) else Among.RANKS
+    return Among.RANKS if isinstance(verb, Compute) else verb.among
 
 
 def _describe(verb: Verb) -> str:
-    match verb:
-        case Send(dst, buf):
-            return f"Send({buf.numel()} elements to rank {dst})"
-        case Recv(src, buf):
-            return f"Recv({buf.numel()} elements from rank {src})"
-        case Compute(name, _, _):
-            return f"Compute({name})"
-        case AllGather(_, buf, Among.SHARDS):
-            return f"AllGather({buf.numel()} elements among shards)"
-        case _:
-            return f"{type(verb).__name__}({verb.buf.numel()} elements)"
+    if isinstance(verb, Compute):
+        return f"Compute({verb.name})"
+    ends = f"{verb.buf.numel()} elements"
+    if isinstance(verb, Send):
+        ends += f" to rank {verb.dst}"
+    elif isinstance(verb, Recv):
+        ends += f" from rank {verb.src}"
+    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+    return f"{type(verb).__name__}({ends}{among})"
 
 
 def _transfer(send: _Pending, recv: _Pending) -> None:

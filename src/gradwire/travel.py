@@ -26,6 +26,7 @@ from .verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -45,6 +46,26 @@ NAMES: dict[type, str] = {
 }
 """Names of the verbs for the network in cluster files. A verb's size is the bytes of its buffer:
 for an all-gather the rank's own, for an all-to-all and a reduce-scatter the whole input."""
+
+
+def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
+    """The ranks, ``rank`` with them, that its verbs are for; ranks are numbered host after host.
+
+    Shards are no ranks of this world: among them a rank is alone here.
+
+    >>> members(3, 8, 2, Among.HOST), members(3, 8, 2, Among.HOSTS)
+    (range(2, 4), range(1, 8, 2))
+    """
+    place = rank % ranks_per_host
+    match among:
+        case Among.RANKS:
+            return range(world)
+        case Among.SHARDS:
+            return range(rank, rank + 1)
+        case Among.HOST:
+            return range(rank - place, rank - place + ranks_per_host)
+        case Among.HOSTS:
+            return range(place, world, ranks_per_host)
 
 
 class Travel(NamedTuple):

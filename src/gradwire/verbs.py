@@ -21,31 +21,8 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds it."""
-
-    dst: int
-    buf: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Recv:
-    """Fills ``buf`` with what rank ``src`` sends next to this rank."""
-
-    src: int
-    buf: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """Replaces ``buf`` by the element-wise sum over ranks; the same bits everywhere."""
-
-    buf: Tensor
-
-
 class Among(Enum):
-    """Who takes part in a gather."""
+    """The ranks that a verb for the network is for; ranks that it names are counted among them."""
 
     RANKS = "ranks"
     """The ranks that average the message: all whose gradients are of the same elements."""
@@ -54,6 +31,36 @@ class Among(Enum):
 
     They issue the same messages in the same order, of gradients that may be of other lengths.
     """
+    HOST = "a host's ranks"
+    """The ranks that average the message and are on the same host, in order."""
+    HOSTS = "hosts"
+    """The ranks that average the message and have the same place on their hosts, host by host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds it."""
+
+    dst: int
+    buf: Tensor
+    among: Among = Among.RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Fills ``buf`` with what rank ``src`` sends next to this rank."""
+
+    src: int
+    buf: Tensor
+    among: Among = Among.RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Replaces ``buf`` by the element-wise sum over ranks; the same bits everywhere."""
+
+    buf: Tensor
+    among: Among = Among.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class AllToAll:
     buf: Tensor
     out_sizes: tuple[int, ...]
     in_sizes: tuple[int, ...]
+    among: Among = Among.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class ReduceScatter:
 
     out: Tensor
     buf: Tensor
+    among: Among = Among.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ class Broadcast:
 
     src: int
     buf: Tensor
+    among: Among = Among.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,8 @@ class Compute:
     numel: int = 0
 
 
-Verb = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Compute
+Communication = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast
+"""A verb for the network."""
+Verb = Communication | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 """A text: yields verbs, is sent their results, returns a ``T``."""

@@ -62,6 +62,15 @@ def test_on_plain_loopback_there_is_no_floor_and_bytes_are_shared() -> None:
     assert row["link_bytes_per_s"] is row["floor_s"] is row["time_vs_floor"] is None
 
 
+def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
+    """The floor is that of the host's link, which its ranks share."""
+    bench = exchange.ExchangeBench(hosts=2, ranks_per_host=2, only=("onebit", "powersgd"))
+    assert bench.names == ["dense", "dense-on_hosts", "onebit", "onebit-on_hosts", "powersgd"]
+    assert exchange._stated_bytes("dense", bench) == []
+    shares = exchange._stated_bytes("dense-on_hosts", bench)
+    assert shares == [4 * bench.numel] * 2  # two hosts: all-reduces of each half, both ways
+
+
 def test_exchanges_are_chosen_by_name() -> None:
     assert exchange.ExchangeBench(only=("qsgd",)).only == ("qsgd",)
     with pytest.raises(UnknownName, match=r"no exchange is called 'qsdg'.* did you mean 'qsgd'"):

@@ -14,6 +14,7 @@ from gradwire.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -188,3 +189,49 @@ def test_other_seeds_really_interleave_otherwise() -> None:
     assert len(orders) == 20
     assert all(sorted(order) == sorted([0, 1, 2, 3] * 3) for order in orders)
     assert any(order != tuple(sorted(order)) for order in orders)
+
+
+def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:
+    """Six ranks on three hosts: a ring among hosts, and what each host gathers of it."""
+
+    def text(rank: int) -> Steps[list[float]]:
+        host, passed_on = rank // 2, torch.empty(1)
+        yield (
+            Send((host + 1) % 3, torch.tensor([float(rank)]), Among.HOSTS),
+            Recv((host - 1) % 3, passed_on, Among.HOSTS),
+        )
+        gathered = torch.empty(2)
+        yield AllGather(gathered, passed_on, Among.HOST)
+        return gathered.tolist()
+
+    outcome = drive([text(rank) for rank in range(6)], ranks_per_host=2)
+    assert outcome.results == [[4.0, 5.0]] * 2 + [[0.0, 1.0]] * 2 + [[2.0, 3.0]] * 2
+    assert outcome.sent_bytes == [8] * 6
+
+
+def test_ranks_that_wait_for_others_of_another_level_are_named() -> None:
+    def text(rank: int) -> Steps[None]:
+        yield AllReduce(values(rank), Among.HOST if rank == 3 else Among.HOSTS)
+
+    with pytest.raises(Deadlock) as caught:
+        drive([text(rank) for rank in range(4)], ranks_per_host=2)
+    message = str(caught.value)
+    assert "rank 1 waits in AllReduce(4 elements among hosts)" in message
+    assert "rank 3 waits in AllReduce(4 elements among a host's ranks)" in message
+    assert "rank 0" not in message.partition("already ended")[0]
+
+
+def test_a_send_and_a_receive_of_other_levels_do_not_meet() -> None:
+    def text(rank: int) -> Steps[None]:
+        if rank == 0:
+            yield Send(1, values(0), Among.HOSTS)
+        elif rank == 2:
+            yield Recv(0, torch.empty(4))
+
+    with pytest.raises(Deadlock, match="rank 2 waits in Recv"):
+        drive([text(rank) for rank in range(4)], ranks_per_host=2)
+
+
+def test_unequal_hosts_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="number of ranks must be a multiple of ranks_per_ho"):
+        drive([iter(()) for _ in range(5)], ranks_per_host=2)  # type: ignore[misc]

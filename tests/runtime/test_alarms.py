@@ -14,6 +14,7 @@ from gradwire.runtime import pulse
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.lanes import Task
 from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
+from gradwire.verbs import Among
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
 
@@ -188,7 +189,7 @@ class Stuck:
 def leave(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
     if rank == 2:
-        handle._engine._routes.channels.insert(0, Stuck())
+        handle._engine._routes.circles[Among.RANKS].channels.insert(0, Stuck())
     if rank == 1:
         handle._engine.give_up("somebody left")
     return met(lambda: wait_for_ever(handle))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.checkpoint import Origin, collect, loaded
-from gradwire.runtime.messages import Message, ParamRange, leaves
+from gradwire.runtime.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
@@ -238,7 +239,7 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
         (lambda: [state_of(0), state_of(1, step=2)], 4, "0 and rank 1 .* step is 1 against 2"),
         (lambda: [state_of(0), state_of(1, algorithm="b")], 4, "algorithm is any against b"),
         (lambda: [state_of(0), state_of(1, run="c")], 4, "run is a run against c"),
-        (lambda: [state_of(0), state_of(1, version=1)], 4, r"state_dicts\[1\] version must be 2"),
+        (lambda: [state_of(0), state_of(1, version=1)], 4, r"state_dicts\[1\] version must be 3"),
         (lambda: [state_of(0), state_of(1, world_size=3)], 4, "world_size is 2 against 3"),
         (lambda: [state_of(0), state_of(1, params={})], 4, "rank 1 .* has the parameter weight"),
         (

@@ -73,8 +73,8 @@ TORN: dict[str, tuple[Torn, str, str]] = {
     ),
     "another version": (
         lambda own, other: ({**own[1], "version": 1}, True),
-        "RanksDiffer: rank 1 refused .* version must be 2, got 1",
-        "InvalidSetting: state_dict version must be 2, got 1",
+        "RanksDiffer: rank 1 refused .* version must be 3, got 1",
+        "InvalidSetting: state_dict version must be 3, got 1",
     ),
     "another world": (
         lambda own, other: ({**own[1], "world_size": 3}, True),

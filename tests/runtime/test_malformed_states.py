@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import clone_state
 from gradwire.laws.tolerance import same_bits
 from gradwire.local import drive
 from gradwire.runtime.checkpoint import Origin, collect, loaded
-from gradwire.runtime.messages import Message, ParamRange, leaves
+from gradwire.runtime.messages import Message, ParamRange
 from gradwire.runtime.settings import tables
 
 codecs, together = gw.compress, gw.collective

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire as gw
 from gradwire.compress.sharded_dgc import sharded_dgc
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.wire import Routes
+from gradwire.runtime.wire import Circle, Routes
 from gradwire.verbs import AllGather, Among
 from tests.compress.grid import Grid
 from tests.runtime.ranks import Ranks
@@ -138,8 +138,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 
 
 def test_a_gather_among_shards_without_any_is_refused() -> None:
-    routes = Routes(0, 2, ["communication 0"])
-    routes.channels = [object()]
+    routes = Routes(["communication 0"])
+    routes.circles[Among.RANKS] = Circle(0, 2, [object()])
     with pytest.raises(InvalidSetting, match=r"message 7 .* attach was given none: write shards="):
         routes.of([AllGather(torch.empty(2), torch.empty(1), Among.SHARDS)], 7, 0)
 

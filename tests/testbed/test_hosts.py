@@ -53,6 +53,17 @@ def test_the_rate_limits_and_is_reached(num_senders: int) -> None:
 
 
 @pytest.mark.netns
+def test_ranks_of_one_host_do_not_use_its_link() -> None:
+    """Rank 0 receives from three ranks, of which one is on its own host."""
+    settings = Testbed(hosts=2, ranks_per_host=2, rate_bytes_per_s=RATE)
+    with shaped_hosts(settings) as hosts:
+        _, _, (receiver, sender) = transfer(hosts, 400_000)
+    assert 800_000 < receiver.rx_bytes <= sender.tx_bytes < 1_000_000
+    with pytest.raises(InvalidSetting, match="ranks_per_host must be between 1 and 64"):
+        Testbed(ranks_per_host=0)
+
+
+@pytest.mark.netns
 def test_the_counters_count() -> None:
     size_bytes = 400_000
     with shaped_hosts(Testbed(hosts=3, rate_bytes_per_s=RATE)) as hosts:

@@ -33,6 +33,13 @@ def test_ranks_get_torchruns_variables(hosts: Hosts) -> None:
     assert [one.last_lines for one in exits] == [(f"{rank} {expected}",) for rank in range(3)]
 
 
+def test_ranks_are_numbered_host_after_host() -> None:
+    with loopback_hosts(Testbed(hosts=2, ranks_per_host=3)) as hosts:
+        show = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE"
+        exits = launch(hosts, shell(show), output="none", check=True)
+    assert [one.last_lines for one in exits] == [(f"{r} {r % 3} 6 3",) for r in range(6)]
+
+
 def test_threads_are_shared_out_unless_set(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(7)))

@@ -30,6 +30,7 @@ from ..runtime.membership import join
 from ..spec import TensorSpec, chunk_bounds, squarest
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report
+from ..wrap.hosts import on_hosts
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
@@ -40,6 +41,16 @@ EXCHANGES: dict[str, Exchange] = {
     "onebit-casync_ring": with_error_feedback(pair(onebit(), casync_ring())),
 }
 """Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
+
+
+ON_HOSTS = "-on_hosts"
+"""The end of the name of an exchange whose hosts' ranks add up their gradients first."""
+
+
+def exchange_for_row(name: str, ranks_per_host: int) -> Exchange:
+    """The exchange of a row, on hosts of so many ranks."""
+    flat = EXCHANGES[name.removesuffix(ON_HOSTS)]
+    return on_hosts(flat, ranks_per_host) if name.endswith(ON_HOSTS) else flat
 
 
 def message_spec(numel: int) -> TensorSpec:
@@ -73,17 +84,23 @@ class _Piecewise:
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
     torch.set_num_threads(settings["threads"])
-    numel, repeats = settings["numel"], settings["repeats"]
+    numel, repeats, per_host = (settings[key] for key in ("numel", "repeats", "ranks_per_host"))
     backend()
     engine = Engine(
-        join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
+        join(None),
+        num_channels=4,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
+        ranks_per_host=per_host,
     )
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(numel) * 1e-3
     work_N = torch.empty_like(source_N)
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
     for name in settings["exchanges"]:
-        sides[name] = _Piecewise(EXCHANGES[name], work_N, engine, settings["pieces"])
+        sides[name] = _Piecewise(
+            exchange_for_row(name, per_host), work_N, engine, settings["pieces"]
+        )
     found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
     for repeat in range(repeats + 1):
         for place, (name, side) in enumerate(sides.items()):

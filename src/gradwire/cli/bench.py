@@ -34,7 +34,8 @@ def bench() -> None:
 
 @app.command()
 def exchange(
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
     repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
@@ -46,10 +47,12 @@ def exchange(
 ) -> None:
     """Time one gradient through every exchange, encode and decode included.
 
-    floor is the bytes of the exchange's formula over the link's rate.
+    floor is the bytes of the exchange's formula over the link's rate. Where hosts have several
+    ranks: also with -on_hosts, that is with each host's gradients added up first.
     """
     settings = exchange_bench.ExchangeBench(
         hosts=hosts,
+        ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
         numel=numel,
         repeats=repeats,
@@ -58,7 +61,8 @@ def exchange(
     )
     with progress("bench exchange", total=1) as advance:
         rows = exchange_bench.run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}, {numel} float32"
+    ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
+    title = f"{hosts} hosts{ranks} at {rate}, {numel} float32"
     hidden = exchange_bench.CONSTANT
     emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
 

@@ -22,8 +22,9 @@ _JSON = typer.Option("--json", help="Print one JSON object.")
 # Options end at the first word of the command, so that "--" is not needed before it.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What every host runs.")],
-    hosts: Annotated[int, typer.Option(help="Number of hosts, one rank on each.")] = 4,
+    command: Annotated[list[str], typer.Argument(help="What every rank runs.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
     rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
     mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
     timeout: Annotated[float | None, typer.Option(help="Seconds until all are ended.")] = None,
@@ -31,12 +32,14 @@ def run(
     all_output: Annotated[bool, typer.Option(help="Show every rank's lines.")] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Run a command once per host, with torchrun's variables, and count what crosses the links.
+    """Run a command once per rank, with torchrun's variables, and count what crosses the links.
 
     Rank 0's output is shown, the others' when they fail. The exit code is that of the rank that
     failed first, 124 after a timeout. With --json rank 0's stdout goes to stderr.
     """
-    settings = Testbed(hosts=hosts, rate_bytes_per_s=parse_rate(rate), mtu=mtu)
+    settings = Testbed(
+        hosts=hosts, ranks_per_host=ranks_per_host, rate_bytes_per_s=parse_rate(rate), mtu=mtu
+    )
     with open_hosts(settings) as opened:
         before = opened.read_counters()
         started_s = time.monotonic()
@@ -51,7 +54,8 @@ def run(
         seconds = time.monotonic() - started_s
         rows = _rows(opened, before, opened.read_counters(), seconds)
     links = f"{rate} links" if opened.shaped else "plain loopback"
-    emit("testbed run", rows, as_json=json, title=f"{hosts} hosts, {links}")
+    ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
+    emit("testbed run", rows, as_json=json, title=f"{hosts} hosts{ranks}, {links}")
     code = exit_code(exits)
     if code:
         typer.echo(f"gradwire: {failure_text(exits)}", err=True)

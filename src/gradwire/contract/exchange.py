@@ -38,6 +38,11 @@ class Exchange(ABC):
         """Whether all ranks must have the same ``torch.get_num_threads()``."""
         return self.traits is not None and self.traits.same_threads
 
+    @property
+    def ranks_per_host(self) -> int:
+        """The number of ranks on each host, where it has verbs among a host's ranks; else 1."""
+        return 1
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.run is Exchange.run and cls.synchronise is Exchange.synchronise:

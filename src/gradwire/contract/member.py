@@ -57,7 +57,17 @@ class Member:
     Buffers are found by name, so the second and all later steps allocate nothing.
     """
 
-    __slots__ = ("_buffers", "ahead", "imbalance", "rank", "selection", "shards", "way", "world")
+    __slots__ = (
+        "_across",
+        "_buffers",
+        "ahead",
+        "imbalance",
+        "rank",
+        "selection",
+        "shards",
+        "way",
+        "world",
+    )
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
@@ -74,6 +84,13 @@ class Member:
         """The tensors that were encoded before the message, by place: see `Exchange.encode_ahead`.
         Empty outside of a step."""
         self._buffers: dict[str, Tensor] = {}
+        self._across: Member | None = None
+
+    def across(self, ranks_per_host: int) -> Member:
+        """This rank's place among those of the same place on all hosts, with buffers of its own."""
+        if self._across is None:
+            self._across = type(self)(self.rank // ranks_per_host, self.world // ranks_per_host)
+        return self._across
 
     def variant_of(self, codec: Compressor) -> Compressor:
         """The codec as this rank uses it."""

@@ -11,9 +11,9 @@ Differences from the papers: where a verb was measured its own line counts; wher
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..bounds import check_number, check_whole
 from ..errors import InvalidSetting, invalid
@@ -56,11 +56,24 @@ class CodecFit(Frozen):
     merge: LineFit
 
 
+class Host(Frozen):
+    """Every host's ranks, and the links that these have among themselves."""
+
+    num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
+    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    """The bytes that a rank can send to others of its host, and take from them, in a second."""
+    hop_s: NonNegative = 0.0
+
+
 class Cluster(Stored):
     """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
 
-    ``collectives`` and ``codecs`` hold what was measured; where a verb was not, a formula counts.
-    Raises ``ValueError`` (pydantic's) for figures that no cluster has.
+    With ``host`` they are on hosts of several ranks, which share such a link, and exchange messages
+    as ``attach(mesh=)`` does: an all-reduce is one within the host, one of shares among hosts, and
+    the giving of means to the host's ranks. Only formulas count then, and only all-reduces have
+    one; other exchanges are simulated. ``collectives`` and ``codecs`` hold what was measured; where
+    a verb was not, a formula counts. Raises ``ValueError`` (pydantic's) for figures that no cluster
+    has.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
@@ -72,6 +85,8 @@ class Cluster(Stored):
     num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
     hop_s: NonNegative = HOP_S
+    host: Host | None = None
+    """The hosts' ranks; None where each rank is a host of its own."""
     collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
     """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
@@ -87,6 +102,46 @@ class Cluster(Stored):
     on meanwhile, where the rest of their latencies passes at the same time."""
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
+
+    @model_validator(mode="after")
+    def _has_equal_hosts(self) -> Self:
+        if self.host is None or self.num_ranks == 1:
+            return self
+        if self.num_ranks % self.host.num_ranks:
+            raise ValueError(
+                f"{self.num_ranks} ranks are not on hosts of {self.host.num_ranks} each; give "
+                "every host as many"
+            )
+        if self.collectives:
+            raise ValueError(
+                "collectives were measured among hosts of one rank each, and host says that these "
+                "have more; leave one of them out"
+            )
+        return self
+
+    @property
+    def ranks_per_host(self) -> int:
+        """The number of ranks on each host."""
+        return 1 if self.host is None or self.num_ranks == 1 else self.host.num_ranks
+
+    @property
+    def within(self) -> Cluster:
+        """The ranks of one host, and nothing else; without ``host`` that is one rank."""
+        if self.host is None:
+            return Cluster(num_ranks=1, rate_bytes_per_s=self.rate_bytes_per_s)
+        return Cluster(
+            num_ranks=self.ranks_per_host,
+            rate_bytes_per_s=self.host.rate_bytes_per_s,
+            hop_s=self.host.hop_s,
+        )
+
+    @property
+    def across(self) -> Cluster:
+        """One rank of each host, which has the host's link for itself."""
+        if self.ranks_per_host == 1:
+            return self
+        num_hosts = self.num_ranks // self.ranks_per_host
+        return self.model_copy(update={"num_ranks": num_hosts, "host": None})
 
     @property
     def alpha_s(self) -> float:
@@ -121,7 +176,10 @@ class Cluster(Stored):
 
     def wire_bytes(self, size_bytes: int) -> int:
         """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
-        return bytes_sent("all_reduce", size_bytes, self.num_ranks)
+        count = self.ranks_per_host
+        share_bytes = -(-size_bytes // count)
+        among_hosts = bytes_sent("all_reduce", share_bytes, self.num_ranks // count)
+        return 2 * (count - 1) * share_bytes + among_hosts
 
     def scaled(
         self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
@@ -141,12 +199,16 @@ class Cluster(Stored):
         scaled = rate * arriving / self.rate_bytes_per_s
         check_whole("ranks", ranks, "write --ranks 8", most=MOST_RANKS)
         check_rate(f"rate of a cluster scaled to {rate:g} bytes a second", scaled)
+        if self.host is not None and ranks > 1 and ranks % self.host.num_ranks:
+            accepted = f"a multiple of the {self.host.num_ranks} ranks of a host"
+            raise invalid("ranks", ranks, accepted, "scale to whole hosts")
         return Cluster(
             num_ranks=ranks,
             rate_bytes_per_s=scaled,
             hop_s=hop_s,
             codecs=self.codecs,
             inline=self.inline,
+            host=self.host,
             host_share=self.host_share,
             source=(
                 f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
@@ -177,13 +239,39 @@ class Cluster(Stored):
         return fit.alpha_s / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
-        """Seconds of latency, and of a whole link, that ``collective_s`` is made of."""
+        """Seconds of latency, and of a whole link, that ``collective_s`` is made of.
+
+        What passes within a host takes nothing of its link, and counts as latency.
+        """
+        if self.ranks_per_host > 1:
+            within_s, latency_s, work_s = self._levels(verb, size_bytes)
+            return (within_s + latency_s, work_s) if size_bytes else (0.0, 0.0)
         return self.line(verb).parts(size_bytes, self.host_share)
+
+    def _levels(self, verb: str, size_bytes: float) -> tuple[float, float, float]:
+        """Seconds within the host, then of latency and of the whole link among hosts."""
+        if verb != "all_reduce":
+            accepted = "all_reduce, the only one with a formula where hosts have several ranks"
+            remedy = "take a planner of all-reduces, or simulate the exchange"
+            raise invalid("verb", verb, accepted, remedy)
+        count, within, across = self.ranks_per_host, self.within, self.across
+        rounds, copies = travel("all_to_all", count)
+        share_bytes = size_bytes / count
+        # A share is given to all others at once, which is one message behind the all-to-all.
+        within_s = (rounds + 1) * within.hop_s + (
+            copies * size_bytes + (count - 1) * share_bytes
+        ) / within.rate_bytes_per_s
+        line = across.line(verb)
+        # All ranks of a host send their shares over its one link.
+        return within_s, line.alpha_s, line.per_unit_s * share_bytes * count
 
     def line(self, verb: str) -> LineFit:
         """The cost of a verb by its size in bytes: as it was measured, else by formula."""
         if self.num_ranks == 1 and verb in VERBS:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        if self.ranks_per_host > 1:
+            alpha_s, unit_s = (sum(self._levels(verb, size)) for size in (0.0, 1.0))
+            return LineFit.model_construct(alpha_s=alpha_s, per_unit_s=unit_s - alpha_s)
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:
             return measured  # type: ignore[no-any-return]

@@ -25,7 +25,8 @@ from .tolerance import assert_near, largest, must, same_bits
 def _driven(
     exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
 ) -> Outcome[Any]:
-    return drive(texts(exchange, grads, states), seed=seed)
+    made = texts(exchange, grads, states)
+    return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host)
 
 
 def _means(
@@ -149,7 +150,7 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
         exchange.synchronise(Member(r, case.world), exchange.init(case.spec, case.world), g, g)
         for r, g in enumerate(grads)
     ]
-    drive(steps, seed=case.seed)
+    drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):
         must(same_bits(grad_N, want_N), f"in place rank {rank} gets another mean")
 
@@ -168,7 +169,7 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
             exchange.synchronise(me, exchange.init(case.spec, case.world), g, g)
             for me, g in zip(members, grads, strict=True)
         ]
-        drive(steps, seed=case.seed)
+        drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     must(
         all(same_bits(a, b) for a, b in zip(second, want, strict=True)),
         "what the buffers held from the step before shows in the mean",
@@ -213,7 +214,7 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     own = texts(exchange, grads, case.states(exchange))
     steps = [_recorded(text, log, exact) for text, log in zip(own, logs, strict=True)]
     try:
-        drive(steps, seed=case.seed)
+        drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     except (Deadlock, InvalidSetting, LawBroken) as error:
         raise LawBroken(f"ranks with other values called other verbs: {error}") from error
     return logs

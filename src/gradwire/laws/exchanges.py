@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member, Result, State
-from ..error_feedback import ErrorFeedback
+from ..error_feedback import ErrorFeedback, Wrapper
 from ..exchange import clone_state, run_local
 from ..local import drive
 from ..pairing import Pair
@@ -33,6 +33,10 @@ class RunOnly(Exchange):
 
     inner: Exchange
 
+    @property
+    def ranks_per_host(self) -> int:
+        return self.inner.ranks_per_host
+
     def init(self, spec: TensorSpec, world: int) -> State:
         return self.inner.init(spec, world)
 
@@ -47,6 +51,8 @@ def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
     whose rounding no rank sees.
     """
     coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
     if not isinstance(exchange, Pair):
         return coarsest
     if exchange.collective.needs.additive and not exchange.codec.traits.exact_sum:
@@ -163,7 +169,7 @@ def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
                 tried.synchronise(members[r], clone_state(states[r]), grads[r], outs[r])
                 for r in range(case.world)
             ]
-            states = drive(steps, seed=case.seed).results
+            states = drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host).results
             got = [(outs[r], want[r][1], states[r]) for r in range(case.world)]
             _assert_same_results(got, want, f"step {step}: synchronise against run")
 

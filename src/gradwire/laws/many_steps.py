@@ -102,7 +102,8 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
             kept.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
-        states[:] = drive(texts, seed=case.seed).results
+        hosts = exchange.ranks_per_host
+        states[:] = drive(texts, seed=case.seed, ranks_per_host=hosts).results
         return float(torch.stack([kept_of(state, case.numel) for state in states]).norm())
 
     for number in range(NUM_KEPT_STEPS):

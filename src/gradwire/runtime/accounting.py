@@ -22,7 +22,7 @@ def density_of_step(
 ) -> StepDensity | None:
     """The last step's density over all messages; None where no message selects elements."""
     found: list[tuple[int, Selection]] = [
-        (message.spec.numel, message.member.selection)
+        (message.own_numel, message.member.selection)
         for message in messages
         if message.member.selection is not None
     ]
@@ -73,11 +73,11 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
         kept = list(residuals(message.state).values())
         if not kept:
             continue
-        taken, numel = message.member.selection, message.spec.numel
+        taken, numel = message.member.selection, message.own_numel
         density = taken.asked / numel if taken is not None and taken.asked > 0 else 1.0
         for slot, norm in zip(message.slots, message.norms, strict=True):
-            here = slice(slot.start, slot.stop)
-            owed = math.hypot(*(float(residual_N[here].norm()) for residual_N in kept))
+            parts = (message.part(slot, residual_N) for residual_N in kept)
+            owed = math.hypot(*(float(part.norm()) for part in parts))
             if math.isfinite(norm) and owed > OUTGROWN / density * norm > 0:
                 found.append((str(slot), owed / norm))
     return sorted(found, key=lambda one: -one[1])

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +25,17 @@ from ..data.plan import Plan
 from ..errors import invalid
 from ..exchange import named_collective
 from ..kernels.build import backend
-from ..wrap.momentum import beside, momentum_of
-from ..wrap.natural import is_pair, with_natural_sparsity
+from ..wrap.momentum import momentum_of
 from . import ddp
 from .arrivals import Arrivals
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
-from .fusing import NamedParam, default_cap_bytes, fuse
+from .fused import fused_messages
+from .fusing import NamedParam
 from .handle import Handle
 from .hooks import ModuleHooks
-from .membership import Membership, join
-from .messages import Message, ParamRange
+from .hosts import join_mesh, ranks_per_host
+from .membership import ALONE, Membership, join
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .progress import Progress
@@ -45,7 +44,6 @@ from .refusals import mark_attached, refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
 from .settings import Choices, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
-from .sparse_message import SparseMessage
 from .strangers import Strangers
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group
@@ -60,6 +58,7 @@ def attach(
     optimizer: Optimizer | None = None,
     group: Group | DeviceMesh | None = None,
     shards: Group | DeviceMesh | None = None,
+    mesh: DeviceMesh | str | None = None,
     bucket_cap_mb: float | None = None,
     num_channels: int | None = None,
     compress_if: Callable[[str, Tensor], bool] = matrices,
@@ -72,8 +71,7 @@ def attach(
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
     ``DistributedDataParallel`` module (its communication hook is taken), which may be inside of a
     wrapper, such as that of ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the
-    mean over ranks, the same bits on each, as under DDP. Copies and pickles of the model are not
-    attached.
+    mean over ranks, the same bits on each, as under DDP. Copies of the model are not attached.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
@@ -88,28 +86,41 @@ def attach(
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
     group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
-    parts what to send (``sharded_dgc``). Then all ranks of both must attach, and run the same
-    steps. ``timeout`` bounds every wait for a peer; ``handle.trace()`` holds the last
-    ``trace_steps`` steps. All ranks of the group must attach, with the same arguments. Every
-    backward pass must reach at least one attached parameter on every rank. Embeddings send their
-    non-zero rows where that pays (see `natural`), those with ``sparse=True`` always (see
-    `sparse_message`). ``scaler`` is the ``GradScaler`` that multiplies the loss, if one does; with
-    it no state that is kept between steps has its scale (see `scaling`).
+    parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
+    a ``DeviceMesh`` of the dimensions ("hosts", "local"), or "torchrun" for the hosts on which
+    torchrun has started all ranks. A host's ranks then add up their gradients, and each exchanges a
+    share of them with other hosts. All ranks of these must attach, with the same arguments, and run
+    the same steps; every backward pass must reach an attached parameter on every rank. ``timeout``
+    bounds every wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
+    Embeddings send their non-zero rows where that pays (see `natural`), those with ``sparse=True``
+    always (see `sparse_message`). ``scaler`` is the ``GradScaler`` that multiplies the loss, if one
+    does; no state that is kept has its scale then (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     model = sole_ddp(model)
-    group = _group_of(model, group)
-    grid = Grid(join(group), join_shards(shards, group))
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return _attach(model, exchange, Choices(*given), grid)
+    return _attach(model, exchange, Choices(*given), _grid(model, group, shards, mesh))
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: those that average with it, and those that hold the other parts."""
+    """This rank's two groups: those that average with it, and those that hold the other parts.
+
+    ``mesh`` tells which of the first are on one host.
+    """
 
     who: Membership
     shards: Membership
+    mesh: DeviceMesh | str | None
+
+
+def _grid(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
+    if mesh is not None and group is not None:
+        raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
+    found = _group_of(model, group)
+    if mesh is None:
+        return Grid(join(found), join_shards(shards, found), None)
+    return Grid(join_mesh(mesh, found, shards), ALONE, mesh)
 
 
 def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Handle:
@@ -117,10 +128,10 @@ def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Ha
 
     A rank that refuses tells the others, so that none of them waits for it.
     """
-    who, shards = grid
+    who, shards, mesh = grid
     try:
         refuse_wrong_model(model)
-        settings = Settings(resolve(exchange), *choices)
+        settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params = _params(model, settings)
         own = _fingerprint(model, params, settings, shards)
         messages = _messages(model, params, settings, who)
@@ -174,6 +185,7 @@ def _connect(
         timeout=settings.timeout,
         on_span=recorder.add,
         shards=grid.shards,
+        ranks_per_host=settings.ranks_per_host,
     )
     undo.callback(engine.close)
     try:
@@ -308,6 +320,7 @@ def _fingerprint(
         "num_channels": settings.channels,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
         "shards": place_in(shards),
+        "ranks per host": settings.ranks_per_host,
         "scaler": None if settings.scaler is None else "given",
     }
     if not isinstance(settings.exchange, Plan):
@@ -337,52 +350,5 @@ def _messages(
     """The messages of a model in issue order."""
     if isinstance(settings.exchange, Plan):
         sparse = sparse_weights(model)
-        return messages_of(settings.exchange, params, sparse, who.rank, who.world)
-    return _fused(model, params, settings, settings.exchange, who)
-
-
-def _fused(
-    model: nn.Module,
-    params: list[NamedParam],
-    settings: Settings,
-    exchange: Exchange,
-    who: Membership,
-) -> list[AnyMessage]:
-    """The messages of a model without a plan, in issue order.
-
-    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
-    Embeddings' tables take it in steps in which sending their rows would take longer.
-    """
-    sparse, width_of = sparse_weights(model), tables(model)
-    dense = beside(exchange)
-
-    def asked_for(name: str, param: Tensor) -> Exchange:
-        return exchange if settings.compress_if(name, param) else dense
-
-    def exchange_of(name: str, param: Tensor) -> Exchange:
-        asked, width = asked_for(name, param), width_of.get(id(param))
-        natural = width is not None and is_pair(asked)
-        return with_natural_sparsity(asked, width) if natural and width else asked
-
-    def kind(name: str, param: Tensor) -> object:
-        own = width_of.get(id(param)), asked_for(name, param) != dense
-        return name if id(param) in sparse else own
-
-    @cache
-    def cap_bytes(this_kind: object) -> int:
-        if settings.bucket_cap_mb is not None:
-            return int(settings.bucket_cap_mb * 2**20)
-        members = [(name, p) for name, p in params if kind(name, p) == this_kind]
-        return default_cap_bytes(members, exchange_of(*members[0]), who.world)
-
-    made: list[AnyMessage] = []
-    for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
-        name, param = members[0]
-        if id(param) in sparse:
-            named = named_collective(asked_for(name, param))
-            way = named if named is not None and named.carries_rows else None
-            made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
-        else:
-            ranges = [ParamRange.whole(*member) for member in members]
-            made.append(Message(index, ranges, exchange_of(name, param), who.rank, who.world))
-    return made
+        return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
+    return fused_messages(model, params, settings, settings.exchange, who)

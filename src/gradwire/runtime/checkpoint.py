@@ -6,6 +6,7 @@ another number of ranks, ``redistribute`` makes new state_dicts from all the old
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,13 +25,27 @@ _log = logging.getLogger("gradwire")
 class Origin(NamedTuple):
     """The owner of a state: its exchange, the number of ranks, and the rank that keeps it.
 
-    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    ``shard`` says which part of every layer the rank holds, where layers are cut. ``share`` says
+    for which elements it keeps state, where hosts have several ranks, and is empty for all.
     """
 
     algorithm: str
     world_size: int
     rank: int
     shard: str
+    ranks_per_host: int = 1
+    share: str = ""
+
+
+def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
+    """A text for the elements that this rank keeps state for; empty where hosts have one rank.
+
+    It depends on how parameters are cut, and not on the messages that they travel in.
+    """
+    if ranks_per_host == 1:
+        return ""
+    kept = sorted((slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots)
+    return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
 def collect(
@@ -52,13 +67,15 @@ def collect(
                     continue
                 if path not in fields:
                     fields[path] = own.new_zeros(numels[slot.name])
-                fields[path][slot.first : slot.last] = own
+                first, last = message.range_of(slot, own)
+                fields[path][first:last] = own
         if rest := message.rest_of_state():
             whole[message.key] = {path: tensor.clone() for path, tensor in rest.items()}
     return {
         "version": SCHEMA,
         **origin._asdict(),
         "saved_by": origin.world_size,
+        "saved_per_host": origin.ranks_per_host,
         "run": run,
         "step": step,
         "params": params,
@@ -90,7 +107,8 @@ def loaded(
     numels, known = _numels(messages), _paths(messages)
     _check_names(saved["params"], known, strict)
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
-    is_whole = saved["saved_by"] == origin.world_size
+    saved_by = saved["saved_by"], saved["saved_per_host"]
+    is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
     with torch.no_grad(), torch.inference_mode(False):
         states = [
             _filled(message, saved["params"], numels, saved["messages"], is_whole=is_whole)
@@ -106,12 +124,28 @@ def loaded(
     return states
 
 
+_ON_HOSTS = (
+    "load the state_dicts of all old ranks and pass "
+    "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
+)
+
+
 def _check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
     if saved["world_size"] != origin.world_size:
         raise InvalidSetting(
             f"this state was saved by {saved['world_size']} ranks and there are "
             f"{origin.world_size} now; load the state_dicts of all old ranks and pass "
             "gw.redistribute(state_dicts, world_size)[rank] instead"
+        )
+    if saved["ranks_per_host"] != origin.ranks_per_host:
+        raise InvalidSetting(
+            f"this state was saved on hosts of {saved['ranks_per_host']} ranks and hosts have "
+            f"{origin.ranks_per_host} now; {_ON_HOSTS}"
+        )
+    if saved["share"] not in ("", origin.share):
+        raise InvalidSetting(
+            "this state is of another share of the parameters, as a plan cut them in another way; "
+            f"{_ON_HOSTS}"
         )
     if saved["rank"] != origin.rank:
         raise InvalidSetting(
@@ -180,7 +214,8 @@ def _filled(
             given, what = saved[path], f"{path} of {slot.name}"
             if path.endswith("_N"):
                 _check_shape(what, given, (numels[slot.name],))
-                given = given[slot.first : slot.last]
+                first, last = message.range_of(slot, own)
+                given = given[first:last]
             _fill(what, own, given)
     if (rest := whole.get(message.key)) is None:
         return state

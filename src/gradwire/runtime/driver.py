@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..travel import sent_bytes
-from ..verbs import Compute, Steps, Verb
+from ..verbs import Among, Communication, Compute, Steps
 from .lanes import Task, TaskManager
-from .wire import Routes, carry_out, is_among_shards
+from .wire import Routes, carry_out
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
 INLINE = "backward"
 """The lane, in traces, of computations in the thread of the backward pass."""
-AMONG_SHARDS = " among shards"
+AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
 
 
@@ -84,13 +83,13 @@ class Driver:
         for task in wire:
             self._manager.add(task, self._take_turn())
 
-    def _communication(self, verbs: Sequence[Verb]) -> Task:
+    def _communication(self, verbs: Sequence[Communication]) -> Task:
         routes = self._routes
-        channel, shards = routes.of(verbs, self.index, self.lane)
-        size_bytes = sum(sent_bytes(verb, routes.rank, routes.world) for verb in verbs)
+        channels = routes.of(verbs, self.index, self.lane)
+        size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
         return self.task(
             "+".join(_name(verb) for verb in verbs),
-            lambda: carry_out(verbs, channel, shards),
+            lambda: carry_out(verbs, channels),
             routes.lanes[self.lane],
             size_bytes,
         )
@@ -108,5 +107,6 @@ class Driver:
         )
 
 
-def _name(verb: Verb) -> str:
-    return type(verb).__name__ + (AMONG_SHARDS if is_among_shards(verb) else "")
+def _name(verb: Communication) -> str:
+    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+    return f"{type(verb).__name__}{among}"

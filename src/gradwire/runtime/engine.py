@@ -7,10 +7,11 @@ process group sees one message at a time, whole and in issue order, which is the
 no rank can meet another in a different collective. Gather and encode do not wait for the channel,
 and scatter does not hold it: while one message has the network, others have the compute lane.
 
-Where ranks hold shards of layers, each channel has a second group for the gathers among shards.
-That adds no deadlock: shards issue the same messages, and a text's verbs do not depend on its
-rank's values, so all ranks of the grid have one order of (message, verb). A rank that waits, waits
-for ranks that are behind it in that order; the rank furthest back waits for nobody.
+Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
+where hosts have several ranks a group for those of one host and one for those across hosts. That
+adds no deadlock: shards issue the same messages, and a text's verbs do not depend on its rank's
+values, so all ranks have one order of (message, verb). A rank that waits, waits for ranks that are
+behind it in that order; the rank furthest back waits for nobody.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from torch import Tensor
 
 from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
-from ..verbs import Steps
+from ..verbs import Among, Steps
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
 from .lanes import Task, TaskManager, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
-from .wire import Channel, Routes, broadcast_all, in_background, open_channels
+from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
 _ATTACH = -1
@@ -51,6 +52,7 @@ class Engine:
     """Runs texts for this rank of the group ``who``.
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
+    On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
     """
 
@@ -62,14 +64,15 @@ class Engine:
         timeout: timedelta,
         on_span: Callable[[Span], None],
         shards: Membership = ALONE,
+        ranks_per_host: int = 1,
     ) -> None:
         name, self.rank, self.world = who
-        self.who, self.shards = who, shards
+        self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
         self.timeout = timeout
         self.num_channels = num_channels
         # One channel more than asked for: small news must not wait behind a large message.
         lanes = [f"communication {i}" for i in range(num_channels + 1)]
-        self._routes = Routes(self.rank, self.world, lanes)
+        self._routes = Routes(lanes)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
@@ -88,17 +91,22 @@ class Engine:
             Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
         )
         try:
-            if name:
-                self._routes.channels = self._open("connect", who, num_channels + 1)
-            if shards.name:
-                opened = self._open(f"connect{AMONG_SHARDS}", shards, num_channels)
-                self._routes.shard_channels = opened
+            self._open(Among.RANKS, who, num_channels + 1)
+            self._open(Among.SHARDS, shards, num_channels)
+            if ranks_per_host > 1:
+                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
+                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, name: str, who: Membership, count: int) -> list[Channel]:
-        """Connects ``count`` channels; raises as soon as another rank says that it cannot."""
+    def _open(self, among: Among, who: Membership, count: int) -> None:
+        """Connects ``count`` channels, if there is somebody to connect to.
+
+        Raises as soon as another rank says that it cannot.
+        """
+        if not who.name:
+            return
         opening = in_background(lambda: open_channels(*who, count, self.timeout))
         over = threading.Event()
         opening.add_done_callback(lambda _: over.set())
@@ -107,15 +115,15 @@ class Engine:
         over.wait((self.timeout + STORE_PATIENCE).total_seconds())
         self.check()
         try:
-            opened: list[Channel] = opening.result(0)
+            self._routes.circles[among] = Circle(who.rank, who.world, opening.result(0))
         except (RuntimeError, TimeoutError) as error:
-            raise self._attach_failed(name, error) from error
-        return opened
+            end = AMONG_SHARDS if among is Among.SHARDS else ""
+            raise self._attach_failed(f"connect{end}", error) from error
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replaces tensors by those of rank 0; to be called before the first step."""
         try:
-            broadcast_all(tensors, self._routes.channels[0])
+            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0])
         except RuntimeError as error:
             raise self._attach_failed("broadcast", error) from error
 
@@ -351,7 +359,7 @@ class Engine:
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:
                 stack.callback(waiter, error)
-            for channel in (*self._routes.channels, *self._routes.shard_channels):
+            for channel in self._routes.all_channels():
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
 
 

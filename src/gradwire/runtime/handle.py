@@ -97,7 +97,8 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank.
 
-        - ``wire_bytes_per_step`` counts the bytes that the collectives send.
+        - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
+          same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
         - ``inline_s_per_step`` is how long backward waited for encodes that a plan has within it.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
@@ -133,7 +134,8 @@ class Handle:
     def residuals(self) -> dict[str, Tensor]:
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
 
-        Parameters without a residual are left out.
+        Parameters without a residual are left out. On hosts of several ranks they are those of the
+        host's mean gradient, where this rank exchanges it, and 0 elsewhere.
         """
         found: dict[str, Tensor] = {}
         keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
@@ -144,7 +146,9 @@ class Handle:
                 for slot in message.slots:
                     if slot.name not in found:
                         found[slot.name] = tensor.new_zeros(self.synchroniser.numel(slot.name))
-                    found[slot.name][slot.first : slot.last] += tensor[slot.start : slot.stop]
+                    part = message.part(slot, tensor)
+                    first, last = message.range_of(slot, part)
+                    found[slot.name][first:last] += part
         return found
 
     def trace(self) -> Trace:
@@ -170,8 +174,9 @@ class Handle:
 
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
         or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
-        another moment: in both cases the present state stays. For another number of ranks use
-        ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without loading.
+        another moment: in both cases the present state stays. For another number of ranks, or of
+        ranks on a host, use ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without
+        loading.
         """
         loading = Loading(self._engine)
         try:
@@ -190,7 +195,10 @@ class Handle:
     @property
     def _origin(self) -> checkpoint.Origin:
         shard = place_in(self._engine.shards)
-        return checkpoint.Origin(self._algorithm, self.world_size, self.rank, shard)
+        share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
+        return checkpoint.Origin(
+            self._algorithm, self.world_size, self.rank, shard, self._engine.ranks_per_host, share
+        )
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.

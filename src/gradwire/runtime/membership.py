@@ -49,6 +49,19 @@ class Membership(NamedTuple):
         """The same ranks under another name, under which they can meet for another purpose."""
         return self._replace(name=f"{self.name}/{name}") if self.name else self
 
+    def on_host(self, ranks_per_host: int) -> Membership:
+        """The ranks of this rank's host; ranks are numbered host after host."""
+        host, place = divmod(self.rank, ranks_per_host)
+        return self._some(f"host {host}", place, ranks_per_host)
+
+    def across_hosts(self, ranks_per_host: int) -> Membership:
+        """The ranks that have this rank's place on their hosts, host by host."""
+        host, place = divmod(self.rank, ranks_per_host)
+        return self._some(f"place {place}", host, self.world // ranks_per_host)
+
+    def _some(self, name: str, rank: int, world: int) -> Membership:
+        return Membership(f"{self.name}/{name}", rank, world) if world > 1 else ALONE
+
     def share(
         self, note: str, timeout: timedelta, *, what: str = "attach", look: Look | None = None
     ) -> list[str]:
@@ -147,12 +160,18 @@ def join(group: Group | None) -> Membership:
 
     Every rank must call this once in each attach: the number of calls is part of the name.
     """
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+    if not dist.is_initialized():
         return ALONE
-    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+    return join_ranks(tuple(dist.get_process_group_ranks(group or dist.group.WORLD)))
+
+
+def join_ranks(ranks: tuple[int, ...]) -> Membership:
+    """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
+    if len(ranks) == 1:
+        return ALONE
     _JOINED[ranks] += 1
     name = f"{'-'.join(map(str, ranks))}/{_JOINED[ranks]}"
-    return Membership(name, dist.get_rank(group), len(ranks))
+    return Membership(name, ranks.index(dist.get_rank()), len(ranks))
 
 
 _JOINED: Counter[tuple[int, ...]] = Counter()

@@ -3,8 +3,8 @@
 A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
 them; ``scatter`` puts the mean back. State is kept by the message but named by parameter, so it
 can be loaded into messages that are fused and cut in another way. Fields that end in ``_N`` hold
-one element for each gradient element and are cut by parameter. Fields that end in ``_T`` hold one
-tensor for each of the spec's shapes, and so for each parameter.
+one element for each gradient element, or for each of this rank's share, and are cut by parameter.
+Fields that end in ``_T`` hold one tensor for each of the spec's shapes, and so for each parameter.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..contract import Exchange, Member, State
+from ..contract.state import leaves
+from ..moves.shares import Range, Shares, shares_of
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
@@ -108,6 +110,9 @@ class Message:
         """Whether the backward pass waits at the launch while the whole message is encoded."""
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
         """The lanes of tensors that are encoded each by itself as they come, by name."""
+        self._shares: Shares | None = None
+        if world > 1 and exchange.ranks_per_host > 1:
+            self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host)
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
@@ -134,6 +139,11 @@ class Message:
         """
         with torch.device("cpu"), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
+
+    @property
+    def own_numel(self) -> int:
+        """Elements that this rank exchanges itself: the message's, or those of its share."""
+        return self.spec.numel if self._shares is None else self._shares.numel
 
     def copy_mean(self, name: str, into: Tensor) -> None:
         """Writes this message's part of a parameter's mean into ``into``.
@@ -216,19 +226,47 @@ class Message:
     def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
         """Views of one slot's part of ``state`` (None: the message's own), by path."""
         index, own = self.slots.index(slot), {}
-        for path, tensor in leaves(self.state if state is None else state):
+        for path, tensor in self._leaves(state):
             field = field_of(path)
             if not self._is_by_parameter(path, tensor):
                 continue
             if path.endswith("_N"):
-                own[path] = tensor[slot.start : slot.stop]
+                own[path] = self.part(slot, tensor)
             elif path == f"{field}.{index}" and tensor.numel():
                 own[field] = tensor
         return own
 
+    def part(self, slot: Slot, tensor: Tensor) -> Tensor:
+        """One slot's part of a tensor with a value for each element, or for each of a share."""
+        if tensor.numel() == self.spec.numel or self._shares is None:
+            return tensor[slot.start : slot.stop]
+        start, stop, place = self._held(slot)
+        return tensor[place : place + stop - start]
+
+    def range_of(self, slot: Slot, part: Tensor) -> tuple[int, int]:
+        """The range of a slot's parameter whose elements a part of its state is about."""
+        if part.numel() == slot.stop - slot.start:
+            return slot.first, slot.last
+        return self.kept_range(slot)
+
+    def kept_range(self, slot: Slot) -> tuple[int, int]:
+        """The range of a slot's parameter whose elements this rank exchanges itself."""
+        start, stop, _ = self._held(slot)
+        return slot.first + start - slot.start, slot.first + stop - slot.start
+
+    def _held(self, slot: Slot) -> Range:
+        if self._shares is None:
+            return Range(slot.start, slot.stop, slot.start)
+        return self._shares.ranges(self.member.rank % self._shares.count)[self.slots.index(slot)]
+
+    def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:
+        """The tensors of ``state`` (None: the message's own); on hosts the paths are no others."""
+        state = self.state if state is None else state
+        return leaves(state if self._shares is None else state.inner)
+
     def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
         """The tensors of ``state`` (None: the message's own) that belong to no slot, by path."""
-        parts = leaves(self.state if state is None else state)
+        parts = self._leaves(state)
         return {path: part for path, part in parts if not self._is_by_parameter(path, part)}
 
     def _is_by_parameter(self, path: str, tensor: Tensor) -> bool:
@@ -238,7 +276,7 @@ class Message:
         chunks: then it has the length of a chunk.
         """
         if path.endswith("_N"):
-            return tensor.numel() == self.spec.numel
+            return tensor.numel() in (self.spec.numel, self.own_numel)
         return field_of(path).endswith("_T")
 
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
@@ -264,18 +302,3 @@ def field_of(path: str) -> str:
     """
     field, _, _ = path.rpartition(".")
     return field if field.endswith("_T") else path
-
-
-def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
-    """(path, tensor) of every tensor in a state.
-
-    >>> from gradwire.error_feedback import FeedbackState
-    >>> [path for path, _ in leaves(FeedbackState(torch.zeros(1), (torch.ones(1),)))]
-    ['residual_N', 'inner.0']
-    """
-    if isinstance(state, Tensor):
-        yield path, state
-    elif isinstance(state, tuple):
-        names: Iterable[Any] = getattr(state, "_fields", range(len(state)))
-        for name, part in zip(names, state, strict=True):
-            yield from leaves(part, f"{path}.{name}" if path else str(name))

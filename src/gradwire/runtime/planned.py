@@ -14,20 +14,25 @@ from ..data.plan import Plan
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
+from ..wrap.hosts import on_hosts
 from .driver import COMPUTE, INLINE
 from .fusing import NamedParam
+from .membership import Membership
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage
 
-"""A parameter and its name."""
-
 
 def messages_of(
-    plan: Plan, params: Sequence[NamedParam], sparse: set[int], rank: int, world: int
+    plan: Plan,
+    params: Sequence[NamedParam],
+    sparse: set[int],
+    who: Membership,
+    ranks_per_host: int = 1,
 ) -> list[AnyMessage]:
     """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
     of, exchanges = dict(params), exchanges_of(plan)
+    rank, world = who.rank, who.world
     made: list[AnyMessage] = []
     for index, message in enumerate(plan.messages):
         exchange, after = exchanges[message.exchange], message.after
@@ -39,7 +44,8 @@ def messages_of(
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
             lanes = dict.fromkeys(message.inline, INLINE) | dict.fromkeys(message.early, COMPUTE)
-            made.append(Message(index, ranges, exchange, rank, world, after=after, lanes=lanes))
+            carrier = on_hosts(exchange, ranks_per_host)
+            made.append(Message(index, ranges, carrier, rank, world, after=after, lanes=lanes))
     return made
 
 

@@ -19,12 +19,17 @@ _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
 
 
-def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
+def redistribute(
+    state_dicts: Sequence[dict[str, Any]], world_size: int, ranks_per_host: int = 1
+) -> list[dict[str, Any]]:
     """State for ``world_size`` ranks from the state_dicts of all old ranks.
 
     Residuals are kept: old rank j's go to new rank j mod world_size, scaled by new / old world
     size, because a mean over W ranks delivers 1/W of a residual. Velocity, and every field with a
     value for each element, is shared out in the same way, so its mean over ranks stays the same.
+    Where hosts have, or had, several ranks (``attach(mesh=)``), hosts count instead of ranks: the
+    shares that an old host's ranks have kept are put together, and every rank of a new host gets
+    all of them, of which it loads its own share.
     State that is not per element is taken from the old rank of the same number (modulo the old
     number of ranks), or starts afresh where it has another length among the new ranks.
 
@@ -35,6 +40,9 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
     if type(world_size) is not int or world_size < 1:
         remedy = "pass the new number of ranks"
         raise invalid("world_size", world_size, "a whole number, at least 1", remedy)
+    if type(ranks_per_host) is not int or ranks_per_host < 1 or world_size % ranks_per_host:
+        accepted = f"a divisor of world_size, {world_size}"
+        raise invalid("ranks_per_host", ranks_per_host, accepted, "leave it out without mesh=")
     olds = _of_all_ranks(state_dicts)
     for old in olds[1:]:
         if difference := _difference(olds[0], old):
@@ -42,12 +50,14 @@ def redistribute(state_dicts: Sequence[dict[str, Any]], world_size: int) -> list
                 f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
                 "the state_dicts that all old ranks saved at one moment"
             )
-    is_shared_out = world_size != len(olds)
+    per_host = olds[0]["ranks_per_host"]
+    is_shared_out = world_size != len(olds) or not per_host == ranks_per_host == 1
     for old in olds:
         _check_values(old, is_shared_out)
     if not is_shared_out:
         return [_copied(old) for old in olds]
-    return [_merged(olds, rank, world_size) for rank in range(world_size)]
+    hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
+    return [_merged(hosts, rank, world_size, ranks_per_host) for rank in range(world_size)]
 
 
 def _of_all_ranks(state_dicts: Any) -> list[Saved]:
@@ -61,6 +71,11 @@ def _of_all_ranks(state_dicts: Any) -> list[Saved]:
     if len(shards) > 1:
         accepted = "those of ranks that hold the same part of every layer"
         raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
+    for state_dict in state_dicts:
+        if state_dict["world_size"] % state_dict["ranks_per_host"]:
+            accepted = f"a divisor of its world_size, {state_dict['world_size']}"
+            given, remedy = state_dict["ranks_per_host"], "load an undamaged checkpoint"
+            raise invalid("ranks_per_host of a state_dict", given, accepted, remedy)
     olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
     count = olds[0]["world_size"] if olds else 1
     ranks = [old["rank"] for old in olds]
@@ -74,7 +89,9 @@ def _of_all_ranks(state_dicts: Any) -> list[Saved]:
 
 def _difference(one: Saved, other: Saved) -> str | None:
     """The first difference between two ranks' state_dicts that there ought not to be, or None."""
-    for key in ("algorithm", "world_size", "saved_by", "step", "run"):
+    if bool(one["share"]) != bool(other["share"]):
+        return "one is of a share, the other of all elements"
+    for key in ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run"):
         if one[key] != other[key]:
             return f"{key} is {one[key]} against {other[key]}"
     for key, kind in (("params", "parameter"), ("messages", "message")):
@@ -129,10 +146,18 @@ def _copied(old: Saved) -> dict[str, Any]:
     return {**old, **fields}
 
 
-def _merged(olds: Sequence[Saved], rank: int, world_size: int) -> dict[str, Any]:
-    scale = world_size / len(olds)
+def _merged(
+    hosts: Sequence[Sequence[Saved]], rank: int, world_size: int, ranks_per_host: int
+) -> dict[str, Any]:
+    """The state of one new rank; ``hosts`` holds the old ranks' by host."""
+    num_hosts, olds = world_size // ranks_per_host, [old for host in hosts for old in host]
+    scale = num_hosts / len(hosts)
     new = _copied(olds[rank % len(olds)])
-    mine = [old for old in olds if old["rank"] % world_size == rank]
+    mine = [
+        old
+        for host in hosts[rank // ranks_per_host :: num_hosts]
+        for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
+    ]
     for name, path in chain.from_iterable(
         ((name, path) for path in fields) for name, fields in new["params"].items()
     ):
@@ -141,4 +166,12 @@ def _merged(olds: Sequence[Saved], rank: int, world_size: int) -> dict[str, Any]
             for old in mine:
                 total_N.add_(old["params"][name][path].detach().cpu(), alpha=scale)
             refuse_values(f"{path} of {name}, shared out for {world_size} ranks,", total_N)
-    return {**new, "rank": rank, "world_size": world_size, "saved_by": len(olds)}
+    return {
+        **new,
+        "rank": rank,
+        "world_size": world_size,
+        "ranks_per_host": ranks_per_host,
+        "share": "",
+        "saved_by": len(olds),
+        "saved_per_host": len(hosts[0]),
+    }

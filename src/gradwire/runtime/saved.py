@@ -11,15 +11,22 @@ from torch import Tensor, nn
 from ..contract import MOST_COUNTED
 from ..errors import InvalidSetting, invalid
 
-SCHEMA = 2
+SCHEMA = 3
 Fields = Mapping[str, Mapping[str, Tensor]]
 """The tensors of a state, by parameter or message and then by their path in the state."""
 
 _REMEDY = "pass what handle.state_dict() returned"
-_LEAST = {"world_size": 1, "saved_by": 1, "rank": 0, "step": 0}
+_LEAST = {
+    "world_size": 1,
+    "ranks_per_host": 1,
+    "saved_by": 1,
+    "saved_per_host": 1,
+    "rank": 0,
+    "step": 0,
+}
 """The numbers of a state_dict by name, each with the least value that is accepted."""
 _MOST = 2**63 - 1
-_TEXTS = ("algorithm", "shard", "run")
+_TEXTS = ("algorithm", "shard", "share", "run")
 _FIELDS = ("params", "messages")
 
 

@@ -29,6 +29,7 @@ from torch.amp import GradScaler
 from ..contract import Exchange, Layout
 from ..errors import InvalidSetting, invalid
 from ..pairing import Pair
+from ..wrap.hosts import TwoLevel
 
 
 def check_scaler(given: Any) -> None:
@@ -75,6 +76,8 @@ def travels_scaled(exchange: Exchange) -> bool:
     >>> travels_scaled(plain), travels_scaled(with_error_feedback(plain))
     (True, False)
     """
+    if isinstance(exchange, TwoLevel):
+        exchange = exchange.inner
     return isinstance(exchange, Pair) and exchange.codec.traits.layout is Layout.DENSE
 
 

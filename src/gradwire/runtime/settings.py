@@ -50,6 +50,7 @@ class Settings:
     """The arguments of ``attach``; raises ``InvalidSetting`` for any that cannot be used."""
 
     exchange: Exchange | Plan
+    ranks_per_host: int
     optimizer: Optimizer | None
     bucket_cap_mb: float | None
     num_channels: int | None
@@ -114,6 +115,9 @@ def resolve(given: Any) -> Exchange | Plan:
         )
     if isinstance(given, str):
         given = load("compress", given)()
+    if isinstance(given, Exchange) and given.ranks_per_host != 1:
+        accepted = "one that knows no hosts: attach learns them from its mesh"
+        raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
     if isinstance(given, Compressor | Exchange):
         return exchange_for(given)
     raise invalid(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,16 +15,17 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from ..errors import InvalidSetting
+from ..travel import sent_bytes
 from ..verbs import (
     AllGather,
     AllReduce,
     AllToAll,
     Among,
     Broadcast,
+    Communication,
     Recv,
     ReduceScatter,
     Send,
-    Verb,
 )
 
 Group = Any
@@ -84,58 +86,75 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
     return done
 
 
-class Routes:
-    """The channels of one rank: one for each communication lane, and a second one among shards.
+@dataclass
+class Circle:
+    """The ranks that verbs of one kind are for, this one's place among them, and its channels.
 
-    Both lists are empty where this rank is alone there.
+    There is a channel for each communication lane.
     """
 
-    def __init__(self, rank: int, world: int, lanes: Sequence[str]) -> None:
-        self.rank, self.world, self.lanes = rank, world, lanes
-        self.channels: list[Channel] = []
-        self.shard_channels: list[Channel] = []
+    rank: int
+    world: int
+    channels: list[Channel]
 
-    def of(self, verbs: Sequence[Verb], message: int, lane: int) -> tuple[Channel, Channel]:
-        """The channels that a message's verbs take on a lane; the second is None if none needs it.
+
+class Routes:
+    """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
+
+    def __init__(self, lanes: Sequence[str]) -> None:
+        self.lanes = lanes
+        self.circles: dict[Among, Circle] = {}
+
+    def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
+        """The channel that each of a message's verbs takes on a lane.
 
         Raises ``InvalidSetting`` where there is nobody to reach.
         """
-        if not self.channels:
-            raise InvalidSetting(
-                f"message {message} asks for {verbs[0]!r}, and this rank is alone; have your "
-                "exchange return the gradient itself where world is 1"
-            )
-        if not any(map(is_among_shards, verbs)):
-            return self.channels[lane], None
-        if not self.shard_channels:
-            raise InvalidSetting(
-                f"message {message} asks for a gather among shards, and attach was given none: "
-                "write shards=mesh['tp'], or have the exchange see whether me.shards is None"
-            )
-        return self.channels[lane], self.shard_channels[lane]
+        for verb in verbs:
+            if verb.among not in self.circles:
+                why = (
+                    "attach was given none" if Among.RANKS in self.circles else "this rank is alone"
+                )
+                among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+                remedy = _REMEDIES[verb.among]
+                raise InvalidSetting(
+                    f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
+                )
+        return [self.circles[verb.among].channels[lane] for verb in verbs]
+
+    def sent_bytes(self, verb: Communication) -> int:
+        """Bytes that this rank sends for a verb."""
+        circle = self.circles[verb.among]
+        return sent_bytes(verb, circle.rank, circle.world)
+
+    def all_channels(self) -> list[Channel]:
+        """Every channel that is open."""
+        return [channel for circle in tuple(self.circles.values()) for channel in circle.channels]
 
     def clear(self) -> None:
         """Gives all channels back."""
-        give_back(self.channels)
-        give_back(self.shard_channels)
+        channels = self.all_channels()
+        self.circles.clear()
+        give_back(channels)
 
 
-def carry_out(verbs: Sequence[Verb], channel: Channel, shards: Channel = None) -> None:
-    """Starts all verbs on one channel, then waits for all of them.
+_ON_HOSTS = "write mesh= where hosts have several ranks"
+_REMEDIES = {
+    Among.RANKS: "have your exchange return the gradient itself where world is 1",
+    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards is None",
+    Among.HOST: _ON_HOSTS,
+    Among.HOSTS: _ON_HOSTS,
+}
 
-    Gathers among shards take ``shards``, the channel's second group.
-    """
-    works = [_start(verb, shards if is_among_shards(verb) else channel) for verb in verbs]
+
+def carry_out(verbs: Sequence[Communication], channels: Sequence[Channel]) -> None:
+    """Starts all verbs, each on its own channel, then waits for all of them."""
+    works = [_start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
     for work in works:
         work.wait()
 
 
-def is_among_shards(verb: Verb) -> bool:
-    """Whether a verb is for the ranks that hold the other parts of the same layers."""
-    return isinstance(verb, AllGather) and verb.among is Among.SHARDS
-
-
-def _start(verb: Verb, channel: Channel) -> Any:
+def _start(verb: Communication, channel: Channel) -> Any:
     match verb:
         case Send(dst, buf):
             return channel.send([buf], dst, 0)
@@ -153,8 +172,6 @@ def _start(verb: Verb, channel: Channel) -> Any:
             options = BroadcastOptions()
             options.rootRank = src
             return channel.broadcast([buf], options)
-        case _:
-            raise AssertionError(f"{verb!r} is not a communication verb")
 
 
 def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
@@ -163,6 +180,6 @@ def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) 
         host = tensor.detach().cpu().contiguous()
         if host.numel():
             # As bytes: gloo does not know every dtype.
-            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], channel)
+            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], [channel])
         if channel.rank() != src:
             tensor.detach().copy_(host)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..contract import Exchange
 from ..data.check import check
-from ..data.exchanges import keeping_whole, planned_spec, refuse_cuts, refuse_encodes
+from ..data.cluster import Cluster
+from ..data.exchanges import (
+    exchanges_of,
+    keeping_whole,
+    planned_spec,
+    refuse_cuts,
+    refuse_encodes,
+)
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..spec import TensorSpec
+from ..wrap.hosts import on_hosts
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,11 @@ class Demand:
             (message.exchange, planned_spec(message, tensors, is_shaped=message.exchange in whole))
             for message in self.plan.messages
         ]
+
+
+def exchanges_on(plan: Plan, cluster: Cluster) -> dict[str, Exchange]:
+    """The exchanges that a plan names, as a cluster's hosts carry them out."""
+    return {n: on_hosts(made, cluster.ranks_per_host) for n, made in exchanges_of(plan).items()}
 
 
 def _label(message: PlannedMessage) -> str:

@@ -18,6 +18,7 @@ from itertools import count
 
 from ..errors import Deadlock
 from ..trace.span import Span
+from ..verbs import Among
 from .meeting import Meetings, Post
 from .network import NEVER, Network
 from .supersteps import Joint, Superstep, Work
@@ -41,6 +42,8 @@ class Traffic:
     from which on; its own text begins when all are done. () where there are none."""
     slowness: Sequence[float] = ()
     """The factor on the seconds of each rank's computations; () where all are 1."""
+    ranks_per_host: int = 1
+    """Ranks that share a link, host after host; what they send each other is not on it."""
 
 
 @dataclass
@@ -128,12 +131,15 @@ class _Engine:
             )
             for rank, own in enumerate(traffic.supersteps)
         ]
-        self.network = Network()
+        self.ranks_per_host = traffic.ranks_per_host
+        num_hosts = -(-self.num_ranks // self.ranks_per_host)
+        self.links = Network()
+        self.within = [Network() for _ in range(num_hosts)] if self.ranks_per_host > 1 else []
         self.now_s = 0.0
         self.spans: list[Span] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = count()
-        self.meetings = Meetings(self.num_ranks)
+        self.meetings = Meetings(self.num_ranks, self.ranks_per_host)
 
     def run(self) -> Timetable:
         for rank, early in zip(self.ranks, self.early, strict=False):
@@ -141,13 +147,14 @@ class _Engine:
                 self._begin_early(rank, course, own)
         for rank in self.ranks:
             self._launch_at(rank, 0, 0.0)
-        events, network = self.events, self.network
+        events, networks = self.events, (self.links, *self.within)
         while True:
-            network_s = network.next_end_s()
+            network_s = min(network.next_end_s() for network in networks)
             self.now_s = min(network_s, events[0][0] if events else NEVER)
             if self.now_s == NEVER:
                 break
-            network.advance(self.now_s)
+            for network in networks:
+                network.advance(self.now_s)
             while events and events[0][0] <= self.now_s:
                 heapq.heappop(events)[2]()
         if any(NEVER in rank.end_s for rank in self.ranks):
@@ -254,10 +261,15 @@ class _Engine:
         self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
-        if isinstance(met[0].verb, Joint):
-            self.network.collective(work_s, partial(_tell, met))
-        else:
-            self.network.transfer(met[0].rank, met[1].rank, work_s, partial(_tell, met))
+        verb, (host, place) = met[0].verb, divmod(met[0].rank, self.ranks_per_host)
+        is_within = verb.among is Among.HOST and bool(self.within)
+        network = self.within[host] if is_within else self.links
+        if isinstance(verb, Joint):
+            network.collective(work_s, partial(_tell, met))
+            return
+        to_host, to_place = divmod(met[1].rank, self.ranks_per_host)
+        ends = (place, to_place) if is_within else (host, to_host)
+        network.transfer(*ends, work_s, partial(_tell, met))
 
     def _sent(self, course: _Course) -> None:
         course.num_wire -= 1

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import InvalidSetting
+from ..travel import members
 from ..units import format_bytes
+from ..verbs import Among
 from .supersteps import Hop, Joint
 
 
@@ -36,10 +38,10 @@ class Meetings:
     Messages never meet: each has a lane of its own while it is on the wire.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-        self._hops: dict[tuple[int, int, int], deque[Post]] = {}
-        self._joints: dict[int, dict[int, deque[Post]]] = {}
+    def __init__(self, num_ranks: int, ranks_per_host: int = 1) -> None:
+        self._num_ranks, self._ranks_per_host = num_ranks, ranks_per_host
+        self._hops: dict[tuple[int, int, int, Among], deque[Post]] = {}
+        self._joints: dict[tuple[int, range, Among], dict[int, deque[Post]]] = {}
 
     def come(self, post: Post) -> tuple[Post, ...]:
         """All posts that meet if ``post`` was the last of them, ranks ascending; () if more must
@@ -59,13 +61,14 @@ class Meetings:
 
     def _come_to_one(self, post: Post, hop: Hop) -> tuple[Post, ...]:
         ends = (post.rank, hop.peer) if hop.sends else (hop.peer, post.rank)
-        posts = self._hops.setdefault((post.message, *ends), deque())
+        key = (post.message, *ends, hop.among)
+        posts = self._hops.setdefault(key, deque())
         if not posts or _sends(posts[0]) is hop.sends:
             posts.append(post)
             return ()
         other = posts.popleft()
         if not posts:
-            del self._hops[(post.message, *ends)]
+            del self._hops[key]
         met = (post, other) if hop.sends else (other, post)
         if met[0].verb.size_bytes != met[1].verb.size_bytes:
             raise InvalidSetting(
@@ -75,12 +78,16 @@ class Meetings:
         return met
 
     def _come_to_all(self, post: Post) -> tuple[Post, ...]:
-        ranks = self._joints.setdefault(post.message, {})
+        among = post.verb.among
+        own = members(post.rank, self._num_ranks, self._ranks_per_host, among)
+        ranks = self._joints.setdefault((post.message, own, among), {})
         ranks.setdefault(post.rank, deque()).append(post)
-        if len(ranks) < self._num_ranks:
+        if len(ranks) < len(own):
             return ()
-        met = tuple(ranks[rank].popleft() for rank in range(self._num_ranks))
-        self._joints[post.message] = {rank: posts for rank, posts in ranks.items() if posts}
+        met = tuple(ranks[rank].popleft() for rank in own)
+        self._joints[post.message, own, among] = {
+            rank: posts for rank, posts in ranks.items() if posts
+        }
         first = met[0].verb
         for other in met:
             verb = other.verb

@@ -12,9 +12,8 @@ from functools import lru_cache
 
 from ..contract import Exchange
 from ..data.cluster import Cluster
-from ..data.exchanges import exchanges_of
 from ..spec import TensorSpec
-from .demand import Demand
+from .demand import Demand, exchanges_on
 from .encoding import without_encodes
 from .engine import Traffic, play
 from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of_those_unlike
@@ -22,7 +21,7 @@ from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of_those_unl
 
 def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
     """The representative rank's supersteps, one entry for each message."""
-    exchanges = exchanges_of(demand.plan)
+    exchanges = exchanges_on(demand.plan, cluster)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
     return without_encodes(every, demand)
@@ -34,7 +33,10 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     if tariff.num_ranks == 1:
         return ()
     every = supersteps_of_those_unlike(exchange, spec, tariff)
-    outcome = play(Traffic([[own] for own in every], [[0.0]] * len(every), [""]))
+    per_host = tariff.ranks_per_host if len(every) > 1 else 1
+    outcome = play(
+        Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
+    )
     slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
     seconds = [
         span.duration_s

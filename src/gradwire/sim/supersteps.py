@@ -22,8 +22,8 @@ from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 from ..errors import InvalidSetting, invalid
 from ..spec import TensorSpec
-from ..travel import NAMES, sent_bytes, travel
-from ..verbs import AllGather, AllToAll, Among, Broadcast, Compute, Recv, Send, Verb
+from ..travel import NAMES, members, sent_bytes, travel
+from ..verbs import AllToAll, Among, Broadcast, Communication, Compute, Recv, Send, Verb
 
 T = TypeVar("T")
 
@@ -45,15 +45,17 @@ class Hop(NamedTuple):
     sends: bool
     size_bytes: int
     price: Price
+    among: Among = Among.RANKS
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks enter; ``like`` must agree among them."""
+    """A collective that all ranks, or those ``among`` names, enter; ``like`` must agree there."""
 
     name: str
     like: tuple[Any, ...]
     size_bytes: int
     price: Price
+    among: Among = Among.RANKS
 
 
 class Work(NamedTuple):
@@ -90,7 +92,11 @@ class Tariff:
 
     num_ranks: int
     lines: tuple[LineFit, ...]
-    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes."""
+    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes; where hosts
+    have several ranks, of verbs among hosts."""
+    host_lines: tuple[LineFit, ...]
+    """The same of verbs among a host's ranks."""
+    ranks_per_host: int
     host_share: float
     codec: CodecFit | None
     plain: bool
@@ -98,19 +104,34 @@ class Tariff:
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
-        lines = tuple(cluster.line(verb) for verb in VERBS)
+        lines, host_lines = (
+            tuple(level.line(verb) for verb in VERBS) for level in (cluster.across, cluster.within)
+        )
         codecs = list(_algorithms(exchange))
         plain = bool(codecs) and all(_is_plain(codec) for codec in codecs)
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
-        return cls(cluster.num_ranks, lines, cluster.host_share, cluster.codecs.get(only), plain)
+        return cls(
+            cluster.num_ranks,
+            lines,
+            host_lines,
+            cluster.ranks_per_host,
+            cluster.host_share,
+            cluster.codecs.get(only),
+            plain,
+        )
 
-    def verb(self, name: str, size_bytes: float) -> Price:
+    def verb(self, name: str, size_bytes: float, among: Among = Among.RANKS) -> Price:
         """The price of a verb of ``VERBS``; 0 for one of 0 bytes."""
         if not size_bytes:
             return Price(0.0, 0.0)
         # A hop is no collective: how much of it is the host's is not measured.
         share = 0.0 if name == "send" else self.host_share
-        return Price(*self.lines[VERBS.index(name)].parts(size_bytes, share))
+        lines = self.host_lines if among is Among.HOST else self.lines
+        return Price(*lines[VERBS.index(name)].parts(size_bytes, share))
+
+    def members(self, rank: int, among: Among) -> range:
+        """The ranks, ``rank`` with them, that its verbs are for."""
+        return members(rank, self.num_ranks, self.ranks_per_host, among)
 
     def work(self, verb: Compute) -> Work | None:
         """A computation and its seconds; None for encode and decode of plain payloads."""
@@ -218,14 +239,19 @@ def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tu
         works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
         wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
         if works or wire:
-            size_bytes = sum(sent_bytes(verb, rank, tariff.num_ranks) for verb in row)
+            size_bytes = sum(_sent(v, rank, tariff) for v in row if not isinstance(v, Compute))
             found.append(Superstep(works, wire, size_bytes))
     return tuple(found)
 
 
-def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
-    assert not isinstance(verb, Compute)
-    if isinstance(verb, AllGather) and verb.among is Among.SHARDS:
+def _sent(verb: Communication, rank: int, tariff: Tariff) -> int:
+    among = tariff.members(rank, verb.among)
+    return sent_bytes(verb, among.index(rank), len(among))
+
+
+def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
+    among = tariff.members(rank, verb.among)
+    if verb.among is Among.SHARDS:
         raise InvalidSetting(
             "a gather among shards cannot be simulated: a cluster has no tensor-parallel links; "
             "have the exchange ask for it only where me.shards is not None"
@@ -235,18 +261,18 @@ def _on_the_wire(verb: Verb, rank: int, tariff: Tariff) -> Hop | Joint:
     priced_bytes: float = size_bytes
     match verb:
         case AllToAll():
-            like, priced_bytes = (verb.buf.dtype,), _as_if_equal(verb, rank)
+            like, priced_bytes = (verb.buf.dtype,), _as_if_equal(verb, among.index(rank))
         case Broadcast(src, _):
             like = (*like, src)
         case _:
             pass
-    price = tariff.verb(NAMES[type(verb)], priced_bytes)
+    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     match verb:
         case Send(dst, _):
-            return Hop(dst, True, size_bytes, price)
+            return Hop(among[dst], True, size_bytes, price, verb.among)
         case Recv(src, _):
-            return Hop(src, False, size_bytes, price)
-    return Joint(type(verb).__name__, like, size_bytes, price)
+            return Hop(among[src], False, size_bytes, price, verb.among)
+    return Joint(type(verb).__name__, like, size_bytes, price, verb.among)
 
 
 def _as_if_equal(verb: AllToAll, rank: int) -> float:

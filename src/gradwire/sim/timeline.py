@@ -11,14 +11,14 @@ import torch
 
 from ..contract import Exchange
 from ..data.cluster import Cluster
-from ..data.exchanges import exchanges_of
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile
 from ..errors import InvalidSetting, invalid
 from ..spec import TensorSpec
 from ..trace.span import Span, Trace
+from ..wrap.hosts import on_hosts
 from .clock import Timing, forward_times, run_on_clock
-from .demand import Demand
+from .demand import Demand, exchanges_on
 from .encoding import Encoding, Inline, without_encodes
 from .engine import Traffic, play
 from .supersteps import Superstep, Tariff, supersteps_of
@@ -81,14 +81,18 @@ def simulate_exchange(
     ``shapes`` are those of the tensors in the gradient, for exchanges that act on matrices; without
     them the gradient is a vector. The trace is the first step's, in which rank 0 leads where ranks
     take turns. The exchange's own text is run, without data. A rank that is alone sends nothing,
-    and its trace is empty. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks
+    and its trace is empty. On a cluster whose hosts have several ranks these add up first, as under
+    ``attach(mesh=)``. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks
     disagree on a verb, and ``Deadlock`` if they wait for each other.
     """
     if cluster.num_ranks == 1:
         return Trace()
     spec = TensorSpec("", numel, dtype, shapes)
+    exchange = on_hosts(exchange, cluster.ranks_per_host)
     every = supersteps_of(exchange, spec, Tariff.of(exchange, cluster))
-    return Trace.of(play(Traffic([[own] for own in every], [[0.0]] * len(every), [""])).spans)
+    per_host = cluster.ranks_per_host
+    traffic = Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
+    return Trace.of(play(traffic).spans)
 
 
 def _spans_of_one(timing: Timing, demand: Demand, cluster: Cluster) -> Iterator[Span]:
@@ -130,6 +134,7 @@ def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) ->
             demand.after(),
             [encoding.early_from(own_s) for own_s in ends_s],
             slowness,
+            cluster.ranks_per_host,
         )
     )
     yield from played.spans
@@ -148,7 +153,7 @@ def _factor(draw: random.Random, jitter: float) -> float:
 
 def _supersteps_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Superstep, ...]]]:
     """The supersteps of each message on each rank; messages of one size and exchange are alike."""
-    exchanges = exchanges_of(demand.plan)
+    exchanges = exchanges_on(demand.plan, cluster)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     parcels = demand.parcels()
     found = {

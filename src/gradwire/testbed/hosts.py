@@ -20,9 +20,14 @@ from .tc import choose_shaper
 _logger = logging.getLogger("gradwire")
 
 
+MAX_RANKS_PER_HOST = 64
+
+
 @dataclass(frozen=True, kw_only=True)
 class Testbed:
     """The settings of a testbed: hosts on one switch, with full duplex links of equal rate.
+
+    ``ranks_per_host`` ranks share a host's link. What they send each other does not cross it.
 
     ``rate_bytes_per_s`` is the rate of Ethernet frames in each direction of each host's link (use
     `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it. ``burst_s`` is how much
@@ -34,6 +39,7 @@ class Testbed:
     __test__: ClassVar[bool] = False  # pytest must not collect it
 
     hosts: int = 4
+    ranks_per_host: int = 1
     rate_bytes_per_s: float = 62_500_000.0
     mtu: int = 1500
     burst_s: float = 0.0025
@@ -44,6 +50,9 @@ class Testbed:
             raise invalid(
                 "hosts", self.hosts, f"between 1 and {MAX_HOSTS}", "4 is a good number to start"
             )
+        if not 1 <= self.ranks_per_host <= MAX_RANKS_PER_HOST:
+            accepted = f"between 1 and {MAX_RANKS_PER_HOST}"
+            raise invalid("ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1")
         if not 12_500 <= self.rate_bytes_per_s <= 12.5e9:
             raise invalid(
                 "rate_bytes_per_s",
@@ -63,8 +72,9 @@ class Testbed:
 class Hosts:
     """Hosts that exist now; entry i of every tuple belongs to host i.
 
-    ``shaped`` tells whether ``rate_bytes_per_s`` is enforced; on plain loopback it is not, and all
-    hosts share one address and one interface. ``master_port`` is free on host 0.
+    Rank r runs on host r // ``ranks_per_host``. ``shaped`` tells whether ``rate_bytes_per_s`` is
+    enforced; on plain loopback it is not, and all hosts share one address and one interface.
+    ``master_port`` is free on host 0.
     """
 
     names: tuple[str, ...]
@@ -73,10 +83,16 @@ class Hosts:
     rate_bytes_per_s: float
     shaped: bool
     master_port: int
+    ranks_per_host: int = 1
     namespaces: Namespaces | None = None
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of all hosts."""
+        return len(self) * self.ranks_per_host
 
     def command_on(self, host: int, command: list[str]) -> list[str]:
         """The command that runs ``command`` on a host."""
@@ -144,6 +160,7 @@ def shaped_hosts(settings: Testbed) -> Iterator[Hosts]:
             interface=INTERFACE,
             rate_bytes_per_s=settings.rate_bytes_per_s,
             shaped=True,
+            ranks_per_host=settings.ranks_per_host,
             master_port=29500,  # every host has all ports to itself
             namespaces=spaces,
         )
@@ -166,6 +183,7 @@ def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
         interface=LOOPBACK,
         rate_bytes_per_s=settings.rate_bytes_per_s,
         shaped=False,
+        ranks_per_host=settings.ranks_per_host,
         master_port=_free_port(),
     )
 

@@ -1,4 +1,4 @@
-"""Runs one rank on every host and watches over them: output, failures, time limits, the end.
+"""Runs ranks on every host and watches over them: output, failures, time limits, the end.
 
 Ranks get the variables that torchrun sets. A rank is a process group of its own, so that ending it
 also ends what it started, and Ctrl-C reaches the launcher first, which then ends all ranks.
@@ -73,7 +73,7 @@ def launch(
     num_last_lines: int = 20,
     check: bool = False,
 ) -> list[RankExit]:
-    """Runs ``command`` on all hosts at once, as rank 0 to len(hosts) - 1, and waits for all.
+    """Runs ``command`` on all hosts at once, as many ranks as these have, and waits for all.
 
     ``env`` is added to this process' environment. Once a rank has failed the others have
     ``grace_s`` to notice it themselves; ``timeout_s`` limits the whole. ``output``: "first" passes
@@ -87,9 +87,9 @@ def launch(
     ended: queue.Queue[_Running] = queue.Queue()
     running: list[_Running] = []
     try:
-        for rank in range(len(hosts)):
+        for rank in range(hosts.num_ranks):
             process = subprocess.Popen(
-                hosts.command_on(rank, list(command)),
+                hosts.command_on(rank // hosts.ranks_per_host, list(command)),
                 env=rank_variables(hosts, rank, variables),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout if rank == 0 and output != "none" else subprocess.PIPE,
@@ -131,7 +131,7 @@ def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dic
     ranks share this machine's cores, the last lines of a rank that dies must have been written,
     and torch warns at every connection that a host without DNS has no name.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // len(hosts))
+    threads = max(1, len(os.sched_getaffinity(0)) // hosts.num_ranks)
     defaults = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
@@ -141,9 +141,9 @@ def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dic
         **defaults,
         **variables,
         "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(len(hosts)),
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank % hosts.ranks_per_host),
+        "WORLD_SIZE": str(hosts.num_ranks),
+        "LOCAL_WORLD_SIZE": str(hosts.ranks_per_host),
         "MASTER_ADDR": hosts.addresses[0],
         "MASTER_PORT": str(hosts.master_port),
         "GLOO_SOCKET_IFNAME": hosts.interface,

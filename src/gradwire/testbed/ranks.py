@@ -1,4 +1,4 @@
-"""Runs a rank program on every host and collects the results.
+"""Runs a rank program on all ranks of all hosts and collects the results.
 
 A rank program is a module with ``measure(settings, report) -> result``, which lies beside what it
 measures; settings and results are plain JSON. Ranks meet by torch.distributed over the hosts'
@@ -49,7 +49,7 @@ def run_ranks(
             watcher.join()
         return [
             json.loads(_result(place, rank).read_text(encoding="utf-8"))
-            for rank in range(len(hosts))
+            for rank in range(hosts.num_ranks)
         ]
 
 

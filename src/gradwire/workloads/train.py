@@ -197,6 +197,7 @@ class _Message:
                 )
             ],
             seed=seed,
+            ranks_per_host=self.exchange.ranks_per_host,
         )
         self.states = outcome.results
         return sum(outcome.sent_bytes) / self.world

@@ -1,0 +1,26 @@
+"""The tensors in a state: their paths, by which saved state is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from .compressor import State
+
+
+def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
+    """(path, tensor) of every tensor in a state.
+
+    >>> import torch
+    >>> from gradwire.error_feedback import FeedbackState
+    >>> [path for path, _ in leaves(FeedbackState(torch.zeros(1), (torch.ones(1),)))]
+    ['residual_N', 'inner.0']
+    """
+    if isinstance(state, Tensor):
+        yield path, state
+    elif isinstance(state, tuple):
+        names: Iterable[Any] = getattr(state, "_fields", range(len(state)))
+        for name, part in zip(names, state, strict=True):
+            yield from leaves(part, f"{path}.{name}" if path else str(name))

@@ -1,0 +1,69 @@
+"""Fused: the messages of a model for which there is no plan."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor, nn
+
+from ..contract import Exchange
+from ..exchange import named_collective
+from ..wrap.hosts import on_hosts
+from ..wrap.momentum import beside
+from ..wrap.natural import is_pair, with_natural_sparsity
+from .fusing import NamedParam, default_cap_bytes, fuse
+from .membership import Membership
+from .messages import Message, ParamRange
+from .settings import Settings, sparse_weights, tables
+from .sparse_message import SparseMessage
+from .synchroniser import AnyMessage
+
+
+def fused_messages(
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    exchange: Exchange,
+    who: Membership,
+) -> list[AnyMessage]:
+    """The messages of a model without a plan, in issue order.
+
+    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
+    Embeddings' tables take it in steps in which sending their rows would take longer.
+    """
+    sparse, width_of = sparse_weights(model), tables(model)
+    dense = beside(exchange)
+
+    def asked_for(name: str, param: Tensor) -> Exchange:
+        return exchange if settings.compress_if(name, param) else dense
+
+    def flat_of(name: str, param: Tensor) -> Exchange:
+        asked, width = asked_for(name, param), width_of.get(id(param))
+        natural = width is not None and is_pair(asked)
+        return with_natural_sparsity(asked, width) if natural and width else asked
+
+    def kind(name: str, param: Tensor) -> object:
+        own = width_of.get(id(param)), asked_for(name, param) != dense
+        return name if id(param) in sparse else own
+
+    @cache
+    def cap_bytes(this_kind: object) -> int:
+        if settings.bucket_cap_mb is not None:
+            return int(settings.bucket_cap_mb * 2**20)
+        members = [(name, p) for name, p in params if kind(name, p) == this_kind]
+        # The link's bytes count: those of the exchange among hosts.
+        num_hosts = who.world // settings.ranks_per_host
+        return default_cap_bytes(members, flat_of(*members[0]), num_hosts)
+
+    made: list[AnyMessage] = []
+    for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
+        name, param = members[0]
+        if id(param) in sparse:
+            named = named_collective(asked_for(name, param))
+            way = named if named is not None and named.carries_rows else None
+            made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
+        else:
+            ranges = [ParamRange.whole(*member) for member in members]
+            carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
+            made.append(Message(index, ranges, carrier, who.rank, who.world))
+    return made

@@ -1,0 +1,202 @@
+"""Exchanges among hosts of several ranks keep the laws of exchanges, and lose nothing inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract import Exchange, Member, State
+from gradwire.error_feedback import ErrorFeedback
+from gradwire.exchange import run_local
+from gradwire.laws import collectives, exchanges
+from gradwire.laws.cases import Case, states_of
+from gradwire.laws.tolerance import assert_near, largest
+from gradwire.local import drive
+from gradwire.moves.shares import Shares, shares_of
+from gradwire.spec import TensorSpec
+from gradwire.verbs import Steps
+from gradwire.wrap.hosts import HostState, TwoLevel, with_hosts
+
+from .cases import name_of
+from .test_laws_bite import rejected
+
+codecs, together, pair = gw.compress, gw.collective, gw.pair
+
+CASES = (
+    (2, Case(world=4, numel=300, seed=3)),
+    (3, Case(world=6, numel=9, seed=2)),
+    (2, Case(world=2, numel=0)),
+    (4, Case(world=8, numel=64, dtype=torch.float64, seed=1)),
+    (2, Case(world=4, numel=9, dtype=torch.bfloat16, seed=4)),
+    (3, Case(world=6, numel=200, dtype=torch.float16, seed=6)),
+    (2, Case(world=1, numel=9)),
+    (4, Case(world=4, numel=1, seed=5)),
+)
+"""Ranks on each host, and all else. The fifth has fewer elements than shares hold."""
+
+PAIRS = (
+    pair(codecs.none(), together.allreduce()),
+    pair(codecs.none(), together.ring()),
+    pair(codecs.cast16(dtype=torch.float16), together.allreduce()),
+    pair(codecs.onebit(block=64), together.casync_ps()),
+    pair(codecs.onebit(block=64), together.casync_ring()),
+    pair(codecs.terngrad(), together.casync_ps()),
+    pair(codecs.topk(density=0.3), together.allgather_sparse()),
+    pair(codecs.topk(density=0.3), together.zen()),
+)
+
+
+@pytest.mark.parametrize("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
+def test_laws(place: int) -> None:
+    laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
+    for number, law in enumerate(laws):
+        for ranks_per_host, case in (CASES[0], CASES[(place + number) % len(CASES)]):
+            law(TwoLevel(PAIRS[place], ranks_per_host), case)
+
+
+KEEPING = tuple(
+    ErrorFeedback(one)
+    for one in (
+        pair(codecs.topk(density=0.3), together.allgather_sparse()),
+        pair(codecs.onebit(block=64), together.casync_ps()),
+        pair(codecs.onebit(block=64), together.casync_ring()),
+        pair(codecs.topk(density=0.3), together.zen()),
+    )
+)
+
+
+def _kept(states: list[State], shares: Shares, numel: int) -> Tensor:
+    """What all ranks keep of a message, each for its whole host."""
+    total_N = torch.zeros(numel, dtype=torch.float64)
+    for rank, state in enumerate(states):
+        own_S = state.inner.residual_N.double()
+        part_N = torch.zeros_like(total_N)
+        shares.put(own_S, rank % shares.count, part_N)
+        total_N += shares.count * part_N
+    return total_N
+
+
+def law_nothing_is_lost_at_either_level(exchange: TwoLevel, case: Case) -> None:
+    """Sum of gradients + L * old residuals = W * mean + L * new residuals, element by element."""
+    shares = shares_of(case.spec.shapes, exchange.ranks_per_host)
+    states = case.states(exchange)
+    for step in range(3):
+        grads, old_N = case.grads(step), _kept(states, shares, case.numel)
+        results = run_local(exchange, grads, states, seed=case.seed + step)
+        states = states_of(results)
+        new_N = _kept(states, shares, case.numel)
+        assert_near(
+            case.world * results[0][0].double() + new_N,
+            torch.stack([g.double() for g in grads]).sum(0) + old_N,
+            max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+            magnitude=case.world * largest(*grads, old_N, new_N),
+            terms=case.world + 4,
+            what=f"step {step}: W * mean + L * new residuals",
+        )
+
+
+@pytest.mark.parametrize("inner", KEEPING, ids=repr)
+def test_nothing_is_lost_at_either_level(inner: Exchange) -> None:
+    for ranks_per_host, case in CASES:
+        if case.world > 1:
+            law_nothing_is_lost_at_either_level(TwoLevel(inner, ranks_per_host), case)
+
+
+class _SumsOnly(TwoLevel):
+    """Hands the host's sum on as if it were its mean."""
+
+    def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
+        first_S, *others = torch.split(sums_M, shares.numel)
+        for other_S in others:
+            first_S += other_S
+        return first_S
+
+
+class _Forgetful(TwoLevel):
+    """Begins each step with an empty residual."""
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Any]:
+        state.inner.residual_N.zero_()
+        result = yield from super().run(rank, world, state, grad_N)
+        return result
+
+
+class _OneRankAlone(TwoLevel):
+    """Lets only the first rank of a host count."""
+
+    def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
+        return torch.split(sums_M, shares.numel)[0]
+
+
+@pytest.mark.parametrize("wrong", [_SumsOnly, _Forgetful, _OneRankAlone])
+def test_the_law_bites(wrong: type[TwoLevel]) -> None:
+    with rejected(by=law_nothing_is_lost_at_either_level):
+        law_nothing_is_lost_at_either_level(wrong(KEEPING[0], 2), CASES[0][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_without_loss_it_is_the_mean(dtype: torch.dtype) -> None:
+    exchange = with_hosts(codecs.none(), 2)
+    for numel in (0, 1, 7, 1000):
+        case = Case(world=6, numel=numel, dtype=dtype)
+        want_N = torch.stack([g.double() for g in case.grads()]).mean(0)
+        for mean_N, _, _ in run_local(exchange, case.grads(), case.states(exchange)):
+            size = largest(*case.grads())
+            assert_near(mean_N, want_N, dtype, magnitude=size, terms=8, what="the mean")
+
+
+def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
+    exchange = with_hosts(codecs.onebit(), 4)
+    state = exchange.init(TensorSpec("gradient", 4000, shapes=((30, 100), (1000,))), 8)
+    assert isinstance(state, HostState)
+    assert state.inner.residual_N.numel() == 1000
+
+
+def test_tensors_of_many_rows_are_cut_between_rows() -> None:
+    shares = shares_of(((70, 10), (31, 10), (5,)), 2)
+    assert [one.start for one in shares.ranges(1)] == [350, 700 + 155, 1010 + 3]
+    shares = shares_of(((71, 10),), 2)
+    assert shares.ranges(1)[0] == (360, 710, 0)
+    assert not shares.in_place
+
+
+@pytest.mark.parametrize("shapes", [((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shares_hold_every_element_once(shapes: tuple[tuple[int, ...], ...], count: int) -> None:
+    shares = shares_of(shapes, count)
+    spec = TensorSpec("gradient", sum(torch.Size(shape).numel() for shape in shapes), shapes=shapes)
+    grad_N, back_N = torch.arange(1.0, spec.numel + 1), torch.zeros(spec.numel)
+    shares_M = torch.full((count * shares.numel,), torch.nan)
+    shares.cut(grad_N, shares_M)
+    assert bool(shares_M.isfinite().all()), "something of what is filled up was not written"
+    assert shares_M.count_nonzero() == spec.numel
+    for share in range(count):
+        own_S = shares_M[share * shares.numel : (share + 1) * shares.numel]
+        assert torch.equal(own_S, shares.own(grad_N, share))
+        shares.put(own_S, share, back_N)
+    assert torch.equal(back_N, grad_N)
+    shares.join(shares_M, back_N.zero_())
+    assert torch.equal(back_N, grad_N)
+
+
+def test_steady_state_reuses_every_buffer() -> None:
+    exchange, case = with_hosts(codecs.onebit(block=64), 2), Case(world=4, numel=500)
+    numel = 2 * shares_of(case.spec.shapes, 2).numel
+    members = [Member(rank, 4) for rank in range(4)]
+    states = case.states(exchange)
+    pointers = []
+    for step in range(3):
+        grads = case.grads(step)
+        texts = [
+            exchange.synchronise(me, state, g, g)
+            for me, state, g in zip(members, states, grads, strict=True)
+        ]
+        states = drive(texts, ranks_per_host=2).results
+        sums = [me.scratch("sums", numel, grads[0], torch.float32) for me in members]
+        pointers.append([one.data_ptr() for one in sums])
+    assert pointers[0] == pointers[1] == pointers[2]

@@ -1,0 +1,435 @@
+"""Hosts of several ranks: real ranks in a mesh of two hosts by two, or the other way round."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import gradwire as gw
+from gradwire.contract import Exchange, Member
+from gradwire.data.plan import ExchangeSetting
+from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.local import drive
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.wire import Circle, Routes
+from gradwire.spec import TensorSpec
+from gradwire.verbs import AllReduce, Among
+from gradwire.wrap.hosts import with_hosts
+from tests.runtime.plans import drawn, through
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, SMALL_MB, Net, ddp, digest, swift, train
+
+pytestmark = pytest.mark.multi
+
+SHAPES = ((60, 33), (7, 11), (5,))
+STEPS = 4
+CLIPPED = gw.with_clipping(gw.with_momentum_correction(gw.compress.topk(density=0.1)), 0.5)
+EXCHANGES = (*CHOSEN, CLIPPED)
+
+
+def mesh(num_hosts: int = 2) -> DeviceMesh:
+    return init_device_mesh("cpu", (num_hosts, 4 // num_hosts), mesh_dim_names=("hosts", "local"))
+
+
+def grad_of(rank: int, layer: int, step: int) -> Tensor:
+    draw = torch.Generator().manual_seed(100 * rank + 10 * layer + step)
+    return torch.randn(SHAPES[layer], generator=draw)
+
+
+def layers() -> nn.ParameterList:
+    return nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
+
+
+def backward(model: nn.ParameterList, rank: int, step: int, used: tuple[int, ...] = ()) -> None:
+    """Gives every layer, or those that are ``used``, its gradient."""
+    model.zero_grad()
+    chosen = used or tuple(range(len(SHAPES)))
+    losses = [(model[i] * grad_of(rank, i, step)).sum() for i in chosen]
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def means_of(rank: int, world: int, exchange: Exchange) -> list[Tensor]:
+    """The means of every layer in every step, each a message of its own."""
+    model = layers()
+    settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
+    handle = gw.attach(model, exchange, mesh=mesh(), **settings)
+    found = []
+    for step in range(STEPS):
+        backward(model, rank, step)
+        found += [p.grad.flatten().clone() for p in model if p.grad is not None]
+    handle.detach()
+    return found
+
+
+def expected(exchange: Exchange) -> list[Tensor]:
+    """What one process computes of the same messages."""
+    made, found = with_hosts(exchange, 2), []
+    specs = [
+        TensorSpec(f"message {len(SHAPES) - 1 - i}", torch.Size(s).numel(), shapes=(s,))
+        for i, s in enumerate(SHAPES)
+    ]
+    states = [[made.init(spec, 4) for _ in range(4)] for spec in specs]
+    members = [[Member(rank, 4) for rank in range(4)] for _ in specs]
+    for step in range(STEPS):
+        for layer, _ in enumerate(specs):
+            grads = [grad_of(rank, layer, step).flatten() for rank in range(4)]
+            texts = [
+                made.synchronise(members[layer][r], states[layer][r], grads[r], grads[r])
+                for r in range(4)
+            ]
+            states[layer] = drive(texts, ranks_per_host=2).results
+            found.append(grads[0])
+    return found
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda one: type(one).__name__)
+def test_real_ranks_compute_what_one_process_does(four: Ranks, exchange: Exchange) -> None:
+    want = expected(exchange)
+    for found in four.run(means_of, exchange):
+        assert len(found) == len(want)
+        for got_N, want_N in zip(found, want, strict=True):
+            assert torch.equal(got_N, want_N)
+
+
+def trained(rank: int, world: int, num_hosts: int, exchange: Exchange, under_ddp: bool) -> Any:
+    """The bits of the parameters after training, and the loss of the first and the last step."""
+    model: nn.Module = Net()
+    optimizer = swift(model.parameters())
+    whole = ddp(model) if under_ddp else model
+    handle = gw.attach(whole, exchange, mesh=mesh(num_hosts), bucket_cap_mb=SMALL_MB)
+    losses = train(whole, optimizer, rank, range(12))
+    handle.detach()
+    return digest(model), losses[0], losses[-1]
+
+
+@pytest.mark.parametrize("under_ddp", [False, True])
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+def test_replicas_stay_equal(four: Ranks, num_hosts: int, under_ddp: bool) -> None:
+    results = four.run(trained, num_hosts, ONEBIT, under_ddp)
+    assert len({bits for bits, _, _ in results}) == 1
+    assert sum(last for *_, last in results) < sum(first for _, first, _ in results)
+
+
+def in_torchruns_mesh(rank: int, world: int) -> tuple[str, str]:
+    """Trained on hosts that torchrun's variables tell, and on the same ones as a mesh."""
+    with variables(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2)):
+        model = Net()
+        handle = gw.attach(model, ONEBIT, mesh="torchrun", bucket_cap_mb=SMALL_MB)
+        train(model, swift(model.parameters()), rank, range(3))
+        handle.detach()
+    return digest(model), str(trained(rank, world, 2, ONEBIT, False)[0])
+
+
+@contextmanager
+def variables(**given: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK")}
+    try:
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ.update(given)
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def test_torchrun_tells_the_hosts(four: Ranks) -> None:
+    results = four.run(in_torchruns_mesh)
+    assert len({one for one, _ in results}) == 1
+
+
+def given_wrongly(rank: int, world: int) -> list[str]:
+    """Every mistake is told on every rank, and none of them waits for another."""
+    told, grid = [], mesh()
+
+    def attached(exchange: Any = ONEBIT, **settings: Any) -> None:
+        with pytest.raises(InvalidSetting) as refused:
+            gw.attach(Net(), exchange, **settings)
+        told.append(f"{type(refused.value).__name__}: {refused.value}")
+
+    attached(mesh="slurm")
+    attached(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("local", "hosts")))
+    attached(mesh=init_device_mesh("cpu", (4,)))
+    attached(mesh=grid, group=grid["hosts"])
+    attached(mesh=grid, shards=grid["local"])
+    backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))
+    attached(mesh=backwards)
+    attached(gw.compress.powersgd(), mesh=grid)
+    attached(with_hosts(ONEBIT, 2), mesh=grid)
+    attached(mesh=grid if rank else None)
+    attached(mesh=(mesh(4), grid)[min(rank, 1)])
+    for local_world, local_rank in (
+        ("3", rank % 3),  # no divisor of the world
+        ("1" if rank < 2 else "2", rank % 2 if rank > 1 else 0),  # unequal hosts
+        ("2", rank // 2),  # numbered in turn, one rank of each host after another
+        ("", 0),
+    ):
+        with variables(LOCAL_WORLD_SIZE=local_world, LOCAL_RANK=str(local_rank)):
+            attached(mesh="torchrun")
+    return told
+
+
+def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
+    wanted = [
+        r"InvalidSetting: mesh must be a DeviceMesh of the dimensions \('hosts', 'local'\), or",
+        r"InvalidSetting: mesh must be a DeviceMesh of .* got .*'local', 'hosts'",
+        r"InvalidSetting: mesh must be a DeviceMesh of",
+        r"InvalidSetting: group must be None beside mesh=",
+        r"InvalidSetting: shards must be None beside mesh=",
+        r"InvalidSetting: mesh must be ranks numbered host after host",
+        r"InvalidSetting: exchange among hosts .* flat vectors|refused to attach: .* flat vectors",
+        r"InvalidSetting: exchange must be one that knows no hosts",
+        r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
+        r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
+        r"LOCAL_WORLD_SIZE must be a divisor of 4",
+        r"RanksDiffer: rank 0 and rank 2 .* ranks per host is 1 against 2",
+        r"LOCAL_RANK must be|refused to attach: .*LOCAL_RANK must be",
+        r"LOCAL_WORLD_SIZE is not set; start with torchrun",
+    ]
+    for told in four.run(given_wrongly):
+        for text, pattern in zip(told, wanted, strict=True):
+            assert re.search(pattern, text), text
+
+
+def test_verbs_among_hosts_without_a_mesh_are_refused() -> None:
+    routes = Routes(["communication 0"])
+    routes.circles[Among.RANKS] = Circle(0, 2, [object()])
+    with pytest.raises(InvalidSetting, match=r"message 3 .* among hosts, .* write mesh="):
+        routes.of([AllReduce(torch.empty(2), Among.HOSTS)], 3, 0)
+
+
+def attached_to(model: nn.Module, num_hosts: int, **settings: Any) -> Handle:
+    return gw.attach(model, ONEBIT, mesh=mesh(num_hosts), bucket_cap_mb=SMALL_MB, **settings)
+
+
+def pending(handle: Handle) -> dict[str, Tensor]:
+    """What a rank's residuals add to the mean of the ranks, when they are delivered."""
+    return {name: residual.double() for name, residual in handle.residuals().items()}
+
+
+def saved_on_hosts(rank: int, world: int, num_hosts: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A rank's state_dict after some steps, and the residuals that are in it."""
+    model = Net()
+    handle = attached_to(model, num_hosts)
+    train(model, swift(model.parameters()), rank, range(5))
+    state, owed = handle.state_dict(), pending(handle)
+    handle.detach()
+    return state, owed
+
+
+def resumed(rank: int, world: int) -> tuple[str, str]:
+    """The bits after eight steps: in one run, and in two with a checkpoint between them."""
+    model = Net()
+    optimizer = swift(model.parameters())
+    handle = attached_to(model, 2)
+    train(model, optimizer, rank, range(4))
+    state = handle.state_dict()
+    train(model, optimizer, rank, range(4, 8))
+    handle.detach()
+    again = Net()
+    optimizer = swift(again.parameters())
+    handle = attached_to(again, 2)
+    train(again, optimizer, rank, range(4))
+    handle.detach()
+    optimizer.zero_grad()
+    handle = attached_to(again, 2)
+    handle.load_state_dict(state)
+    train(again, optimizer, rank, range(4, 8))
+    handle.detach()
+    return digest(model), digest(again)
+
+
+def test_a_run_goes_on_bit_for_bit(four: Ranks) -> None:
+    for whole, in_two in four.run(resumed):
+        assert whole == in_two
+
+
+def in_other_messages(rank: int, world: int) -> bool:
+    """Whether residuals are the same after a load into one message instead of several."""
+    model = Net()
+    handle = attached_to(model, 2)
+    train(model, swift(model.parameters()), rank, range(3))
+    state, before = handle.state_dict(), handle.residuals()
+    handle.detach()
+    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), bucket_cap_mb=1.0)
+    handle.load_state_dict(state)
+    after = handle.residuals()
+    handle.detach()
+    assert any(bool(residual.any()) for residual in before.values())
+    return all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_state_fits_messages_that_are_fused_in_another_way(four: Ranks) -> None:
+    assert all(four.run(in_other_messages))
+
+
+def owed_after(rank: int, world: int, state: dict[str, Any], num_hosts: int) -> dict[str, Tensor]:
+    """The residuals of a new run that has loaded a state."""
+    handle = attached_to(Net(), num_hosts)
+    handle.load_state_dict(state)
+    found = pending(handle)
+    handle.detach()
+    return found
+
+
+def loading(rank: int, world: int, states: list[Any], num_hosts: int) -> dict[str, Tensor]:
+    return owed_after(rank, world, states[rank], num_hosts)
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 4), (4, 2), (2, 1), (2, 2), (1, 2)])
+def test_state_is_cut_again_for_other_hosts(four: Ranks, old: int, new: int) -> None:
+    """What residuals will add to the mean is the same before and after, element by element."""
+    before = four.run(saved_on_hosts, old)
+    states = gw.redistribute([state for state, _ in before], 4, 4 // new)
+    after = four.run(loading, states, new)
+
+    def total(owed: list[dict[str, Tensor]], name: str, num_hosts: int) -> Tensor:
+        return torch.stack([one[name] for one in owed if name in one]).sum(0) / num_hosts
+
+    names = {name for _, owed in before for name in owed}
+    assert names == {name for owed in after for name in owed}
+    assert names or 1 in (old, new)
+    for name in names:
+        was, now = total([owed for _, owed in before], name, old), total(after, name, new)
+        assert bool(was.any()) or old == 1
+        torch.testing.assert_close(now, was, rtol=1e-6, atol=1e-7)
+
+
+def refused_states(rank: int, world: int, on_hosts: list[Any], flat: list[Any]) -> list[str]:
+    told = []
+    for states, num_hosts in ((on_hosts, 4), (flat, 2)):
+        handle = attached_to(Net(), num_hosts)
+        with pytest.raises(InvalidSetting) as refused:
+            handle.load_state_dict(states[rank])
+        told.append(str(refused.value))
+        handle.detach()
+    return told
+
+
+def test_states_of_other_hosts_are_refused(four: Ranks) -> None:
+    on_hosts, flat = ([s for s, _ in four.run(saved_on_hosts, hosts)] for hosts in (2, 4))
+    for told in four.run(refused_states, on_hosts, flat):
+        assert "saved on hosts of 2 ranks and hosts have 1 now" in told[0]
+        assert "saved on hosts of 1 ranks and hosts have 2 now" in told[1]
+    on_hosts[1]["share"] = ""
+    with pytest.raises(InvalidSetting, match="one is of a share"):
+        gw.redistribute(on_hosts, 4, 2)
+    with pytest.raises(InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"):
+        gw.redistribute(flat, 4, 3)
+
+
+def with_one_unused(rank: int, world: int) -> tuple[Tensor, Tensor, bool]:
+    """A layer's residual before and after a step in which no rank uses it."""
+    model = layers()
+    settings: dict[str, Any] = {"bucket_cap_mb": 1.0, "compress_if": lambda name, param: True}
+    handle = gw.attach(model, ONEBIT, mesh=mesh(), **settings)
+    for step in range(2):
+        backward(model, rank, step)
+    before = handle.residuals()["1"].clone()
+    backward(model, rank, 2, used=(0, 2))
+    after, is_none = handle.residuals()["1"].clone(), model[1].grad is None
+    handle.detach()
+    return before, after, is_none
+
+
+def test_the_residual_of_an_unused_parameter_waits(four: Ranks) -> None:
+    for before, after, is_none in four.run(with_one_unused):
+        assert bool(before.any())
+        assert torch.equal(before, after)
+        assert is_none
+
+
+def a_table(rank: int, world: int) -> tuple[str, dict[str, Any]]:
+    """An embedding of which few rows are used, under a dense exchange."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(2000, 16), nn.Linear(16, 4))
+    handle = gw.attach(model, DENSE, mesh=mesh())
+    for step in range(2):
+        model.zero_grad()
+        model(torch.tensor([rank, 7 + step, 100 * rank + step])).sum().backward()
+    weight = model[0].weight
+    assert isinstance(weight, Tensor)
+    assert weight.grad is not None
+    assert bool(weight.grad[8].any())
+    stats = handle.stats()
+    handle.detach()
+    return digest([weight.grad]), stats["ways"]
+
+
+def test_rows_are_sent_among_hosts_too(four: Ranks) -> None:
+    results = four.run(a_table)
+    assert len({bits for bits, _ in results}) == 1
+    assert all(ways["0.weight"] != "inner" for _, ways in results)
+
+
+ONEBIT_OF_A_PLAN = ExchangeSetting(
+    compressor="onebit", settings={"block": 64}, collective="casync_ps", error_feedback=True
+)
+
+
+def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
+    """The bits after training by plans that cut anywhere, residuals loaded into another cut, and
+    what a rank is told that loads without ``redistribute``."""
+    bits = []
+    states = []
+    for seed in (0, 1, 2):
+        plan = through(drawn(seed), "onebit", ONEBIT_OF_A_PLAN)
+        model = Net()
+        optimizer = swift(model.parameters())
+        handle = gw.attach(model, plan, mesh=mesh(), optimizer=optimizer)
+        train(model, optimizer, rank, range(4))
+        states.append(handle.state_dict())
+        handle.detach()
+        bits.append(digest(model))
+    gathered: list[Any] = [None] * world
+    dist.all_gather_object(gathered, states[0])
+    handle = gw.attach(Net(), through(drawn(3), "onebit", ONEBIT_OF_A_PLAN), mesh=mesh())
+    with pytest.raises(InvalidSetting) as refused:
+        handle.load_state_dict(states[0])
+    handle.load_state_dict(gw.redistribute(gathered, 4, 2)[rank])
+    loaded, is_same = handle.residuals(), True
+    host = gathered[rank // 2 * 2 : rank // 2 * 2 + 2]
+    for name, owed in loaded.items():
+        whole = sum(one["params"][name]["residual_N"] for one in host)
+        kept = owed != 0
+        is_same &= torch.equal(owed[kept], whole[kept])
+    handle.detach()
+    return bits, is_same and any(bool(one.any()) for one in loaded.values()), str(refused.value)
+
+
+def test_plans_that_cut_anywhere_go_on_hosts_too(four: Ranks) -> None:
+    results = four.run(by_plans)
+    assert all(bits == results[0][0] for bits, _, _ in results)
+    for _, is_same, told in results:
+        assert is_same
+        assert "gw.redistribute(state_dicts, world_size, ranks_per_host)" in told
+
+
+def until_a_rank_dies(rank: int, world: int) -> str:
+    """Rank 3 ends in the second step: it shares its host with rank 2 and its place with rank 1."""
+    model = layers()
+    gw.attach(model, ONEBIT, mesh=mesh(), compress_if=lambda name, param: True)
+    backward(model, rank, 0)
+    if rank == 3:
+        os._exit(3)
+    with pytest.raises(RankFailed) as failed:
+        backward(model, rank, 1)
+    return str(failed.value)
+
+
+def test_a_lost_rank_is_named_on_all_hosts(doomed: Ranks) -> None:
+    *others, dead = doomed.outcomes(until_a_rank_dies)
+    assert dead.exit_code == 3
+    for one in others:
+        assert "step 1 cannot be finished: rank 3 of 4 stopped answering" in one.value, one
