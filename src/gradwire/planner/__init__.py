@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .ddp import ddp as ddp
     from .mgwfbp import mgwfbp as mgwfbp
     from .omgs import omgs as omgs
+    from .secopa import secopa as secopa
     from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
     from .usbyte_extended import usbyte_extended as usbyte_extended

@@ -50,13 +50,17 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
 
     ``sends`` is what gradients become: "dense", or the compressors that they go through.
     ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses
-    against the fastest of those that send the same. Rows of plans that cannot be simulated come
-    last, and say only that.
+    against the fastest of those that send the same. Rows of planners that refuse, and of plans that
+    cannot be simulated, come last, and say only that.
     """
-    plans = {name: load("planner", name)(profile, cluster) for name in names("planner")}
     accounts: dict[str, Account] = {}
     left_out: list[dict[str, object]] = []
-    for name, made in (plans | {plan.planner: plan}).items():
+    for name in dict.fromkeys((*names("planner"), plan.planner)):
+        try:
+            made = plan if name == plan.planner else load("planner", name)(profile, cluster)
+        except InvalidSetting as error:  # as of a compressor that was not measured
+            left_out.append({"name": name, "why": f"no plan: {error}"})
+            continue
         try:
             accounts[name] = Account.of(made, profile, cluster)
         except InvalidSetting as error:  # as of more ranks than can be played
