@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .bytescheduler import bytescheduler as bytescheduler
     from .cupcake import cupcake as cupcake
     from .ddp import ddp as ddp
+    from .espresso import espresso as espresso
     from .mgwfbp import mgwfbp as mgwfbp
     from .omgs import omgs as omgs
     from .secopa import secopa as secopa
