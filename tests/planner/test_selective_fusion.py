@@ -102,7 +102,7 @@ def drawn_groups(cost: MixedCost, draw: random.Random) -> list[MixedGroup]:
     for start, stop in pairwise(sorted(cuts)):
         ways: tuple[Way, ...] = tuple(draw.choice(list(Way)[:3]) for _ in range(start, stop))
         if draw.random() < 0.3:
-            ways = (draw.choice(WHOLE),) * (stop - start)
+            ways = (draw.choice(WHOLE[:2]),) * (stop - start)
         found.append(MixedGroup(start, stop, ways))
     return found
 
@@ -145,7 +145,7 @@ def every_fusion(count: int) -> Iterator[list[MixedGroup]]:
                 MixedGroup(start, stop, ways)
                 for ways in (
                     *product(list(Way)[:3], repeat=stop - start),
-                    *((way,) * (stop - start) for way in WHOLE),
+                    *((way,) * (stop - start) for way in WHOLE[:2]),
                 )
             ]
             for start, stop in pairwise(cuts)
@@ -206,6 +206,33 @@ def test_cells_lie_where_layers_change_and_few_are_made_of_many_layers() -> None
     assert all(cost.layers[place - 1] != cost.layers[place] for place in cells[1:-1])
 
 
+@pytest.mark.parametrize("every_tensor", [False, True])
+def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> None:
+    """Never slower than without, nor than espresso with them; here a third faster."""
+    profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1.25e8)
+    own = partial(selective_fusion, every_tensor=every_tensor)
+    pushing = own(profile, cluster, divisible=True)
+    pushed_s, gathered_s, tensorwise_s = (
+        iteration_s(plan, profile, cluster)
+        for plan in (
+            pushing,
+            own(profile, cluster),
+            espresso(profile, cluster, divisible=True),
+        )
+    )
+    assert pushed_s <= tensorwise_s * (1 + 1e-9)
+    assert pushed_s < 0.8 * gathered_s
+    collectives = {name: one.collective for name, one in pushing.exchanges.items()}
+    used = {message.exchange for message in pushing.messages}
+    assert "casync_ps" in {collectives.get(name) for name in used}
+    if every_tensor:
+        assert all(
+            len(message.chunks) == 1
+            for message in pushing.messages
+            if collectives.get(message.exchange) is not None
+        )
+
+
 def test_what_follows_a_gather_counts() -> None:
     """A merge that takes long makes sparse messages as much longer."""
     profile = profile_of(([1_000_000], 0.0, 0.01))
@@ -224,6 +251,7 @@ def test_what_follows_a_gather_counts() -> None:
         ({"sparsifier": "onebit"}, "setting of onebit"),
         ({"density": 2.0}, "density"),
         ({"every_tensor": 1}, "every_tensor must be True or False"),
+        ({"divisible": "yes"}, "divisible must be True or False"),
     ],
 )
 def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:

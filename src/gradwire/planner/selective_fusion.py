@@ -9,12 +9,15 @@ Differences from the paper: there is none. From SSFusion it differs in these:
       first, excludes by size against the message before, and offloads what is left.
     - So it sends whole tensors dense, large ones too, while the link has nothing else to do.
     - The density of what is sparsified is not lowered to make up for that.
-    - Neighbours may be sparsified as one vector too, as Cupcake does.
+    - Neighbours may be sparsified as one vector too, as Cupcake does. With ``divisible`` they may
+      also be pushed to the ranks that sum them up, and pulled (``casync_ps``), one of Espresso's
+      schemes. It takes fewer bytes on slow links, and sparsifies the mean once more.
     - Plans of other planners, dense ones and sparsified ones, are compared with its own by the
       simulator, and the fastest is returned. So under the model it is never slower than they.
 Settings: sparsifier by name, and its density; every_tensor, whether something of every tensor is
     sent in each step. Then no neighbours are sparsified as one vector, of which a tensor of small
-    gradients may send nothing for many steps.
+    gradients may send nothing for many steps. divisible, whether push and pull are tried, which
+    among many ranks takes long to price.
 Order: backward, a group's all-reduce before its all-gather; one message at a time, or several
     where that is faster; the next forward starts when all communication has ended.
 """
@@ -22,16 +25,17 @@ Order: backward, a group's all-reduce before its all-gather; one message at a ti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..data.cluster import Cluster
-from ..data.plan import ExchangeSetting, Plan, PlannedMessage, Setting
+from ..data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
 from ..errors import invalid
 from ..planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
 from ..planning.fusion import sparsifier as sparsifier_of
-from ..planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
+from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
 from ..planning.mixing_search import first_groups
 from ..planning.price import TIE, iteration_s
 from .cupcake import cupcake
@@ -42,7 +46,7 @@ from .omgs import omgs
 from .ssfusion import VARIANTS, ssfusion
 from .wfbp import wfbp
 
-APART, AS_ONE = "each by itself", "as one"
+APART, AS_ONE, PUSHED_PULLED = "each by itself", "as one", "as one, pushed and pulled"
 CREDITS = (2, 4)
 """Numbers of messages at once that are tried for the fastest plan; 1 unless another gains."""
 
@@ -54,15 +58,22 @@ def selective_fusion(
     sparsifier: str = "dgc",
     density: float = 0.01,
     every_tensor: bool = False,
+    divisible: bool = False,
 ) -> Plan:
     """The fastest plan found that fuses dense and sparsified gradients."""
-    if not isinstance(every_tensor, bool):
-        raise invalid("every_tensor", every_tensor, "True or False", "leave it out")
+    for what, given in (("every_tensor", every_tensor), ("divisible", divisible)):
+        if not isinstance(given, bool):
+            raise invalid(what, given, "True or False", "leave it out")
     exchanges = _exchanges(sparsifier, density)
-    found = list(_others(profile, cluster, sparsifier, density, every_tensor))
+    offloaded = espresso(
+        profile, cluster, compressor=sparsifier, density=density, divisible=divisible
+    )
+    found = [offloaded, *_others(profile, cluster, sparsifier, density, every_tensor)]
     if cluster.num_ranks > 1 and arrivals(profile):
-        cost = MixedCost.of(profile, cluster, exchanges[APART], exchanges[AS_ONE], density)
-        own = _own(cost, every_tensor)
+        three = exchanges[APART], exchanges[AS_ONE], density
+        pushed = exchanges[PUSHED_PULLED] if divisible else None
+        cost = MixedCost.of(profile, cluster, *three, pushed)
+        own = _own(cost, every_tensor, _groups_of(offloaded, cost))
         found += [_planned(profile, cost, groups, exchanges) for groups in own]
     best_s, _, best = min(
         ((iteration_s(plan, profile, cluster), place, plan) for place, plan in enumerate(found)),
@@ -74,7 +85,7 @@ def selective_fusion(
         if several_s < best_s * (1 - TIE):
             best_s, best = several_s, several
     settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
-    settings["every_tensor"] = every_tensor
+    settings |= {"every_tensor": every_tensor, "divisible": divisible}
     return best.model_copy(update={"planner": "selective_fusion", "settings": settings})
 
 
@@ -91,7 +102,8 @@ def _exchanges(sparsifier: str, density: float) -> dict[str, ExchangeSetting]:
         collective="allgather_sparse",
         error_feedback=codec.traits.error_feedback,
     )
-    return {APART: apart, AS_ONE: as_one}
+    pushed = as_one.model_copy(update={"collective": "casync_ps"})
+    return {APART: apart, AS_ONE: as_one, PUSHED_PULLED: pushed}
 
 
 def _others(
@@ -101,7 +113,6 @@ def _others(
     yield from (planner(profile, cluster) for planner in (_dense, wfbp, ddp, mgwfbp))
     for variant in VARIANTS:
         yield ssfusion(profile, cluster, variant=variant, sparsifier=sparsifier, density=density)
-    yield espresso(profile, cluster, compressor=sparsifier, density=density)
     if not every_tensor:
         for inline in (True, False):
             settings: dict[str, Any] = {"compressor": sparsifier, "density": density}
@@ -123,10 +134,34 @@ def _dense(profile: Profile, cluster: Cluster) -> Plan:
     return Plan(planner="dense", model=profile.model, messages=tuple(messages))
 
 
-def _own(cost: MixedCost, every_tensor: bool) -> Iterator[list[MixedGroup]]:
-    """The best groups of each search, every change that gains made."""
-    for as_one in (False,) if every_tensor else (False, True):
-        found = (improved(groups, cost) for groups in first_groups(cost, as_one=as_one))
+def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
+    """The groups of a plan of ``espresso``: a tensor each, in backward order."""
+    found = []
+    for place, message in enumerate(plan.messages):
+        way = Way.INLINE if message.inline else Way.EARLY
+        if message.exchange == DENSE:
+            way = Way.DENSE
+        elif plan.exchanges[message.exchange].collective == "casync_ps":
+            way = Way.PUSHED_INLINE if message.inline else Way.PUSHED_AT_LAUNCH
+        found.append(MixedGroup(place, place + 1, (way,)))
+    return found
+
+
+def _own(cost: MixedCost, every_tensor: bool, seed: list[MixedGroup]) -> Iterator[list[MixedGroup]]:
+    """The best groups of each search, every change that gains made.
+
+    Push and pull compute on the lane between their transfers, which the clock of the search does
+    not see. So searches with and without them are both judged by the simulator.
+    """
+    gathering = replace(cost, pushed=None)
+    searches = [(gathering, False)] + [(gathering, True)] * (not every_tensor)
+    if cost.pushed is not None:
+        searches.append((cost, not every_tensor))
+    for own, as_one in searches:
+        every = list(first_groups(own, as_one=as_one))
+        if own is cost or (cost.pushed is None and not as_one):
+            every.append(seed)
+        found = (improved(groups, own, as_one=as_one) for groups in every)
         yield min(found, key=lambda one: one[1])[0]
 
 
@@ -163,8 +198,9 @@ def _messages(group: MixedGroup, cost: MixedCost) -> Iterator[PlannedMessage]:
             early=names(Way.EARLY),
         )
     if whole := those(*WHOLE):
-        inline = names(Way.ONE_INLINE)
-        yield PlannedMessage(chunks=chunks_in(whole), exchange=AS_ONE, inline=inline)
+        exchange = PUSHED_PULLED if group.ways[0] in PUSHED else AS_ONE
+        inline = names(Way.ONE_INLINE, Way.PUSHED_INLINE)
+        yield PlannedMessage(chunks=chunks_in(whole), exchange=exchange, inline=inline)
 
 
 EXAMPLES = (

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..data.cluster import Cluster
-from ..data.fit import LineFit
+from ..data.fit import LineFit, fit_line
 from ..data.plan import ExchangeSetting
 from ..data.profile import Profile, ProfiledTensor
 from .fusion import ENTRY_BYTES, NOTHING, SparseCost
@@ -34,9 +34,14 @@ class Way(IntEnum):
     """Sparsified with its whole group, within the backward pass."""
     ONE_AT_LAUNCH = 4
     """Sparsified with its whole group, on the compute lane when the last of it is there."""
+    PUSHED_INLINE = 5
+    """Sparsified like ``ONE_INLINE``, pushed to the ranks that sum it up, and pulled."""
+    PUSHED_AT_LAUNCH = 6
+    """Sparsified like ``ONE_AT_LAUNCH``, pushed and pulled."""
 
 
-WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH)
+PUSHED = (Way.PUSHED_INLINE, Way.PUSHED_AT_LAUNCH)
+WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH, *PUSHED)
 
 
 class MixedGroup(NamedTuple):
@@ -87,9 +92,11 @@ class MixedCost:
     """Computations behind the all-gather of tensors sparsified apart, over their elements."""
     one_behind: LineFit
     """Computations behind the all-gather of a group that was sparsified as one."""
+    pushed: LineFit | None
+    """Push and pull of a group, with all that is computed on the way; None where it is no way."""
     costs: list[TensorCost] = field(init=False)
     """The cost of each tensor."""
-    _known: dict[MixedGroup, TimedGroup] = field(default_factory=dict)
+    _known: dict[MixedGroup, TimedGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.costs = [
@@ -111,8 +118,9 @@ class MixedCost:
         apart: ExchangeSetting,
         one: ExchangeSetting,
         density: float,
+        pushed: ExchangeSetting | None = None,
     ) -> MixedCost:
-        """The cost for two exchanges of sparsified tensors: each by itself, and all as one."""
+        """The cost for exchanges of sparsified tensors: each by itself, and all as one."""
         backward = list(reversed(profile.layers))
         placed = [
             (tensor, place)
@@ -131,7 +139,14 @@ class MixedCost:
             beside=NOTHING if codec is None else codec.encode,
             apart_behind=_behind(apart, sparse, cluster),
             one_behind=_behind(one, sparse, cluster),
+            pushed=None if pushed is None else _pushed(pushed, cluster),
         )
+
+    def whole_ways(self, num_tensors: int, as_one: bool) -> tuple[Way, ...]:
+        """The ways of a group as one vector; of several tensors only if ``as_one``."""
+        if not as_one and num_tensors > 1:
+            return ()
+        return WHOLE if self.pushed is not None else WHOLE[:2]
 
     def seconds(self, groups: Iterable[MixedGroup]) -> float:
         """When the backward pass and all messages of these groups have ended."""
@@ -153,8 +168,13 @@ class MixedCost:
     def _as_one(self, group: MixedGroup) -> TimedGroup:
         numel = sum(one.numel for one in self.costs[group.start : group.stop])
         last = self.layers[group.stop - 1]
-        carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
-        if group.ways[0] == Way.ONE_INLINE:
+        way = group.ways[0]
+        if way in PUSHED:
+            assert self.pushed is not None
+            carry = self.pushed.measured_s(numel)
+        else:
+            carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
+        if way in (Way.ONE_INLINE, Way.PUSHED_INLINE):
             inline = ((last, self.sparse.encode_s(numel)),)
             return TimedGroup(inline, (TimedMessage(last, (), carry),))
         works = ((last, self.beside.seconds(numel)),)
@@ -203,17 +223,31 @@ def _behind(exchange: ExchangeSetting, cost: SparseCost, cluster: Cluster) -> Li
     return LineFit(alpha_s=max(0.0, low_s - slope * few), per_unit_s=slope)
 
 
-MOST_TRIED = 6000
+_PRICED = (1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+"""Numbers of elements at which push and pull are priced."""
+_LEAST_S = 1e-12
+"""Added to the seconds that a line is fitted to, which may not be 0."""
+
+
+def _pushed(exchange: ExchangeSetting, cluster: Cluster) -> LineFit:
+    """Seconds over elements, by simulation; in proportion between two sizes."""
+    return fit_line(
+        (numel, carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster) + _LEAST_S)
+        for numel in _PRICED
+    )
+
+
+MOST_TRIED = 2500
 """The most changes of groups that are tried; each takes about a tenth of a millisecond."""
 
 
 def improved(
-    groups: Sequence[MixedGroup], cost: MixedCost, *, most: int = MOST_TRIED
+    groups: Sequence[MixedGroup], cost: MixedCost, *, as_one: bool = True, most: int = MOST_TRIED
 ) -> tuple[list[MixedGroup], float]:
     """Groups that end no later, and when they end: every change that gains is kept.
 
     Changes are of one tensor's way, of a whole group's, and of borders. It ends when none gains, or
-    when ``most`` were tried.
+    when ``most`` were tried. Without ``as_one`` no two tensors come to be sparsified as one.
     """
     best, best_s = list(groups), cost.seconds(groups)
     tried, gained = 0, True
@@ -221,7 +255,7 @@ def improved(
         gained = False
         place = 0
         while place < len(best) and tried < most:
-            for start, stop, instead in _changes(best, place, cost):
+            for start, stop, instead in _changes(best, place, cost, as_one):
                 tried += 1
                 other = [*best[:start], *instead, *best[stop:]]
                 other_s = cost.seconds(other)
@@ -240,11 +274,16 @@ Change = tuple[int, int, tuple[MixedGroup, ...]]
 """Groups ``start:stop`` of a list, and those in their place."""
 
 
-def _changes(groups: list[MixedGroup], place: int, cost: MixedCost) -> Iterator[Change]:
+def _changes(
+    groups: list[MixedGroup], place: int, cost: MixedCost, as_one: bool
+) -> Iterator[Change]:
     """The changes of one group, and of its border with the next."""
     group = groups[place]
     start, stop, ways = group
     numels = [one.numel for one in cost.costs[start:stop]]
+    for way in cost.whole_ways(stop - start, as_one):
+        if way != ways[0]:
+            yield place, place + 1, (MixedGroup(start, stop, (way,) * len(ways)),)
     if ways[0] not in WHOLE:
         falling = sorted(range(len(ways)), key=lambda one: -numels[one])
         for one in falling[:MOST_FLIPPED]:
@@ -259,18 +298,21 @@ def _changes(groups: list[MixedGroup], place: int, cost: MixedCost) -> Iterator[
         )
         yield place, place + 1, parts
     if place + 1 < len(groups):
-        yield from _of_border(groups, place, cost)
+        yield from _of_border(groups, place, cost, as_one)
 
 
 MOST_FLIPPED = 24
 """The most tensors of a group, the largest, whose own ways are changed."""
 
 
-def _of_border(groups: list[MixedGroup], place: int, cost: MixedCost) -> Iterator[Change]:
+def _of_border(
+    groups: list[MixedGroup], place: int, cost: MixedCost, as_one: bool
+) -> Iterator[Change]:
     (start, middle, before), (_, stop, after) = groups[place : place + 2]
     if cost.tensors[middle - 1].dtype != cost.tensors[middle].dtype:
         return
-    if (before[0] in WHOLE or after[0] in WHOLE) and before[0] != after[0]:
+    is_whole = before[0] in WHOLE or after[0] in WHOLE
+    if is_whole and (before[0] != after[0] or not as_one):
         return
     both = (*before, *after)
     yield place, place + 2, (MixedGroup(start, stop, both),)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.fit import Floats
-from .mixing import WHOLE, MixedCost, MixedGroup, Way, borders_of_dtypes
+from .mixing import MixedCost, MixedGroup, Way, borders_of_dtypes
 
 MOST_CELLS = 32
 """About how many stretches the model is cut into, at whose borders groups may begin and end."""
@@ -70,7 +70,7 @@ class AddedCost(NamedTuple):
         return np.stack([ready_FS, lane_FS + ready_FS * 0, link_FS], axis=-1)
 
 
-def first_groups(cost: MixedCost, *, as_one: bool, most: int = 4) -> Iterator[list[MixedGroup]]:
+def first_groups(cost: MixedCost, *, as_one: bool, most: int = 2) -> Iterator[list[MixedGroup]]:
     """Fusions that end early by the programme's own clock, the earliest first."""
     cells = cells_of(cost)
     forms = _Forms(cost, cells, as_one)
@@ -152,8 +152,8 @@ class _Forms:
 
     def _groups(self, begin: int, end: int, num_cells: int) -> Iterator[MixedGroup]:
         numels = [one.numel for one in self.cost.costs[begin:end]]
-        if self.as_one:
-            yield from (MixedGroup(begin, end, (way,) * len(numels)) for way in WHOLE)
+        for way in self.cost.whole_ways(len(numels), self.as_one):
+            yield MixedGroup(begin, end, (way,) * len(numels))
         if num_cells > LONGEST:
             return
         yield MixedGroup(begin, end, (Way.DENSE,) * len(numels))
