@@ -16,7 +16,7 @@ from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.exposed import Account, Wait, ready_times
 from gradwire.planning.price import iteration_s
 from gradwire.sim.clock import backward_ends
-from tests.planner.profiles import CODECS, TEN_GBIT, exact_cluster, random_instance, vgg16
+from tests.planner.profiles import CODECS, TEN_GBIT, exact_cluster, measured, random_instance, vgg16
 
 QUICK = sorted({*names("planner")} - {"secopa"})
 """Planners of whose plans one rank stands for all; secopa's take a second for 64 ranks."""
@@ -166,7 +166,7 @@ def test_why_names_latency_where_latency_it_is() -> None:
 
 def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
     """Of more ranks than a text can be played for; what has a closed form is told all the same."""
-    many = exact_cluster(num_ranks=2**14)
+    many = measured(exact_cluster(num_ranks=2**14))
     rows = alternatives(wfbp(TWO, many), TWO, many)
     assert {row["name"] for row in rows} == set(names("planner"))
     left_out = [row for row in rows if "simulated_s" not in row]
