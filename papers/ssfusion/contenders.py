@@ -14,7 +14,7 @@ from gradwire.data.profile import Profile
 from gradwire.load import load
 from gradwire.planning.fusion import Arrival, arrivals, chunks_in
 
-from .printed import BASELINES, CUPCAKE, OKTOPK, OMGS, SPARDL
+from .printed import BASELINES, CUPCAKE, ESPRESSO, HIPRESS, OKTOPK, OMGS, SPARDL
 from .setting import DENSITY, SPARSIFIER
 
 
@@ -125,6 +125,8 @@ UNCOMPRESSED = ("dense, DDP", "dense, MG-WFBP")
 CONTENDERS = (
     Contender(OKTOPK, as_one("oktopk")),
     Contender(SPARDL, as_one("spardl")),
+    Contender(HIPRESS, by_planner("secopa"), on_gpu=True),
+    Contender(ESPRESSO, by_planner("espresso"), on_gpu=True),
     Contender(OMGS, by_planner("omgs")),
     Contender(CUPCAKE, by_planner("cupcake")),
     *(Contender(name, by_variant(variant)) for variant, name in VARIANTS.items()),

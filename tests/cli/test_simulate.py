@@ -25,12 +25,21 @@ def rows(*words: str) -> list[dict[str, Any]]:
 
 def test_a_row_for_each_planner_and_none_below_its_computation() -> None:
     found = rows("--model", "vgg16")
-    assert [row["name"] for row in found] == list(names("planner"))
+    assert [row["name"] for row in found] == [name for name in names("planner") if name != "secopa"]
     for row in found:
         assert row["simulated_s"] >= row["compute_s"] > 0
     by_name = {row["name"]: row for row in found}
     assert by_name["usbyte"]["simulated_s"] < by_name["wfbp"]["simulated_s"]
     assert by_name["wfbp"]["speedup_vs_wfbp"] == 1.0
+
+
+def test_a_planner_that_cannot_plan_is_said_to_be_left_out() -> None:
+    """Unless it was asked for: then it is a mistake."""
+    printed = RUN.invoke(app, ["--model", "lstm"], catch_exceptions=False).output
+    assert "secopa has no plan: compressor must be one whose encode and decode" in printed
+    assert "gradwire profile" in printed
+    with pytest.raises(InvalidSetting, match="measure it with gradwire profile"):
+        rows("--model", "lstm", "--planner", "secopa")
 
 
 def test_one_rank_sends_nothing() -> None:

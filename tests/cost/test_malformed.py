@@ -38,7 +38,7 @@ CLUSTER = Cluster(
     num_ranks=4,
     rate_bytes_per_s=1e8,
     collectives={"all_reduce": LINE, "send": LINE, "all_gather": LINE},
-    codecs={"topk": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
+    codecs=dict.fromkeys(("topk", "onebit"), CodecFit(encode=LINE, decode=LINE, merge=LINE)),
     inline={"topk": LINE},
     host_share=0.2,
 )

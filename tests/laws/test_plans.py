@@ -25,7 +25,7 @@ from gradwire.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.sim.timeline import simulate
 from gradwire.trace.span import Trace
-from tests.planner.profiles import clusters, exact_cluster, profiles
+from tests.planner.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
 
 from . import broken_plans as broken
@@ -56,7 +56,7 @@ def test_planner_law(law: Callable[..., None], planner: Planner) -> None:
         law(planner, profile, cluster)
 
     for profile in (SOUND, ALONE):
-        law(planner, profile, exact_cluster())
+        law(planner, profile, measured(exact_cluster()))
     holds()
 
 
@@ -108,7 +108,7 @@ def test_trace_laws_of_any_plan(
 def test_example_is_of_its_file(planner: Any) -> None:
     own = planner.func if isinstance(planner, partial) else planner
     assert load("planner", own.__name__) is own
-    plan = planner(SOUND, exact_cluster())
+    plan = planner(SOUND, measured(exact_cluster()))
     assert plan.planner == own.__name__
     if isinstance(planner, partial):
         assert planner.keywords.items() <= plan.settings.items(), "settings are not recorded"

@@ -175,4 +175,8 @@ def laws_of(plan: Plan, cluster: Cluster) -> tuple[Callable[..., None], ...]:
         return LAWS
     if cluster.num_ranks == 1:  # other exchanges send nothing then
         return (law_layers_run_one_behind_the_other, law_price_is_the_traces)
-    return tuple(law for law in LAWS if law not in DENSE_LAWS)
+    others = tuple(law for law in LAWS if law not in DENSE_LAWS)
+    if plan.credit == 1:
+        return others
+    # On another channel a message may be encoded, and start, before the one ahead of it.
+    return tuple(law for law in others if law is not law_messages_start_in_issue_order)

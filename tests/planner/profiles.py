@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from gradwire.data.cluster import Cluster
+from gradwire.data.cluster import Cluster, CodecFit
 from gradwire.data.fit import LineFit
 from gradwire.data.profile import Profile
 from gradwire.laws.inputs import MIXED, LayerRow, profile_of
@@ -14,9 +14,22 @@ from gradwire.laws.inputs import MIXED, LayerRow, profile_of
 TEN_GBIT = 1.25e9
 
 
+_LINE = LineFit(alpha_s=2**-12, per_unit_s=2**-28)
+CODECS = {
+    name: CodecFit(encode=_LINE, decode=_LINE, merge=_LINE)
+    for name in ("dgc", "onebit", "powersgd", "topk")
+}
+"""Costs of the compressors that planners take by default, or that their examples name."""
+
+
 def exact_cluster(num_ranks: int = 2, hop_s: float = 2**-9, rate: float = 2.0**20) -> Cluster:
     """With powers of two every sum of times is exact, so closed forms can be compared by ==."""
     return Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=hop_s)
+
+
+def measured(cluster: Cluster) -> Cluster:
+    """The same, with costs of compressors."""
+    return cluster.model_copy(update={"codecs": CODECS})
 
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-6, 2e-2))
@@ -43,6 +56,7 @@ clusters = st.builds(
     rate_bytes_per_s=st.floats(1e4, 1e8),
     hop_s=hops,
     collectives=st.one_of(st.just({}), st.builds(dict, all_reduce=lines)),
+    codecs=st.just(CODECS),
 )
 
 
@@ -60,6 +74,7 @@ def random_instance(draw: random.Random, num_layers: int) -> tuple[Profile, Clus
         num_ranks=draw.choice((2, 4, 8, 64)),
         rate_bytes_per_s=10 ** draw.uniform(7.5, 10),
         hop_s=10 ** draw.uniform(-5.5, -3.5),
+        codecs=CODECS,
     )
     return profile_of(*rows), cluster, int(10 ** draw.uniform(4, 6.6))
 

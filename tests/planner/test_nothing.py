@@ -8,7 +8,7 @@ import pytest
 
 from gradwire.cli.plan import message_rows
 from gradwire.cli.simulate import ModelOnCluster
-from gradwire.data.cluster import Cluster
+from gradwire.data.cluster import Cluster, CodecFit
 from gradwire.data.fit import LineFit
 from gradwire.data.profile import Profile
 from gradwire.laws.inputs import profile_of
@@ -17,18 +17,21 @@ from gradwire.load import load, names
 from gradwire.planner.usbyte import usbyte
 from gradwire.planning.buckets import buckets
 from gradwire.planning.explain import alternatives, explain
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.price import iteration_s
 from gradwire.sim.timeline import simulate
 from tests.laws.cases import name_of
+from tests.planner.profiles import CODECS as MEASURED
 
 ROUNDING = 1e-9
+CODECS = dict.fromkeys(MEASURED, CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING))
 
 
 def _measured(alpha_s: float, per_unit_s: float, **more: tuple[tuple[int, float], ...]) -> Cluster:
     line = LineFit(alpha_s=alpha_s, per_unit_s=per_unit_s, **more)
-    lines = {"all_reduce": line, "all_gather": line}
-    return Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives=lines)
+    lines = {"all_reduce": line, "all_gather": line, "send": line}
+    return Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives=lines, codecs=CODECS)
 
 
 CLUSTERS = {
@@ -37,7 +40,7 @@ CLUSTERS = {
     "free": _measured(0.0, 0.0),
     "sizes all alike": _measured(0.5, 1e-6, samples=((64, 0.5), (64, 0.6))),
     "one rank": Cluster(num_ranks=1, rate_bytes_per_s=1e6),
-    "no hop": Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=0.0),
+    "no hop": Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=0.0, codecs=CODECS),
 }
 PROFILES = {
     "usual": profile_of(([64], 0.1, 0.2), ([8, 0], 0.1, 0.3), ([900], 0.2, 0.4)),

@@ -18,10 +18,10 @@ from gradwire.planner.zen import zen
 from gradwire.planning.explain import explain
 from gradwire.planning.plan import plan as make_plan
 from gradwire.sim.timeline import simulate
-from tests.planner.profiles import exact_cluster
+from tests.planner.profiles import CODECS, exact_cluster
 
 ROWS, WIDTH = 2000, 32
-SLOW = Cluster(num_ranks=8, rate_bytes_per_s=2.5e7)
+SLOW = Cluster(num_ranks=8, rate_bytes_per_s=2.5e7, codecs=CODECS)
 
 
 def sparsity(compressor: str | None = None) -> SparsityProfile:

@@ -11,9 +11,10 @@ from gradwire.data.cluster import Cluster
 from gradwire.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.load import examples
+from tests.planner.profiles import CODECS
 from tests.runtime.training import Net
 
-CLUSTER = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4)
+CLUSTER = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4, codecs=CODECS)
 IN_ORDER = "in rank order"
 """Sums in rank order wherever an element lies; a ring's order depends on the place."""
 

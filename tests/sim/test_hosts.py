@@ -59,7 +59,7 @@ def test_planners_without_a_formula_for_such_hosts_are_named_as_such() -> None:
     plan = gw.plan("usbyte", vgg16(), TWO_LEVELS)
     rows = {str(row["name"]): row for row in alternatives(plan, vgg16(), TWO_LEVELS)}
     assert rows["ddp"]["simulated_s"]
-    assert "not planned: verb must be all_reduce" in str(rows["ssfusion"]["why"])
+    assert "no plan: verb must be all_reduce" in str(rows["ssfusion"]["why"])
 
 
 def test_figures_that_no_hosts_have_are_refused() -> None:

@@ -13,7 +13,7 @@ import typer
 from ..catalogue import load_or_read
 from ..data.cluster import Cluster
 from ..data.profile import Profile
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from ..load import load, names
 from ..planning.plan import plan as make_plan
 from ..planning.tune import search_space
@@ -48,7 +48,8 @@ def simulate(
     """Predict one iteration of a model under each planner, for any number of ranks and any link.
 
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated
-    throughput model of a V100, not a measurement. Speedups count the work of all ranks.
+    throughput model of a V100, not a measurement. Speedups count the work of all ranks. Without
+    --planner, those that cannot plan for a cluster are left out, and said to be below the table.
     """
     profiles = [load_or_read(one) for one in model]
     clusters = [
@@ -64,12 +65,13 @@ def simulate(
         raise invalid("--picture", f"{len(cases)} cases", accepted, "write --curves for several")
     with progress("simulating", total=len(cases)) as advance:
         for case in cases:
-            case.run(wanted, tune)
+            case.run(wanted, tune, may_refuse=not planner)
             advance(note=case.title)
     rows = [row for case in cases for row in case.rows()]
     constant = {key for key in CASE_KEYS if len({row[key] for row in rows}) == 1}
     title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
-    emit("simulate", rows, as_json=as_json, title=title, hidden=constant)
+    notes = dict.fromkeys(note for case in cases for note in case.refusals)
+    emit("simulate", rows, as_json=as_json, title=title, hidden=constant, notes=list(notes))
     if traces is not None:
         _save_traces(cases, traces)
     if picture is not None:
@@ -91,6 +93,8 @@ class ModelOnCluster:
 
     def __post_init__(self) -> None:
         self.timelines: dict[str, Trace] = {}
+        self.refusals: list[str] = []
+        """A sentence for each planner that has no plan for the cluster, and why."""
         self._num_messages: dict[str, int] = {}
 
     @property
@@ -98,14 +102,25 @@ class ModelOnCluster:
         rate = format_rate(self.cluster.rate_bytes_per_s)
         return f"{self.profile.model}, {self.cluster.num_ranks} ranks at {rate}"
 
-    def run(self, planners: Sequence[str], tune: bool) -> None:
-        """Plans and simulates; with ``tune`` a second time with settings found by search."""
+    def run(self, planners: Sequence[str], tune: bool, *, may_refuse: bool = False) -> None:
+        """Plans and simulates; with ``tune`` a second time with settings found by search.
+
+        What a planner refuses is raised, or with ``may_refuse`` kept in ``refusals``.
+        """
         for name in planners:
-            searched = tune and bool(search_space(load("planner", name)))
-            for shown, tuned in [(name, False)] + [(f"{name} (tuned)", True)] * searched:
-                plan = make_plan(name, self.profile, self.cluster, tune=tuned)
-                self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
-                self._num_messages[shown] = len(plan.messages)
+            try:
+                self._run(name, tune)
+            except InvalidSetting as error:
+                if not may_refuse:
+                    raise
+                self.refusals.append(f"{name} has no plan: {error}")
+
+    def _run(self, name: str, tune: bool) -> None:
+        searched = tune and bool(search_space(load("planner", name)))
+        for shown, tuned in [(name, False)] + [(f"{name} (tuned)", True)] * searched:
+            plan = make_plan(name, self.profile, self.cluster, tune=tuned)
+            self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
+            self._num_messages[shown] = len(plan.messages)
 
     def rows(self) -> list[dict[str, object]]:
         profile, num_ranks = self.profile, self.cluster.num_ranks

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from .bytescheduler import bytescheduler as bytescheduler
     from .cupcake import cupcake as cupcake
     from .ddp import ddp as ddp
+    from .espresso import espresso as espresso
     from .mgwfbp import mgwfbp as mgwfbp
     from .omgs import omgs as omgs
+    from .secopa import secopa as secopa
+    from .selective_fusion import selective_fusion as selective_fusion
     from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
     from .usbyte_extended import usbyte_extended as usbyte_extended

@@ -50,18 +50,19 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
 
     ``sends`` is what gradients become: "dense", or the compressors that they go through.
     ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses
-    against the fastest of those that send the same. Rows of plans that cannot be simulated, and of
-    planners that refuse such a cluster, come last, and say only that.
+    against the fastest of those that send the same. Rows of planners that refuse, and of plans that
+    cannot be simulated, come last, and say only that.
     """
-    plans: dict[str, Plan] = {}
     accounts: dict[str, Account] = {}
     left_out: list[dict[str, object]] = []
-    for name in names("planner"):
+    for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
-            plans[name] = load("planner", name)(profile, cluster)
-        except InvalidSetting as error:  # as where hosts have several ranks
-            left_out.append({"name": name, "sends": "", "why": f"not planned: {error}"})
-    for name, made in (plans | {plan.planner: plan}).items():
+            made = plan if name == plan.planner else load("planner", name)(profile, cluster)
+        except (
+            InvalidSetting
+        ) as error:  # as of a compressor that was not measured, or where hosts have several ranks
+            left_out.append({"name": name, "why": f"no plan: {error}"})
+            continue
         try:
             accounts[name] = Account.of(made, profile, cluster)
         except InvalidSetting as error:  # as of more ranks than can be played
