@@ -29,7 +29,7 @@ from gradwire.planner.wfbp import wfbp
 from gradwire.sim.network import Network
 from gradwire.sim.timeline import simulate, simulate_exchange
 from gradwire.trace.span import Trace
-from tests.planner.profiles import profiles
+from tests.planner.profiles import measured, profiles
 from tests.strategies import bounded
 
 from . import broken_sims as broken
@@ -141,13 +141,13 @@ def test_plans(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=300), cluster=several)
     def hold(profile: Profile, cluster: Cluster) -> None:
-        plan = planner(profile, cluster)
+        plan = planner(profile, measured(cluster))
         for law in DENSE_LAWS[: _is_dense(plan)]:
             law(simulate, plan, profile, cluster)
         for law in PLAN_LAWS:
             law(simulate, plan, profile, cluster)
 
-    plan = planner(PROFILE, CLUSTER)
+    plan = planner(PROFILE, measured(CLUSTER))
     for law in DENSE_LAWS if _is_dense(plan) else ():
         law(simulate, plan, PROFILE, CLUSTER)
     hold()
@@ -194,13 +194,15 @@ def test_plans_of_other_exchanges(exchange: Exchange, num_draws: int) -> None:
         cluster=several,
         credit=st.integers(1, 4),
         every=st.integers(1, 2),
-        measured=st.booleans(),
+        is_measured=st.booleans(),
     )
-    def hold(profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool) -> None:
+    def hold(
+        profile: Profile, cluster: Cluster, credit: int, every: int, is_measured: bool
+    ) -> None:
         plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
         if exchange.keeps_whole:  # then nothing may be cut
             plan = wfbp(profile, cluster).model_copy(update={"credit": credit})
-        codecs = {_algorithm(exchange): MEASURED} if measured else {}
+        codecs = {_algorithm(exchange): MEASURED} if is_measured else {}
         cluster = cluster.model_copy(update={"codecs": codecs})
         for law in PLAN_LAWS:
             law(simulate, _through(exchange, plan, every=every), profile, cluster)

@@ -4,6 +4,8 @@ Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing 
     of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys 2023), algorithms 1 (which
     tensors to compress, and how) and 2 (which of them to offload to the CPU).
 Differences from the paper:
+    - It is written from accounts of the paper, as SSFusion gives one (section V-A), not from its
+      own text.
     - One level of links. So the options are: uncompressed by an all-reduce, or compressed and sent
       whole to all ("indivisible": an all-gather) or in parts that ranks merge ("divisible": push
       and pull by ``casync_ps``). The paper has trees of such choices within and among hosts.

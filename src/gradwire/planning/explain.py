@@ -58,9 +58,7 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
     for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
             made = plan if name == plan.planner else load("planner", name)(profile, cluster)
-        except (
-            InvalidSetting
-        ) as error:  # as of a compressor that was not measured, or where hosts have several ranks
+        except InvalidSetting as error:  # as of an unmeasured compressor
             left_out.append({"name": name, "why": f"no plan: {error}"})
             continue
         try:

@@ -137,7 +137,7 @@ class _Engine:
         self.within = [Network() for _ in range(num_hosts)] if self.ranks_per_host > 1 else []
         self.now_s = 0.0
         self.spans: list[Span] = []
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self.count = count()
         self.meetings = Meetings(self.num_ranks, self.ranks_per_host)
 
@@ -156,14 +156,15 @@ class _Engine:
             for network in networks:
                 network.advance(self.now_s)
             while events and events[0][0] <= self.now_s:
-                heapq.heappop(events)[2]()
+                heapq.heappop(events)[3]()
         if any(NEVER in rank.end_s for rank in self.ranks):
             raise Deadlock(self._report())
         start_s = [rank.start_s for rank in self.ranks]
         return Timetable(self.spans, start_s, [rank.end_s for rank in self.ranks])
 
-    def _at(self, time_s: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (time_s, next(self.count), then))
+    def _at(self, time_s: float, then: Callable[[], None], *, is_last: bool = False) -> None:
+        """Has something done at a time, in the order of asking, or behind all else at that time."""
+        heapq.heappush(self.events, (time_s, is_last, next(self.count), then))
 
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
         if message < len(rank.courses):
@@ -303,8 +304,9 @@ class _Engine:
     def _compute(self, rank: _Rank, course: _Course, name: str, seconds: float) -> None:
         entry = (course.message, next(self.count), course, name, seconds * rank.slowness)
         heapq.heappush(rank.queue, entry)
-        if not rank.is_busy:
-            self._compute_next(rank)
+        if not rank.is_busy:  # it takes the first message's of all that come at this instant
+            rank.is_busy = True
+            self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 
     def _compute_next(self, rank: _Rank) -> None:
         rank.is_busy = bool(rank.queue)
