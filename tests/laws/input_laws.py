@@ -22,6 +22,7 @@ from gradwire.load import examples
 from gradwire.planning.plan import plan
 from gradwire.planning.price import iteration_s
 from gradwire.spec import TensorSpec
+from tests.planner.profiles import measured
 
 WHOLE = (
     *(-(2**80), -(2**63), -1, 0, 1, 2, 3, 8, 63, 64, 65, 2**16, 2**24, 2**31 - 64, 2**31 - 1),
@@ -41,7 +42,7 @@ VALUES: tuple[object, ...] = (*WHOLE, *REAL, *OTHER)
 MOST_BYTES = 2**28
 """Of what a rank sends of ``SPEC``: units that are filled up with zeros are its largest part."""
 
-CLUSTER = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+CLUSTER = measured(Cluster(num_ranks=8, rate_bytes_per_s=1.25e9))
 SPEC = TensorSpec("gradient", 300, shapes=((10, 20), (100,)))
 
 
