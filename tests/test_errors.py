@@ -41,6 +41,8 @@ def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
     assert "none, onebit, topk" in text
     assert "did you mean 'topk'?" in text
     assert "choose one" in str(errors.UnknownName("compressor", "zzz", ["topk"]))
+    for given in (1, None, 10**5000):
+        assert "no compressor is called" in str(errors.UnknownName("compressor", given, ["topk"]))
 
 
 def test_invalid_says_given_accepted_and_remedy() -> None:

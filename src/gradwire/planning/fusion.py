@@ -135,8 +135,6 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     refusal = invalid(
         "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
     )
-    if not isinstance(compressor, str):
-        raise refusal
     if compressor not in names("compress"):
         raise UnknownName("compressor, or sparsifier,", compressor, names("compress"))
     made = algorithm_by_name(compressor, {"density": density})
