@@ -47,7 +47,7 @@ def test_laws_of_many_steps(place: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
-    """What an aggregator loses depends on how many ranks it serves: each number is tried.
+    """What an aggregator loses may grow with the ranks that it serves.
 
     What is encoded once, by its own rank, is lost alike among any number of ranks.
     """
@@ -55,7 +55,7 @@ def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
     is_encoded_once = isinstance(exchange, Pair) and not isinstance(
         exchange.collective, casync_ps | casync_ring
     )
-    for world in (2, 8) if is_encoded_once else range(2, 9):
+    for world in (2, 8) if is_encoded_once else (2, 3, 5, 8):
         case = Case(world=world, numel=60, seed=world)
         many_steps.law_what_is_kept_does_not_grow_by_itself(exchange, case)
 

@@ -55,8 +55,16 @@ PAIRS = (
 def test_laws(place: int) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     for number, law in enumerate(laws):
-        for ranks_per_host, case in (CASES[0], CASES[(place + number) % len(CASES)]):
-            law(TwoLevel(PAIRS[place], ranks_per_host), case)
+        ranks_per_host, case = CASES[(place + number) % len(CASES)]
+        law(TwoLevel(PAIRS[place], ranks_per_host), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", PAIRS, ids=name_of)
+def test_all_laws_with_one_case(exchange: Exchange) -> None:
+    ranks_per_host, case = CASES[0]
+    for law in (*exchanges.LAWS, *collectives.OF_ANY):
+        law(TwoLevel(exchange, ranks_per_host), case)
 
 
 KEEPING = tuple(

@@ -42,7 +42,17 @@ def test_search_holds_settings_and_their_defaults(name: str) -> None:
         assert values.low <= default <= values.high
 
 
-@pytest.mark.parametrize("name", names("planner"))
+SLOW = ("secopa",)
+"""Planners of which each try is simulated with all ranks."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in names("planner")
+    ],
+)
 def test_tuned_is_never_worse_than_the_defaults(name: str) -> None:
     draw = random.Random(5)
     for _ in range(5):

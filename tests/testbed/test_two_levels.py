@@ -17,6 +17,7 @@ HEADERS, OTHERS_BYTES = 0.03, 80_000
 """Of payload, and what acknowledgements, presence, barriers and the pulse add."""
 
 
+@pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.parametrize(("mesh", "copies"), [("torchrun", 1.0), (None, 1.5)])
 def test_every_element_crosses_a_hosts_link_once(mesh: str | None, copies: float) -> None:
