@@ -43,10 +43,10 @@ class UnknownName(InvalidSetting, AttributeError):
     """A name that no file of the asked folder bears (an AttributeError too, so hasattr works)."""
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
-        names = sorted(known)
-        close = get_close_matches(shown(given).strip("'"), names, n=1)
+        names, text = sorted(known), shown(given)
+        close = get_close_matches(text.strip("'"), names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "choose one of these"
-        super().__init__(f"no {kind} is called {shown(given)}; there are: {', '.join(names)}; {hint}")
+        super().__init__(f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}")
 
 
 class IncompatiblePair(InvalidSetting):
