@@ -10,7 +10,7 @@ import pytest
 from gradwire.bench import schedule
 from gradwire.bench.replay import scaled_profile
 from gradwire.bench.schedule import ScheduleBench
-from gradwire.bench.schedule_rank import at_full_size, make_plan
+from gradwire.bench.schedule_rank import at_full_size, compressors_of, make_plan
 from gradwire.data.cluster import Cluster
 from gradwire.data.fit import LineFit
 from gradwire.data.profile import Layer, Profile, ProfiledTensor
@@ -167,3 +167,9 @@ def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
     assert len(measured.only(lambda span: span.lane == "backward").spans) == 4
     schedule.save_traces(outcome, tmp_path / "traces")
     assert len(list((tmp_path / "traces").iterdir())) == 4
+
+
+def test_what_planners_compress_with_is_measured() -> None:
+    rows = ScheduleBench(planners=("wfbp", "cupcake", "ssfusion", "secopa")).rows()
+    assert compressors_of(rows) == ["dgc", "onebit"]
+    assert compressors_of(rows[:1]) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +24,7 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from ..load import load
+from ..measure.codecs import measure_codecs
 from ..measure.links import measure_cluster
 from ..planning.plan import plan as plan_for
 from ..planning.tune import tune
@@ -79,7 +80,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> dict[str, Any]:
     report(0.0, "measuring the links")
-    cluster = _measured_cluster(settings["rate_bytes_per_s"])
+    cluster = _measured_cluster(settings["rate_bytes_per_s"], compressors_of(settings["rows"]))
     report(0.1, "planning")
     plans = _agreed_plans(profile, cluster, settings)
     small = scaled_profile(profile, scale=settings["scale"], slowdown=settings["slowdown"])
@@ -102,18 +103,32 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
     }
 
 
-def _measured_cluster(rate_bytes_per_s: float) -> Cluster:
-    """The cluster that the runtime's own engine measures here."""
+def compressors_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The compressors, by name, that planners of these rows let gradients go through."""
+    chosen = [{**_defaults(load("planner", row["planner"])), **row["settings"]} for row in rows]
+    named = {own.get("compressor") or own.get("sparsifier") for own in chosen}
+    return sorted(str(name) for name in named if name is not None)
+
+
+def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cluster:
+    """The cluster that the runtime's own engine measures here, and what compressors cost rank 0.
+
+    Gathers are measured where something is compressed, as selected elements travel by them.
+    """
     engine = Engine(join(None), num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None)
     try:
-        return measure_cluster(
+        cluster = measure_cluster(
             engine,
             rate_bytes_per_s=rate_bytes_per_s,
             sizes_bytes=SIZES_BYTES,
-            verbs=("all_reduce",),
+            verbs=("all_reduce", "all_gather") if compressors else ("all_reduce",),
         )
     finally:
         engine.close()
+    if dist.get_rank() == 0 and compressors:
+        codecs = measure_codecs(compressors, world=dist.get_world_size())
+        cluster = cluster.model_copy(update={"codecs": codecs})
+    return cluster
 
 
 def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) -> dict[str, Plan]:
