@@ -9,7 +9,8 @@ from functools import partial
 from gradwire.workloads.train import History
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import POINTS, draw, findings, number
+from ..rows import POINTS, draw, number
+from .lacking import findings
 from .runs import Run, histories, run_of
 from .setting import APPLICATIONS, DENSE, LSTM, METHODS, Application, present
 

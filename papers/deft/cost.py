@@ -19,7 +19,7 @@ from gradwire.testbed.ranks import Report, run_ranks
 from gradwire.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import number
+from ..rows import number
 from .setting import LSTM, Application
 
 METHODS = ("topk", "cltk", "deft")

@@ -7,7 +7,8 @@ from functools import partial
 from itertools import pairwise
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import POINTS, draw, findings, mean, number, thinned
+from ..rows import POINTS, draw, mean, number, thinned
+from .lacking import findings
 from .runs import Run, histories, run_of
 from .setting import APPLICATIONS, DENSE, METHODS, RESNET, Application, present
 

@@ -8,7 +8,8 @@ from functools import partial
 from gradwire.workloads.train import History
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import POINTS, draw, findings, mean, thinned
+from ..rows import POINTS, draw, mean, thinned
+from .lacking import findings
 from .runs import Run, histories, run_of
 from .setting import APPLICATIONS, DENSE, LSTM, METHODS, RESNET, Application, present
 

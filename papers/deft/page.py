@@ -7,11 +7,11 @@ Source: Yoon and Oh, "DEFT: Exploiting Gradient Norm Difference between Model La
 from __future__ import annotations
 
 from ..frame import Figure, Item, Reproduction
+from ..rows import POINTS
 from .convergence import draw3, draw8, draw10, figure3, figure8, figure10
 from .cost import cost, draw_cost
 from .density import draw1, draw4, figure1, figure4
 from .error import draw5, draw6, figure5, figure6
-from .rows import POINTS
 from .speed import draw7, draw9, figure7, figure9
 from .table import table1
 from .training import draw_training, training

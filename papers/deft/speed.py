@@ -18,9 +18,9 @@ from gradwire.report import bars, curves
 from gradwire.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Report, Row
+from ..rows import number
 from .breakdown import Breakdown, run
 from .breakdown_rank import PARTS
-from .rows import number
 from .runs import one_thread
 from .selection import Parts, Selected, deft_parts, encode_s
 from .setting import LSTM, Application, accumulated

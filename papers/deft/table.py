@@ -12,7 +12,7 @@ from gradwire.load import load
 from gradwire.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import mean, number
+from ..rows import mean, number
 from .runs import histories, one_thread, run_of
 from .selection import Selected, cltk_s, deft_parts, encode_s
 from .setting import LSTM, TUNED, Application, accumulated

@@ -13,7 +13,8 @@ from itertools import product
 from gradwire.workloads.train import History
 
 from ..frame import Ask, Claim, Findings, Row
-from .rows import POINTS, draw, findings, mean, thinned
+from ..rows import POINTS, draw, mean, thinned
+from .lacking import findings
 from .runs import Run, histories
 from .setting import DENSE, FULL_DGC, TRAINED, UNMASKED_DGC, Application, present
 

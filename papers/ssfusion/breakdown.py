@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gradwire.report import bars
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .compare import PARTS, Case, compared
 from .contenders import SSFUSION
 from .printed import FIGURE_13, FIGURE_13_SELECTION

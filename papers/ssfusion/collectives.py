@@ -15,8 +15,8 @@ from gradwire import catalogue
 from gradwire.report import curves
 from gradwire.travel import travel
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .printed import FIGURE_9_GATHER_S, FIGURE_9_RANKS, FIGURE_9_REDUCE_S
 from .setting import AS_FIGURE_9, CLOUD, GBIT, MODELS
 

@@ -11,8 +11,8 @@ from gradwire.data.profile import Profile
 from gradwire.sim.clock import Timing, run_on_clock
 from gradwire.trace.span import Span
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Row
+from ..rows import number
 from .contenders import (
     COMMON,
     CONTENDERS,

@@ -8,8 +8,8 @@ from itertools import product
 
 from gradwire.workloads.train import History
 
-from ..deft.rows import POINTS, draw, mean, number, thinned
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import POINTS, draw, mean, number, thinned
 from .printed import CUPCAKE, FIGURE_12, OKTOPK, OMGS, SPARDL
 from .training import (
     APART,

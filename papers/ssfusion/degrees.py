@@ -10,8 +10,8 @@ from gradwire.planning.fusion import Arrival, arrivals, flat_plan
 from gradwire.report import curves
 from gradwire.sim.clock import run_on_clock
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .missing import DEGREES
 from .printed import FIGURE_2, FIGURE_5_S, TABLE_3_GPU_S
 from .setting import DENSITY, LOCAL, LOCAL_RANKS, SPARSIFIER

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .compare import Case, compared, difference, is_within, shown
 from .contenders import LACKING, RIVALS, SSFUSION
 from .printed import FIGURE_12_TIME

@@ -21,9 +21,9 @@ from gradwire.load import load
 from gradwire.report import curves
 from gradwire.spec import TensorSpec
 
-from ..deft.rows import number
 from ..deft.runs import one_thread
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .printed import KB, TABLE_3_CPU_S, TABLE_3_GPU_S, TABLE_3_KB
 from .setting import DENSITY, ITEM_BYTES, SPARSIFIER
 

@@ -5,8 +5,8 @@ Source: Ming et al., "SSFusion" (ICDE 2026), sections III and V.
 
 from __future__ import annotations
 
-from ..deft.rows import POINTS
 from ..frame import Figure, Item, Reproduction
+from ..rows import POINTS
 from .breakdown import draw13, figure13
 from .collectives import draw9, figure9
 from .compare import UNPRINTED
@@ -50,9 +50,11 @@ ASSUMPTIONS = (
     "SSFusion is read as its planner says: exclusion stops where the density of the others would "
     "fall below 0.001. Figure 11 has rows of equation 2 as printed too, of the 56 Gbit/s that "
     "arrive in figure 9, and of the shorter selection that figures 2 and 5 leave room for.",
-    "Schemes that gradwire has no planner of: "
-    f"{', '.join(LACKING) or 'none'}. Claims about them are not measured, and a range over all "
-    "schemes without them agrees with nothing, though it can disagree.",
+    *(
+        f"Schemes that gradwire has no planner of: {name}. Claims about it are not measured, and a "
+        "range over all schemes without it agrees with nothing, though it can disagree."
+        for name in LACKING
+    ),
     "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time. A range of the "
     "paper agrees if ours lies within it.",
     "In figure 12 a planner groups the tensors of a small model as those of a model of the "

@@ -13,8 +13,8 @@ from time import perf_counter
 from gradwire.load import load
 from gradwire.planning.price import iteration_s
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .printed import TABLE_5
 from .setting import CLOUD, RANKS
 

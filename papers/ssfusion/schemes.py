@@ -21,8 +21,8 @@ from gradwire.planning.fusion import (
 from gradwire.report import bars
 from gradwire.sim.clock import run_on_clock
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .printed import FIGURE_5_S, SMALL_NUMEL
 from .setting import DENSITY, LOCAL, LOCAL_RANKS, SPARSIFIER
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gradwire import catalogue
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .printed import SMALL_NUMEL, TABLE_2
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gradwire.report import curves
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .compare import (
     PARTS,
     Case,

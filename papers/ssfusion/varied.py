@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gradwire.report import bars
 
-from ..deft.rows import number
 from ..frame import Ask, Claim, Findings, Row
+from ..rows import number
 from .compare import Case, compared, dense_notes, difference, improvement, over, readings, where
 from .contenders import COMMON, SSFUSION, UNCOMPRESSED, VARIANTS
 from .latency import slowness

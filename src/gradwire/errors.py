@@ -44,7 +44,7 @@ class UnknownName(InvalidSetting, AttributeError):
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
         names, text = sorted(known), shown(given)
-        close = get_close_matches(text.strip("'"), names, n=1)
+        close = get_close_matches(given, names, n=1) if isinstance(given, str) else []
         hint = f"did you mean {close[0]!r}?" if close else "choose one of these"
         super().__init__(f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}")
 

@@ -22,11 +22,12 @@ from papers.deft import runs as deft_runs
 from papers.deft import setting as deft_setting
 from papers.deft import speed as deft_speed
 from papers.deft import training as deft_training
+from papers.deft.lacking import findings
 from papers.deft.page import deft
-from papers.deft.rows import POINTS, findings, thinned
 from papers.deft.runs import Run, history
 from papers.deft.setting import Application
 from papers.frame import Ask, Findings, Row
+from papers.rows import POINTS, thinned
 
 pytestmark = pytest.mark.slow
 

@@ -211,6 +211,16 @@ def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
     assert played.end_s == [[4.5], [4.5]]
 
 
+def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> None:
+    """Message 1's early encode comes when message 0 is launched, which stands before it."""
+    encode, send = Work("encode", 1.0), Superstep((), (_joint(0.0, 1.0),), 1)
+    own = [(Superstep((encode,), (), 0), send), (send,)]
+    early = [[[], [(2.0, Work("encode early", 4.0))]]]
+    played = play(Traffic([own], [[2.0, 2.0]], ["", ""], early=early))
+    begun = {s.name: s.start_s for s in played.spans if s.lane == "compute"}
+    assert begun == {"encode": 2.0, "encode early": 3.0}
+
+
 def test_messages_of_ranks_that_are_apart_do_not_meet() -> None:
     """Rank 1 is ready for message 1 alone; both messages are between the same two ranks."""
 

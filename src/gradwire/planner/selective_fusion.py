@@ -3,7 +3,7 @@
 Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026, sections IV-B to
     IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's offloading (Wang et al.,
     EuroSys 2023).
-Differences from the paper: there is none. From SSFusion it differs in these:
+Differences from the paper: it is of no paper. From SSFusion it differs in these:
     - What is dense, what is sparsified in the backward pass and what on the compute lane is decided
       together with the fusion, by when backward pass, lane and link have all ended. SSFusion fuses
       first, excludes by size against the message before, and offloads what is left.
@@ -123,8 +123,9 @@ def _others(
 def _dense(profile: Profile, cluster: Cluster) -> Plan:
     """All-reduces of the groups after which the last one arrives earliest.
 
-    An element of half a density takes the four bytes of a dense one; those of 16 bits are thought
-    as long.
+    At a density of 0.5 the entries of a sparsified tensor, 8 bytes each, take as many bytes as the
+    dense tensor. So the fusion for sparsified gradients serves dense ones too. Gradients of 16 bits
+    are counted as if they had 32.
     """
     line = cluster.line("all_reduce")
     cost = SparseCost(density=0.5, encode=NOTHING, gather=line, tells_sizes=False)

@@ -116,10 +116,8 @@ class TwoLevel(Wrapper):
             alone = self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
             inner = yield from alone
             return HostState(state.shapes, inner)
-        shares, across = (
-            shares_of(state.shapes, self.ranks_per_host),
-            me.across(self.ranks_per_host),
-        )
+        shares = shares_of(state.shapes, self.ranks_per_host)
+        across = me.across(self.ranks_per_host)
         own_S, lost_S = yield from self._reduce(me, shares, grad_N, residual_N)
         text = self.inner.synchronise(across, state.inner, own_S, own_S, lost_S)
         inner = yield from _among_hosts(text)
@@ -127,9 +125,8 @@ class TwoLevel(Wrapper):
         me.selection, me.imbalance, me.way = across.selection, across.imbalance, across.way
         means_M = out_N
         if not (shares.in_place and out_N.is_contiguous()):
-            name = (
-                "shares" if grad_N.dtype == _working(grad_N) else "means"
-            )  # the first is free now
+            # The room of the shares that were cut is free now, if its dtype fits.
+            name = "shares" if grad_N.dtype == _working(grad_N) else "means"
             means_M = me.scratch(name, shares.count * shares.numel, grad_N, grad_N.dtype)
         yield from _give(means_M, own_S, shares, me.rank % shares.count)
 

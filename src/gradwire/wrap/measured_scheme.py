@@ -100,11 +100,8 @@ class MeasuredScheme(Wrapper):
         """Adds this step to what was noted: densities that all ranks know alike."""
         width, taken = self.inner.codec.width, me.selection
         total = num_units(grad_N.numel(), width)
-        own, merged = (
-            (0, 0)
-            if taken is None
-            else (num_units(taken.selected, width), num_units(taken.arrived, width))
-        )
+        own = 0 if taken is None else num_units(taken.selected, width)
+        merged = 0 if taken is None else num_units(taken.arrived, width)
         counts = yield from tell_count(me, own, total, grad_N)
         step = [1.0, max(counts) / max(1, total), merged / max(1, total)]
         noted = noted + torch.tensor(step, dtype=torch.float64)

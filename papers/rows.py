@@ -1,4 +1,4 @@
-"""Parts that DEFT's figures share: curves in rows, and rows of applications that are left out."""
+"""Rows of figures: their numbers and means, and the curves that they hold, which are drawn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gradwire.report import curves
 
-from ..frame import Claim, Findings, Row
-from .setting import Application
+from .frame import Row
 
 POINTS = "points"
 """The key of a row's curve: [step, value] pairs, in the JSON file and the picture only."""
@@ -36,24 +35,6 @@ def number(row: Row, key: str) -> float:
     value = row[key]
     assert isinstance(value, (int, float)), f"{key} is no number"
     return float(value)
-
-
-def findings(
-    rows: Sequence[Row],
-    claims: Sequence[Claim],
-    apps: Sequence[Application],
-    notes: Sequence[str] = (),
-) -> Findings:
-    """Findings with a row for each application whose data this machine lacks.
-
-    Such a row says how to get the data.
-    """
-    lacking: list[Row] = [
-        {"name": "not measured", "application": one.name, "why": why}
-        for one in apps
-        if (why := one.missing()) is not None
-    ]
-    return Findings((*rows, *lacking), tuple(claims), tuple(notes), complete=not lacking)
 
 
 def draw(rows: Sequence[Row], path: Path, *, title: str, x_label: str, y_label: str) -> Path:
