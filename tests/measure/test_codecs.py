@@ -105,3 +105,23 @@ def test_mistakes_are_answered() -> None:
         measure_codecs(["tpok"], sizes=SIZES)
     with pytest.raises(InvalidSetting, match="three numbers of elements"):
         measure_codecs(["none"], sizes=(1, 2))
+
+
+def test_a_wait_for_others_within_a_round_counts_and_a_bad_round_does_not() -> None:
+    class Shared:
+        """A codec whose every second turn waits for a core, and the machine stops once."""
+
+        num_turns = 0
+
+        def __init__(self, numel: int) -> None:
+            self.numels = {key: [numel] for key in PRIMITIVES}
+
+        def turn_s(self) -> dict[str, float]:
+            self.num_turns += 1
+            seconds = 9.0 if self.num_turns == 5 else 1e-3 * (1 + 2 * (self.num_turns % 2))
+            return dict.fromkeys(PRIMITIVES, seconds)
+
+    cases = [Shared(numel) for numel in (1000, 2000, 3000)]
+    rounds = codecs._rounds(cases, budget_s=0.6, told=None)  # type: ignore[arg-type]
+    assert all(len(own) == codecs.ROUNDS for own in rounds)
+    assert codecs._fit("encode", cases, rounds).seconds(1000) == pytest.approx(2e-3, rel=0.05)  # type: ignore[arg-type]

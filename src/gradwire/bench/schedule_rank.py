@@ -111,9 +111,11 @@ def compressors_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cluster:
-    """The cluster that the runtime's own engine measures here, and what compressors cost rank 0.
+    """The cluster that the runtime's own engine measures here, and what compressors cost.
 
-    Gathers are measured where something is compressed, as selected elements travel by them.
+    Gathers are measured where something is compressed, as selected elements travel by them. All
+    ranks measure compressors at the same time, as they encode at the same time in a step: ranks
+    that share a core wait for each other.
     """
     engine = Engine(join(None), num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None)
     try:
@@ -125,7 +127,7 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
         )
     finally:
         engine.close()
-    if dist.get_rank() == 0 and compressors:
+    if compressors:
         codecs = measure_codecs(compressors, world=dist.get_world_size())
         cluster = cluster.model_copy(update={"codecs": codecs})
     return cluster

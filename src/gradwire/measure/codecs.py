@@ -51,10 +51,12 @@ def measure_codecs(
 ) -> dict[str, CodecFit]:
     """Measures compressors of these names (None: all there are) with their default settings.
 
-    Times are medians of repeats on one float32 gradient in buffers that are reused, as in the
-    runtime, with torch's current number of threads. ``world`` is the number of ranks that a
-    compressor may depend on; ``advance(amount, note)`` is told of progress, 1 for a size. Raises
-    ``UnknownName`` for a compressor there is not, ``InvalidSetting`` for fewer than three sizes.
+    Times are medians over rounds of repeats on one float32 gradient in buffers that are reused, as
+    in the runtime, with torch's current number of threads. Within a round they are means: ranks
+    that share cores and measure at the same time then find what it costs them together. ``world``
+    is the number of ranks that a compressor may depend on; ``advance(amount, note)`` is told of
+    progress, 1 for a size. Raises ``UnknownName`` for a compressor there is not,
+    ``InvalidSetting`` for fewer than three sizes.
     """
     if len(set(sizes)) < 3 or min(sizes) < 1:
         raise invalid("sizes", sizes, "three numbers of elements or more", "leave them out")
@@ -65,23 +67,23 @@ def measure_codecs(
         told = None if advance is None else partial(advance, note=name)
         timed = _Codec if isinstance(codec, Compressor) else _Text
         cases = [timed(codec, numel, world) for numel in sizes]
-        turns = _turns(cases, budget_s, told)
-        fits[name] = CodecFit(**{key: _fit(key, cases, turns) for key in PRIMITIVES})
+        rounds = _rounds(cases, budget_s, told)
+        fits[name] = CodecFit(**{key: _fit(key, cases, rounds) for key in PRIMITIVES})
     return fits
 
 
 def _fit(
     primitive: Primitive,
     cases: Sequence[_Codec | _Text],
-    turns: Sequence[Sequence[dict[Primitive, float]]],
+    rounds: Sequence[Sequence[dict[Primitive, float]]],
 ) -> LineFit:
     """The line of one computation of this name, of as many elements as they have on average."""
     samples = []
-    for case, own in zip(cases, turns, strict=True):
+    for case, own in zip(cases, rounds, strict=True):
         numels = case.numels[primitive]
         if not numels:  # an exchange that never does it
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
-        together_s = statistics.median(turn[primitive] for turn in own)
+        together_s = statistics.median(one[primitive] for one in own)
         samples.append((round(statistics.fmean(numels)), together_s / len(numels)))
     return fit_line(samples)
 
@@ -185,21 +187,22 @@ class _Text:
         return result
 
 
-def _turns(
+def _rounds(
     codecs: Sequence[_Codec | _Text], budget_s: float, told: Callable[[float], None] | None
 ) -> list[list[dict[Primitive, float]]]:
-    """Seconds of every turn of each codec, in rounds that go through all sizes.
+    """Mean seconds of a turn of each codec in each round; a round goes through all sizes.
 
     What else happens on the machine for a while then falls on all sizes and out of every median.
     """
     per_round = []
     for codec in codecs:
         codec.turn_s()  # compiles kernels and touches fresh pages
-        per_round.append(max(1, min(40, round(budget_s / ROUNDS / sum(codec.turn_s().values())))))
-    turns: list[list[dict[Primitive, float]]] = [[] for _ in codecs]
+        per_round.append(max(1, round(budget_s / ROUNDS / sum(codec.turn_s().values()))))
+    rounds: list[list[dict[Primitive, float]]] = [[] for _ in codecs]
     for _ in range(ROUNDS):
-        for codec, count, own in zip(codecs, per_round, turns, strict=True):
-            own += [codec.turn_s() for _ in range(count)]
+        for codec, count, own in zip(codecs, per_round, rounds, strict=True):
+            turns = [codec.turn_s() for _ in range(count)]
+            own.append({key: statistics.fmean(turn[key] for turn in turns) for key in PRIMITIVES})
             if told is not None:
                 told(1 / ROUNDS)
-    return turns
+    return rounds
