@@ -132,6 +132,22 @@ def test_gradients_are_real_and_never_copied() -> None:
     assert all(bool((param == -3.0).all()) for param in model.parameters())
 
 
+def test_drawn_gradients_come_back_in_every_step() -> None:
+    model, again, other = (Replay(THREE, device()[0], seed=seed) for seed in (1, 1, 2))
+    seen = []
+    for one in (model, model, again, other):
+        one.zero_grad()
+        one().backward()
+        grads = [p.grad for p in one.parameters() if p.grad is not None]
+        seen.append(torch.cat([grad.flatten() for grad in grads]))
+        for grad in grads:
+            grad.zero_()  # as an exchange in place leaves something else
+    assert bool(seen[0].any())
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[3])
+
+
 def test_models_may_lie_in_the_same_memory() -> None:
     memory: Memory = {}
     first, second = (Replay(THREE, device()[0], memory=memory) for _ in range(2))

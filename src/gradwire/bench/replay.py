@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,8 @@ class _Job:
     work: Layer
     params: tuple[nn.Parameter, ...]
     grads: tuple[Tensor, ...]
+    drawn: tuple[Tensor, ...]
+    """What gradients are set to anew in each backward pass; empty where they stay."""
 
 
 class _Work(torch.autograd.Function):
@@ -139,6 +141,8 @@ class _Work(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         job: _Job = ctx.job
+        if job.drawn:  # while the device works, as its seconds end at a deadline
+            torch._foreach_copy_(list(job.grads), list(job.drawn))
         job.device.backward(job.work.name, job.work.backward_s)
         # Aliases: autograd keeps a tensor that nobody else holds as .grad and copies any other.
         return None, grads[0], *(grad.detach() for grad in job.grads)
@@ -157,8 +161,16 @@ class ReplayedModule(nn.Module):
         return result
 
 
-Memory = dict[str, tuple[Tensor, Tensor]]
-"""A parameter's value and gradient, by name."""
+class Place(NamedTuple):
+    """A parameter's value, its gradient, and what the gradient is set to anew in each step."""
+
+    value: Tensor
+    grad: Tensor
+    drawn: Tensor | None
+
+
+Memory = dict[str, Place]
+"""The place of each parameter, by its name."""
 
 
 class Replay(nn.Module):
@@ -177,10 +189,12 @@ class Replay(nn.Module):
         device: VirtualDevice,
         *,
         gradient: float = 1.0,
+        seed: int | None = None,
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
         self._device, self._gradient = device, gradient
+        self._random = None if seed is None else torch.Generator().manual_seed(seed)
         self._memory: Memory = {} if memory is None else memory
         self._order: tuple[ReplayedModule, ...] = ()
         for layer in profile.layers:
@@ -206,24 +220,27 @@ class Replay(nn.Module):
 
     def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> ReplayedModule:
         owner = self._module(prefix) if prefix else self
-        params, grads = [], []
-        for tensor in tensors:
-            value, grad = self._place(tensor)
-            params.append(nn.Parameter(value))
-            grads.append(grad)
+        params, places = [], [self._place(tensor) for tensor in tensors]
+        for tensor, place in zip(tensors, places, strict=True):
+            params.append(nn.Parameter(place.value))
             owner.register_parameter(tensor.name.rpartition(".")[2], params[-1])
         # Tensors of the root, and a prefix that an earlier layer has, leave their module as it is.
         block = (
             owner if isinstance(owner, ReplayedModule) and owner.job is None else ReplayedModule()
         )
-        block.job = _Job(self._device, work, tuple(params), tuple(grads))
+        grads = tuple(place.grad for place in places)
+        drawn = tuple(place.drawn for place in places if place.drawn is not None)
+        block.job = _Job(self._device, work, tuple(params), grads, drawn)
         return block
 
-    def _place(self, tensor: ProfiledTensor) -> tuple[Tensor, Tensor]:
+    def _place(self, tensor: ProfiledTensor) -> Place:
         """The memory of a parameter and of its gradient; tensors of one name share it."""
         if tensor.name not in self._memory:
             value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-            self._memory[tensor.name] = value, torch.full_like(value, self._gradient)
+            grad, drawn = torch.full_like(value, self._gradient), None
+            if self._random is not None:
+                drawn = torch.empty_like(value).normal_(generator=self._random)
+            self._memory[tensor.name] = Place(value, grad, drawn)
         return self._memory[tensor.name]
 
     def _module(self, path: str) -> nn.Module:

@@ -197,19 +197,21 @@ def _defaults(planner: Any) -> dict[str, Any]:
 def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, ReplayRun]]:
     runs: dict[str, ReplayRun] = {}
     memory: Memory = {}
+    seed = dist.get_rank() if any(plan.exchanges for plan in plans.values()) else None
     try:
         for name, plan in plans.items():
             check(plan, profile)
-            runs[name] = _start(profile, plan, memory)
+            runs[name] = _start(profile, plan, memory, seed)
         yield runs
     finally:
         for run in runs.values():
             run.handle.detach()
 
 
-def _start(profile: Profile, plan: Plan, memory: Memory) -> ReplayRun:
-    device = VirtualDevice(dist.get_rank())
-    model = Replay(profile, device, gradient=float(dist.get_rank()), memory=memory)
+def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> ReplayRun:
+    """A row's model, attached. All rows draw gradients, or none: they share one ``memory``."""
+    device, rank = VirtualDevice(dist.get_rank()), dist.get_rank()
+    model = Replay(profile, device, gradient=float(rank), seed=seed, memory=memory)
     # A rate of 0: parameters stay what they are however long it runs, and every update is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     handle = attach(model, plan, optimizer=optimizer, timeout=_TIMEOUT, trace_steps=2)
