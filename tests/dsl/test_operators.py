@@ -29,6 +29,7 @@ from gradwire.dsl.language import (
     uint8,
 )
 from gradwire.dsl.library.e4m3 import from_e4m3, to_e4m3
+from gradwire.dsl.library.exponent import exp2, exponent
 from gradwire.dsl.operators import Operator, register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
@@ -255,3 +256,24 @@ def test_e4m3_in_cpp_is_torchs_for_any_bits(first):
     bits_N = torch.arange(first, first + 2**20, 4099).remainder(2**32)
     values_N = torch.where(bits_N < 2**31, bits_N, bits_N - 2**32).int().view(torch.float32)
     assert same_bits(by(to_e4m3, values_N, cpp=True), by(to_e4m3, values_N, cpp=False))
+
+
+# ---- exponents ---------------------------------------------------------------------------------
+
+
+def test_an_exponent_is_that_of_logb_and_a_power_that_of_ldexp():
+    values_N = torch.cat([awkward(), 2.0 ** torch.arange(-126, 128)])
+    normal_N = values_N[values_N.isfinite() & (values_N.abs() >= 2.0**-126)]
+    for value, found in zip(normal_N.tolist(), exponent.interp(normal_N).tolist(), strict=True):
+        assert 2.0**found <= abs(value) < 2.0 ** (found + 1)
+    rest_N = torch.tensor([0.0, 1e-45, torch.inf, torch.nan])
+    assert exponent.interp(rest_N).tolist() == [-127, -127, 128, 128]
+    powers_N = exp2.interp(torch.tensor([-1000, -127, -126, 0, 127, 128, 1000]).int())
+    assert powers_N.tolist() == [0, 0, 2.0**-126, 1, 2.0**127, torch.inf, torch.inf]
+
+
+@compiled
+def test_exponents_in_cpp_are_the_interpreters():
+    values_N = torch.cat([awkward(), torch.arange(-300, 300).float()])
+    for operator in (exponent, exp2):
+        assert same_bits(by(operator, values_N, cpp=True), by(operator, values_N, cpp=False))

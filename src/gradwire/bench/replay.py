@@ -123,7 +123,7 @@ class _Job:
     params: tuple[nn.Parameter, ...]
     grads: tuple[Tensor, ...]
     drawn: tuple[Tensor, ...]
-    """What gradients are set to anew in each backward pass; empty where they stay."""
+    """The values that gradients get anew in each backward pass; empty where they stay."""
 
 
 class _Work(torch.autograd.Function):
@@ -161,7 +161,7 @@ class ReplayedModule(nn.Module):
         return result
 
 
-class Place(NamedTuple):
+class ReplayedParameter(NamedTuple):
     """A parameter's value, its gradient, and what the gradient is set to anew in each step."""
 
     value: Tensor
@@ -169,7 +169,7 @@ class Place(NamedTuple):
     drawn: Tensor | None
 
 
-Memory = dict[str, Place]
+Memory = dict[str, ReplayedParameter]
 """The place of each parameter, by its name."""
 
 
@@ -233,14 +233,14 @@ class Replay(nn.Module):
         block.job = _Job(self._device, work, tuple(params), grads, drawn)
         return block
 
-    def _place(self, tensor: ProfiledTensor) -> Place:
+    def _place(self, tensor: ProfiledTensor) -> ReplayedParameter:
         """The memory of a parameter and of its gradient; tensors of one name share it."""
         if tensor.name not in self._memory:
             value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
             grad, drawn = torch.full_like(value, self._gradient), None
             if self._random is not None:
                 drawn = torch.empty_like(value).normal_(generator=self._random)
-            self._memory[tensor.name] = Place(value, grad, drawn)
+            self._memory[tensor.name] = ReplayedParameter(value, grad, drawn)
         return self._memory[tensor.name]
 
     def _module(self, path: str) -> nn.Module:

@@ -5,18 +5,6 @@
 
 namespace gw {
 
-inline int32_t bits_of(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-inline float float_of(int32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 constexpr int32_t kE4m3Shift = 20;               // a float32 has 23 bits of fraction, a code has 3
 constexpr int32_t kE4m3Bias = (127 - 7) << 3;    // the biases' difference, above such a fraction
 constexpr int32_t kE4m3Most = 0x43E00000;        // 448

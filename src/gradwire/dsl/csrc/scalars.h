@@ -18,6 +18,18 @@ inline float round(float x) { return __builtin_nearbyintf(x); }  // halves to ev
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline bool finite(float x) { return abs(x) <= std::numeric_limits<float>::max(); }
 
+inline int32_t bits_of(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(int32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 // One zero and one NaN, whatever order of operations they came from.
 inline float canonical(float x) {
   return x == x ? x + 0.0f : std::numeric_limits<float>::quiet_NaN();
