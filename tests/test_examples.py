@@ -12,7 +12,9 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("with_"))
+"""Those of frameworks are tested beside their integrations."""
 
 
 @pytest.mark.multi

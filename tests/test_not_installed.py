@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,25 @@ def on_a_gpu() -> object:
     return partition.measure(draws, 1e9, 1, 4, device="cuda")
 
 
+def meet(framework: str) -> Callable[[], object]:
+    """Imports the file of a framework, as if for the first time."""
+    name = f"gradwire.integrations.{framework}"
+
+    def afresh() -> object:
+        sys.modules.pop(name, None)
+        return import_module(name)
+
+    return afresh
+
+
 NEEDED: dict[str, tuple[Callable[[], object], ...]] = {
+    "accelerate": (meet("accelerate"),),
+    "lightning": (meet("lightning"),),
     "matplotlib": (lambda: _figure.new_figure(1, 1),),
     "jinja2": (write_html,),
     "lark": (lambda: compile_text("void encode(float* gradient, uint8* compressed) { }"),),
     "optuna": (lambda: tune("usbyte", PROFILE, CLUSTER),),
-    "transformers": (language.bert_base, language.bert_large, language.gpt2),
+    "transformers": (language.bert_base, language.bert_large, language.gpt2, meet("transformers")),
     "triton": (on_a_gpu, lambda: check_compiles("cuda")),
 }
 

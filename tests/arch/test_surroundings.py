@@ -12,8 +12,8 @@ import pytest
 from tests.arch.source import BESIDE, ROOT, Source, imports, parsed, read, sources
 
 FOLDERS = ("src", *BESIDE, "scripts", "examples")
-NEED_TRITON = re.compile(r"gpu/device\.py$")
-"""Files in triton's language, which are imported only where triton is."""
+NEED_ONE = re.compile(r"gpu/device\.py$|^integrations/")
+"""Files that are imported only where a package is: in triton's language, or for a framework."""
 
 
 def optional_packages() -> frozenset[str]:
@@ -78,9 +78,10 @@ def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
 
 def test_gradwire_is_imported_without_its_optional_packages() -> None:
     optional = optional_packages()
-    assert optional == {"matplotlib", "jinja2", "transformers", "optuna", "lark", "triton"}
+    frameworks = {"accelerate", "lightning", "transformers"}
+    assert optional == {"matplotlib", "jinja2", "optuna", "lark", "triton", *frameworks}
     for source in sources():
-        if not NEED_TRITON.search(source.path):
+        if not NEED_ONE.search(source.path):
             assert early_imports(source, optional) == []
 
 

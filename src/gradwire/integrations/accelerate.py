@@ -1,0 +1,64 @@
+"""Accelerate: ``prepare(accelerator, exchange)`` before ``accelerator.prepare(model, ...)``.
+
+    accelerator = Accelerator()
+    gradwire = prepare(accelerator, gw.compress.int8())
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+
+Accelerate asks its DDP handler to register a communication hook on each DDP model that it makes;
+that is where the exchange is attached. Its ``save_state`` and ``load_state`` call hooks on every
+rank, which write and read one file for each rank beside the model's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from ..contract import Compressor, Exchange
+from ..data.plan import Plan
+from ..errors import NotInstalled, invalid
+from .attachment import Attachment
+
+try:
+    from accelerate import Accelerator
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+except ModuleNotFoundError as error:
+    raise NotInstalled(__name__, "accelerate", "frameworks") from error
+
+
+def prepare(
+    accelerator: Accelerator, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+) -> Attachment:
+    """Attaches an exchange to every DDP model that the accelerator prepares from now on.
+
+    ``settings`` are those of ``gw.attach``. On one rank nothing is made, and nothing attached.
+    Raises ``InvalidSetting`` where a model was prepared before, or the accelerator has a
+    communication hook of its own.
+    """
+    if accelerator._models:
+        raise invalid("accelerator", "one with a model", "one without", "call this one first")
+    attachment = Attachment(exchange, **settings)
+    accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: attachment.save(folder)
+    )
+    accelerator.register_load_state_pre_hook(lambda models, folder: attachment.load(folder))
+    return attachment
+
+
+def attaching_handler(
+    before: DistributedDataParallelKwargs | None, attachment: Attachment
+) -> DistributedDataParallelKwargs:
+    """Accelerate's DDP settings as they were, and the attachment as DDP's communication hook."""
+    found = before or DistributedDataParallelKwargs()
+    hooks = (found.comm_hook, found.comm_wrapper)
+    if any(hook != DDPCommunicationHookType.NO for hook in hooks):
+        raise invalid("comm_hook", hooks, "none beside gradwire", "leave it out of the settings")
+
+    class AttachingKwargs(DistributedDataParallelKwargs):  # type: ignore[misc]
+        def register_comm_hook(self, model: DistributedDataParallel) -> None:
+            attachment.attach_to(model)
+
+    return AttachingKwargs(**vars(found))

@@ -1,0 +1,180 @@
+"""Attachment: an exchange for the DDP models that a framework makes, with its state in checkpoints.
+
+A framework makes the DDP model late, may make it again, and saves when it likes. So the exchange
+waits here until there is a model, and goes from a module's old DDP to its new one with its state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..contract import Compressor, Exchange
+from ..data.plan import Plan
+from ..errors import InvalidSetting
+from ..runtime.attach import attach
+from ..runtime.handle import Handle
+from ..runtime.redistribution import redistribute
+
+_log = logging.getLogger("gradwire")
+
+States = list[list[dict[str, Any]]]
+"""The state of each model, as those of all ranks."""
+
+
+@dataclass
+class _Held:
+    """A module that was attached in its DDP: its handle, or the state of one that was let go."""
+
+    module: nn.Module
+    handle: Handle | None = None
+    state: dict[str, Any] | None = None
+
+
+class Attachment:
+    """An exchange, and the handles of the DDP models that it was attached to, in their order.
+
+    ``settings`` are those of ``gw.attach``. Methods that save, load or attach are called by all
+    ranks.
+    """
+
+    def __init__(
+        self, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+    ) -> None:
+        self._exchange, self._settings = exchange, settings
+        self._held: list[_Held] = []
+
+    @property
+    def handles(self) -> list[Handle]:
+        """The handles of all models that are attached now."""
+        return [held.handle for held in self._held if held.handle is not None]
+
+    @property
+    def handle(self) -> Handle:
+        """The handle of the one model; raises ``InvalidSetting`` where there is not one."""
+        if len(self.handles) != 1:
+            raise InvalidSetting(
+                f"attachment.handle is that of one model, and {len(self.handles)} are attached; "
+                "let the framework prepare the model first, on two ranks or more, or use .handles"
+            )
+        return self.handles[0]
+
+    def let_go(self, module: nn.Module) -> None:
+        """Detaches from a module's DDP before another is made of it; its state waits for that."""
+        held = self._of(module)
+        if held.handle is not None:
+            held.state = held.handle.state_dict()
+            held.handle.detach()
+            held.handle = None  # which holds the old DDP
+
+    def attach_to(self, model: DistributedDataParallel) -> Handle:
+        """Attaches to a DDP model, with the state of its module's handle that was let go."""
+        held = self._of(model.module)
+        if held.state is None:
+            held.handle = attach(model, self._exchange, **self._settings)
+            return held.handle
+        # What gradients hold was exchanged by the handle before; attach would refuse them.
+        grads = [(param, param.grad) for param in model.parameters()]
+        model.zero_grad(set_to_none=True)
+        held.handle = attach(model, self._exchange, **self._settings)
+        held.handle.load_state_dict(held.state)
+        held.state = None
+        for param, grad in grads:
+            param.grad = grad
+        return held.handle
+
+    def _of(self, module: nn.Module) -> _Held:
+        found = next((held for held in self._held if held.module is module), None)
+        if found is None:
+            found = _Held(module)
+            self._held.append(found)
+        return found
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes this rank's state of each model into a folder, in a file of its own."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for place, handle in enumerate(self.handles):
+            path = Path(folder) / _name(place, handle.rank, handle.world_size)
+            beside = path.with_suffix(".part")
+            torch.save(handle.state_dict(), beside)
+            beside.replace(path)
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Loads what ``save`` wrote, also for another number of ranks if all files are there.
+
+        A folder without any state is that of a run without gradwire: state begins afresh, with a
+        warning. Raises ``InvalidSetting`` on all ranks where only some of them find theirs.
+        """
+        for place, handle in enumerate(self.handles):
+            own = _read(Path(folder), place, handle)
+            lacking = [
+                rank for rank, found in enumerate(_told(handle, own is not None)) if not found
+            ]
+            if len(lacking) == handle.world_size:
+                _log.warning(
+                    "%s holds no state of gradwire: residuals begin at 0, as if nothing had been "
+                    "left to send",
+                    folder,
+                )
+            elif lacking:
+                raise InvalidSetting(
+                    f"ranks {lacking} find no state of gradwire in {folder}, and others do; let "
+                    "every rank reach the files that it has saved"
+                )
+            else:
+                assert own is not None
+                handle.load_state_dict(own)
+
+    def gathered(self) -> States:
+        """The states of all models, as those of all ranks; every rank gets all of them."""
+        return [_told(handle, handle.state_dict()) for handle in self.handles]
+
+    def load_gathered(self, states: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Loads what ``gathered`` gave, also for another number of ranks."""
+        if len(states) != len(self.handles):
+            raise InvalidSetting(
+                f"the checkpoint holds the state of {len(states)} models and {len(self.handles)} "
+                "are attached; attach to the same models"
+            )
+        for handle, own in zip(self.handles, states, strict=True):
+            handle.load_state_dict(_of_rank(list(own), handle))
+
+
+def _name(place: int, rank: int | str, world: int | str) -> str:
+    model = "" if place == 0 else f"-model-{place}"
+    return f"gradwire{model}-rank-{rank}-of-{world}.pt"
+
+
+def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
+    """This rank's state in a folder: the file of its own, or made of those of all old ranks."""
+    own = folder / _name(place, handle.rank, handle.world_size)
+    if own.is_file():
+        return _loaded(own)
+    olds = sorted(folder.glob(_name(place, "*", "*")))
+    return _of_rank([_loaded(path) for path in olds], handle) if olds else None
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
+
+
+def _of_rank(states: list[dict[str, Any]], handle: Handle) -> dict[str, Any]:
+    """This rank's state of those of all old ranks, which may have been more or fewer."""
+    return redistribute(states, handle.world_size)[handle.rank]
+
+
+def _told(handle: Handle, own: Any) -> list[Any]:
+    """The values that all ranks of a handle's group give, in rank order."""
+    found: list[Any] = [None] * handle.world_size
+    dist.all_gather_object(found, own)
+    return found

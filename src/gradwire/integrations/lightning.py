@@ -1,0 +1,92 @@
+"""Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's ``GradwireFabric``.
+
+The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire". With Fabric
+save and load ``strategy.attachment.gathered()`` beside the model, on all ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..contract import Compressor, Exchange
+from ..data.plan import Plan
+from ..errors import NotInstalled
+from .attachment import Attachment
+
+try:
+    from lightning.fabric.strategies import DDPStrategy as FabricDDP
+    from lightning.pytorch.strategies import DDPStrategy
+except ModuleNotFoundError as error:
+    raise NotInstalled(__name__, "lightning", "frameworks") from error
+
+_KEY = "gradwire"
+
+
+class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
+    """Lightning's DDP strategy, whose gradients take an exchange.
+
+    ``attach_settings`` are those of ``gw.attach``; others are those of Lightning's ``DDPStrategy``.
+    ``attachment`` has the handle once training has begun.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange | Compressor | Plan | Path | str,
+        *,
+        attach_settings: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(**others)
+        self.attachment = Attachment(exchange, **(attach_settings or {}))
+        self._resumed: Any = None
+
+    def configure_ddp(self) -> None:
+        """Makes the DDP model and attaches to it; a checkpoint that was read before is loaded."""
+        self.attachment.let_go(self.model)
+        super().configure_ddp()
+        self.attachment.attach_to(self.model)
+        self._load()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **others: Any) -> None:
+        """Adds the state of all ranks to what Lightning saves; all ranks come here."""
+        if self.attachment.handles:
+            checkpoint[_KEY] = self.attachment.gathered()
+        super().save_checkpoint(checkpoint, *args, **others)
+
+    def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
+        """Keeps the exchange's part of a checkpoint until there is a model to load it into."""
+        found: dict[str, Any] = super().load_checkpoint(*args, **others)
+        self._resumed = found.get(_KEY)
+        if self.attachment.handles:
+            self._load()
+        return found
+
+    def _load(self) -> None:
+        if self._resumed is not None:
+            self.attachment.load_gathered(self._resumed)
+            self._resumed = None
+
+
+class GradwireFabric(FabricDDP):  # type: ignore[misc]
+    """Fabric's DDP strategy, whose gradients take an exchange; settings as of GradwireStrategy."""
+
+    def __init__(
+        self,
+        exchange: Exchange | Compressor | Plan | Path | str,
+        *,
+        attach_settings: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(**others)
+        self.attachment = Attachment(exchange, **(attach_settings or {}))
+
+    def setup_module(self, module: nn.Module) -> DistributedDataParallel:
+        """Makes the DDP model and attaches to it."""
+        self.attachment.let_go(module)
+        model: DistributedDataParallel = super().setup_module(module)
+        self.attachment.attach_to(model)
+        return model

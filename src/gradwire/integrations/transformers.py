@@ -1,0 +1,66 @@
+"""Transformers: ``hook_trainer(trainer, exchange)`` before ``trainer.train()``.
+
+    trainer = Trainer(model, args, train_dataset=data)
+    hook_trainer(trainer, gw.compress.int8())
+    trainer.train(resume_from_checkpoint=True)
+
+Callbacks never see the DDP model, so the exchange is attached where the trainer's accelerator makes
+it. Each rank's state lies in the trainer's checkpoints, as a file for each rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..contract import Compressor, Exchange
+from ..data.plan import Plan
+from ..errors import NotInstalled
+from .accelerate import attaching_handler
+from .attachment import Attachment
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
+except ModuleNotFoundError as error:
+    raise NotInstalled(__name__, "transformers", "frameworks") from error
+
+
+def hook_trainer(
+    trainer: Trainer, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+) -> Attachment:
+    """Attaches an exchange to the DDP model of a trainer, with its state in checkpoints.
+
+    ``settings`` are those of ``gw.attach``. Raises ``InvalidSetting`` where the trainer's settings
+    have a communication hook of their own.
+    """
+    attachment = Attachment(exchange, **settings)
+    accelerator = trainer.accelerator
+    accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
+    keeper = _Keeper(attachment)
+    trainer.add_callback(keeper)
+    train = trainer.train
+
+    def hooked(resume_from_checkpoint: str | bool | None = None, **others: Any) -> Any:
+        """``trainer.train``, which notes the checkpoint that is resumed."""
+        found = resume_from_checkpoint
+        keeper.resumed = get_last_checkpoint(trainer.args.output_dir) if found is True else found
+        return train(resume_from_checkpoint=resume_from_checkpoint, **others)
+
+    trainer.train = hooked
+    return attachment
+
+
+class _Keeper(TrainerCallback):  # type: ignore[misc]
+    """Saves and loads beside the trainer, which calls it on every rank."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self.resumed: str | bool | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if isinstance(self.resumed, str):
+            self._attachment.load(self.resumed)
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._attachment.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -1,0 +1,161 @@
+"""Attachment: state goes along to a new DDP model, into files of ranks, and to other ranks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting
+from gradwire.integrations.attachment import Attachment
+from tests.runtime.ranks import Ranks
+
+pytestmark = pytest.mark.multi
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 1, bias=False))
+
+
+def train(model: nn.Module, rank: int, steps: range) -> list[Tensor]:
+    """Takes steps on data that follow from rank and step alone; returns the parameters."""
+    for step in steps:
+        draws = torch.Generator().manual_seed(100 * step + rank)
+        model.zero_grad()
+        model(torch.randn(4, 8, generator=draws)).sum().backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.01 * param.grad
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def attached(inner: nn.Module) -> tuple[Attachment, nn.Module]:
+    attachment = Attachment(gw.compress.topk(density=0.1))
+    model = DistributedDataParallel(inner)
+    attachment.attach_to(model)
+    return attachment, model
+
+
+def wrapped_again(rank: int, world: int) -> bool:
+    attachment, model = attached(made())
+    once = train(model, rank, range(6))
+    attachment.handle.detach()
+    inner = made()
+    attachment, model = attached(inner)
+    train(model, rank, range(3))
+    del model
+    attachment.let_go(inner)
+    model = DistributedDataParallel(inner)
+    attachment.attach_to(model)
+    twice = train(model, rank, range(3, 6))
+    num_handles, step = len(attachment.handles), attachment.handle.step
+    attachment.handle.detach()
+    return num_handles == 1 and step == 6 and all(map(torch.equal, once, twice))
+
+
+def test_residuals_go_along_to_a_new_ddp_of_the_same_module(two: Ranks) -> None:
+    assert two.run(wrapped_again) == [True, True]
+
+
+def saved(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+    attachment, model = attached(made())
+    train(model, rank, range(3))
+    attachment.save(folder)
+    owed = attachment.handle.residuals()
+    attachment.handle.detach()
+    return owed
+
+
+def loaded(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+    attachment, _ = attached(made())
+    attachment.load(folder)
+    owed = attachment.handle.residuals()
+    attachment.handle.detach()
+    return owed
+
+
+def test_each_rank_finds_what_it_saved(two: Ranks, tmp_path: Path) -> None:
+    before, after = two.run(saved, str(tmp_path)), two.run(loaded, str(tmp_path))
+    for own, found in zip(before, after, strict=True):
+        assert own.keys() == found.keys()
+        assert any(bool(own[name].any()) for name in own)
+        assert all(torch.equal(own[name], found[name]) for name in own)
+
+
+def test_fewer_ranks_take_over_what_more_have_saved(
+    two: Ranks, four: Ranks, tmp_path: Path
+) -> None:
+    before, after = four.run(saved, str(tmp_path)), two.run(loaded, str(tmp_path))
+    for name in before[0]:
+        owed = sum(own[name] for own in before) / 4
+        assert torch.allclose(sum(own[name] for own in after) / 2, owed, atol=1e-7)
+
+
+def of_one_rank(rank: int, world: int, folder: str) -> str:
+    attachment, _ = attached(made())
+    try:
+        attachment.load(Path(folder) / str(rank))
+    except InvalidSetting as error:
+        return str(error)
+    finally:
+        attachment.handle.detach()
+    return ""
+
+
+def test_a_rank_that_finds_nothing_is_named_on_all(two: Ranks, tmp_path: Path) -> None:
+    two.run(saved, str(tmp_path / "0"))
+    for told in two.run(of_one_rank, str(tmp_path)):
+        assert "ranks [1] find no state" in told
+
+
+def of_nobody(rank: int, world: int, folder: str) -> list[str]:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        loaded(rank, world, folder)
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+    return [line for line in heard if "holds no state" in line]
+
+
+def test_a_checkpoint_without_gradwire_begins_afresh_with_a_warning(
+    two: Ranks, tmp_path: Path
+) -> None:
+    assert [len(lines) for lines in two.run(of_nobody, str(tmp_path))] == [1, 1]
+
+
+def through_gathered(rank: int, world: int) -> tuple[bool, str]:
+    attachment, model = attached(made())
+    train(model, rank, range(3))
+    states: Any = attachment.gathered()
+    owed = attachment.handle.residuals()
+    attachment.handle.detach()
+    again, _ = attached(made())
+    again.load_gathered(states)
+    found = again.handle.residuals()
+    try:
+        again.load_gathered([*states, *states])
+    except InvalidSetting as error:
+        told = str(error)
+    again.handle.detach()
+    return all(torch.equal(owed[name], found[name]) for name in owed), told
+
+
+def test_what_was_gathered_is_each_ranks_own_again(two: Ranks) -> None:
+    for is_same, told in two.run(through_gathered):
+        assert is_same
+        assert "2 models and 1 are attached" in told
+
+
+def test_without_a_model_there_is_no_handle() -> None:
+    with pytest.raises(InvalidSetting, match="0 are attached"):
+        _ = Attachment("int8").handle

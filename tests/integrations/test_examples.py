@@ -1,0 +1,48 @@
+"""Each framework trains through gradwire, and goes on from a checkpoint with the same bits."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.multi, pytest.mark.timeout(400)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+FRAMEWORKS = {
+    # How it is started; its arguments for a whole run, a first part, and the rest of it.
+    "accelerate": (TORCHRUN, ("--steps", "8"), ("--steps", "4"), ("--steps", "4", "--resume")),
+    "transformers": (TORCHRUN, ("--steps", "10"), ("--steps", "5"), ("--steps", "10", "--resume")),
+    "lightning": ((), ("--epochs", "2"), ("--epochs", "1"), ("--epochs", "2", "--resume")),
+}
+
+
+def said(how: tuple[str, ...], name: str, folder: Path, arguments: tuple[str, ...]) -> list[str]:
+    """The last two lines of an example: step and bytes, and the bits of the parameters."""
+    path = EXAMPLES / f"with_{name}.py"
+    done = subprocess.run(
+        [sys.executable, *how, str(path), "--folder", str(folder), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line for line in done.stdout.splitlines() if line.startswith(("step", "parameters"))]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_run_in_two_parts_ends_in_the_bits_of_one(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed; run: pip install 'gradwire[frameworks]'")
+    how, whole, first, rest = FRAMEWORKS[name]
+    at_once = said(how, name, tmp_path / "whole", whole)
+    before = said(how, name, tmp_path / "parts", first)
+    assert before[1] != at_once[1]
+    assert said(how, name, tmp_path / "parts", rest) == at_once
