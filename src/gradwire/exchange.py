@@ -63,12 +63,14 @@ def by_name(
     settings: Mapping[str, Any],
     collective: str | None,
     *,
+    collective_settings: Mapping[str, Any] | None = None,
     error_feedback: bool = False,
 ) -> Exchange:
     """The exchange that files of ``compress/`` and ``collective/`` make together, as plans name it.
 
-    ``collective`` is None for an algorithm that is an exchange of its own, and only for one. Raises
-    ``InvalidSetting`` for an unknown name, an unknown setting or an impossible pair.
+    ``collective`` is None for an algorithm that is an exchange of its own, and only for one; then
+    it has no settings either. Raises ``InvalidSetting`` for an unknown name, an unknown setting or
+    an impossible pair.
 
     >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
     True
@@ -77,10 +79,13 @@ def by_name(
     if isinstance(made, Compressor):
         if collective is None:
             raise invalid("collective", None, f"one that {compressor} can use", "name it")
-        made = pair(made, load("collective", collective)())
+        made = pair(made, _made("collective", collective, collective_settings or {}))
     elif collective is not None:
         own = f"None, as {compressor} is an exchange of its own"
         raise invalid("collective", collective, own, "leave it out")
+    elif collective_settings:
+        accepted = f"none, as {compressor} takes no collective"
+        raise invalid("collective_settings", collective_settings, accepted, "leave them out")
     return with_error_feedback(made) if error_feedback else made
 
 
@@ -89,7 +94,11 @@ def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
 
     Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
     """
-    kind = load("compress", name)
+    return _made("compress", name, settings)
+
+
+def _made(folder: str, name: str, settings: Mapping[str, Any]) -> Any:
+    kind = load(folder, name)
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(settings) - known):
         accepted = ", ".join(sorted(known)) or "none at all"

@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import catalogue
+from gradwire.collective.casync_ps import casync_ps
 from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.exchanges import exchanges_of
 from gradwire.data.fit import LineFit
 from gradwire.data.plan import DENSE, Plan
 from gradwire.data.profile import Profile
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.laws.inputs import profile_of
 from gradwire.planner.secopa import secopa
-from gradwire.planning.casync import MOST_BATCHES, CaSyncCost
+from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.sim.clock import run_on_clock
+from gradwire.sim.timeline import simulate
 from tests.planner.profiles import profiles
 from tests.strategies import bounded
 
@@ -157,6 +160,39 @@ def test_a_gradient_is_cut_into_batches_of_as_many_partitions_as_ranks() -> None
     assert _compressed(plan) == {"t0": math.ceil(choice.num_partitions / 4)}
     assert len(plan.messages) > 1
     assert len({chunk.numel for message in plan.messages for chunk in message.chunks}) <= 2
+
+
+def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
+    """An encode that costs much however short it is: few partitions, which are carried out."""
+    encode = LineFit(alpha_s=2e-3, per_unit_s=1e-12)
+    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
+    codec = CodecFit(encode=encode, decode=nothing, merge=nothing)
+    cluster, profile = cluster_of(8, codec=codec), profile_of(([5 * 10**6, 8 * 10**6], 0.1, 0.1))
+    cost = CaSyncCost.of(cluster, codec, is_ring=False, is_low_rank=False)
+    plan = secopa(profile, cluster)
+    exchanges = exchanges_of(plan)
+    numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+    for message in plan.messages:
+        (chunk,) = message.chunks
+        numel = chunk.numel
+        assert numel == numels[chunk.tensor]
+        payload_bytes = numel / 8 + 8 * numel / 512
+        chosen = cost.choose(numel, 4 * numel, payload_bytes).num_partitions
+        assert 1 <= chosen < 8
+        assert message.exchange == f"onebit in {chosen}"
+        assert exchanges[message.exchange].inner.collective == casync_ps(partitions=chosen)
+    assert len(plan.exchanges) == len({message.exchange for message in plan.messages})
+    one, all_ = (simulate(plan, profile, cluster, ranks=ranks) for ranks in ("one", "all"))
+    assert all_.iteration_s == pytest.approx(one.iteration_s, rel=0.1)
+
+
+def test_a_last_batch_has_the_partitions_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five partitions on four ranks: four fifths of the tensor, and a message of one partition."""
+    monkeypatch.setattr(CaSyncCost, "choose", lambda *_: LeastCost(True, 5, 1.0))
+    plan = secopa(profile_of(([1003], 0.1, 0.1)), cluster_of(4))
+    assert [one.exchange for one in plan.messages] == ["onebit", "onebit in 1"]
+    cuts = [(chunk.start, chunk.stop) for one in plan.messages for chunk in one.chunks]
+    assert cuts == [(0, 802), (802, 1003)]
 
 
 def test_alone_nothing_is_compressed_nor_asked_for() -> None:

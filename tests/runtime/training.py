@@ -42,6 +42,9 @@ def _exchanges() -> list[Exchange]:
         feedback(pair(codecs.topk(density=0.3), together.casync_ring())),
         feedback(pair(codecs.topk(density=0.3), together.casync_ps())),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(room_bytes=0))),
+        feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1))),
+        feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1, room_bytes=0))),
+        feedback(pair(codecs.onebit(block=64), together.casync_ring(partitions=1))),
     ]
 
 

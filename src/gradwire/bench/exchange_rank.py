@@ -65,7 +65,7 @@ class _Piecewise:
         self.exchange, self.engine = exchange, engine
         bounds = chunk_bounds(grad_N.numel(), pieces)
         self.parts = [grad_N[a:b] for a, b in bounds]
-        self.members = [Member(engine.rank, engine.world) for _ in bounds]
+        self.members = [Member(engine.rank, engine.world, turn) for turn in range(len(bounds))]
         self.states: list[Any] = [
             exchange.init(message_spec(b - a), engine.world) for a, b in bounds
         ]

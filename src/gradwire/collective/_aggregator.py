@@ -30,7 +30,10 @@ class Aggregator:
         self.grad_N, self.residual_N = grad_N, residual_N
         self.codec = chunks.codecs[me.rank]
         self.varies = not self.codec.traits.exact_size
-        self.others = [rank for rank in range(me.world) if rank != me.rank]
+        self.others = [rank for rank in chunks.servers if rank != me.rank]
+        """The other ranks that a payload is pushed to."""
+        self.serves = me.rank in chunks.servers
+        """Whether this rank is the server of a chunk."""
         self.limits = [form.size_bytes for form in chunks.formats]
         """The most bytes that each chunk's payload may have."""
         self.own_limits = [0 if r == me.rank else self.limits[me.rank] for r in range(me.world)]
@@ -82,6 +85,15 @@ class Aggregator:
         slots = list(map(slot_bytes, told))
         whole = self.me.scratch("arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies)
         return whole, list(torch.split(whole, slots))
+
+    def pulled(self, told: Sequence[int], out_N: Tensor) -> list[Tensor]:
+        """The slots of all chunks' means: room for those of others, and the own one."""
+        me = self.me
+        sizes = [0 if rank == me.rank else slot_bytes(size) for rank, size in enumerate(told)]
+        whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=self.varies)
+        slots = list(torch.split(whole, sizes))
+        slots[me.rank] = self.merged[: slot_bytes(told[me.rank])]
+        return slots
 
     def slots(self) -> list[Tensor]:
         """The payload that is pushed to each rank, rounded up to 8 bytes."""

@@ -34,12 +34,12 @@ from torch import Tensor
 from ..bounds import check_whole
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..moves.chunks import chunks_of, first_states
+from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
 from ..moves.rounds import FEW, ROOM_BYTES, distances, transfers
 from ..moves.sizes import announced_bytes, tell_all, tell_each
 from ..payload import slot_bytes
 from ..spec import TensorSpec
-from ..verbs import AllGather, AllToAll, Steps
+from ..verbs import AllGather, AllToAll, Recv, Send, Steps
 from ._aggregator import Aggregator
 from .ring import hop
 
@@ -48,18 +48,21 @@ from .ring import hop
 class casync_ps(Collective):
     """Chunk, encode, scatter, decode and merge, encode, gather, decode.
 
-    ``room_bytes`` is the most that may be on its way to one rank at once; larger messages go in
-    rounds.
+    ``partitions`` is the number of chunks, from 1 to the number of ranks, each with an aggregator;
+    None is one a rank. ``room_bytes`` is the most that may be on its way to one rank at once;
+    larger messages go in rounds.
     """
 
     needs: ClassVar[Needs] = Needs()
+    partitions: int | None = None
     room_bytes: int = ROOM_BYTES
 
     def __post_init__(self) -> None:
+        check_partitions(self.partitions)
         check_whole("room_bytes", self.room_bytes, "0 sends all in rounds", least=0)
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
-        return first_states(codec, spec, world)
+        return first_states(codec, spec, world, self.partitions)
 
     def run(
         self,
@@ -70,23 +73,30 @@ class casync_ps(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        codec = me.variant_of(codec)
-        chunks = chunks_of(codec, grad_N.numel(), grad_N.dtype, me.world)
-        own = Aggregator(me, chunks, state, grad_N, residual_N)
+        codec, first = me.variant_of(codec), first_server(me, self.partitions)
+        numel, dtype = grad_N.numel(), grad_N.dtype
+        chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
+        own = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
         at_once = self._is_small([form.slot_bytes for form in chunks.formats])
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
-        size_bytes = yield own.encoding_mean()
+        size_bytes = (yield own.encoding_mean()) if own.serves else 0
         told = yield from tell_all(me, codec, size_bytes, own.limits, grad_N)
-        yield from (_pull_at_once if at_once else _pull_by_hops)(own, told, out_N)
-        return tuple(own.states)
+        pull = _pull_by_hops
+        if at_once:
+            pull = _pull_at_once if self.partitions in (None, me.world) else _pull_from_few
+        yield from pull(own, told, out_N)
+        return rotated(tuple(own.states), -first)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        formats = chunks_of(codec.for_world(world), spec.numel, spec.dtype, world).formats
+        codec = codec.for_world(world)
+        formats = chunks_of(codec, spec.numel, spec.dtype, world, self.partitions).formats
         slots = [form.slot_bytes for form in formats]
         told = 2 * announced_bytes(codec, world)
         pushed = [told + sum(slots) - slots[rank] for rank in range(world)]
         if self._is_small(slots):
-            return [push + (world - 1) * max(slots) for push in pushed]
+            is_full = self.partitions in (None, world)
+            pulled = [max(slots)] * world if is_full else slots
+            return [push + (world - 1) * slot for push, slot in zip(pushed, pulled, strict=True)]
         return [push + sum(slots) - slots[(r + 1) % world] for r, push in enumerate(pushed)]
 
     def _is_small(self, slots: Sequence[int]) -> bool:
@@ -96,32 +106,37 @@ class casync_ps(Collective):
 
 
 def _push_at_once(own: Aggregator) -> Steps[None]:
-    me, others = own.me, own.others
-    yield own.encoding(others)
+    me = own.me
+    if own.others:
+        yield own.encoding(own.others)
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits, own.grad_N)
     arrived, into = own.landing(told)
     slots = tuple(map(len, into))
     yield AllToAll(arrived, own.packed(), slots, tuple(map(slot_bytes, own.sizes)))
-    yield own.merging(range(me.world), told, into)
+    if own.serves:
+        yield own.merging(range(me.world), told, into)
 
 
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
     """Encodes for the next round and merges what the last one brought beside each round."""
     me = own.me
     rounds = distances(FEW, me.world)
-    targets = [[(me.rank + d) % me.world for d in away] for away in rounds]
+    around = [[(me.rank + d) % me.world for d in away] for away in rounds]
+    targets = [[rank for rank in ranks if rank in own.others] for ranks in around]
     sources = [[(me.rank - d) % me.world for d in away] for away in rounds]
     ahead = targets if own.codec.traits.exact_size else [own.others]
-    yield own.encoding(ahead[0])
+    if ahead[0]:
+        yield own.encoding(ahead[0])
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits, own.grad_N)
     sent, (_, into), come = own.slots(), own.landing(told), [me.rank]
     for number, away in enumerate(rounds):
-        beside = [own.merging(come, told, into)]
-        if number + 1 < len(ahead):
+        beside = [own.merging(come, told, into)] if own.serves else []
+        if number + 1 < len(ahead) and ahead[number + 1]:
             beside.append(own.encoding(ahead[number + 1]))
-        yield (*transfers(me, away, sent, into), *beside)
+        yield (*transfers(me, away, sent, into, takers=own.chunks.servers), *beside)
         come = sources[number]
-    yield own.merging(come, told, into)
+    if own.serves:
+        yield own.merging(come, told, into)
 
 
 def _pull_at_once(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
@@ -131,17 +146,26 @@ def _pull_at_once(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[
     yield own.decoding(range(me.world), whole.chunk(me.world), told, out_N)
 
 
+def _pull_from_few(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
+    """Every aggregator sends its mean to all other ranks: an all-gather would send nothing for
+    those that are none."""
+    me, servers = own.me, own.chunks.servers
+    slots = own.pulled(told, out_N)
+    sent = [Send(rank, slots[me.rank]) for rank in range(me.world) if rank != me.rank]
+    taken = [Recv(rank, slots[rank]) for rank in servers if rank != me.rank]
+    yield (*(sent if own.serves else ()), *taken)
+    yield own.decoding(servers, slots, told, out_N)
+
+
 def _pull_by_hops(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
     """Passes merged chunks on round the ring, and decodes each beside the hop that passes it on."""
-    me = own.me
-    sizes = [0 if rank == me.rank else slot_bytes(size) for rank, size in enumerate(told)]
-    whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=own.varies)
-    slots = list(torch.split(whole, sizes))
-    slots[me.rank] = own.merged[: slot_bytes(told[me.rank])]
+    me, servers, slots = own.me, own.chunks.servers, own.pulled(told, out_N)
     for step in range(me.world - 1):
         out, into = (me.rank - step) % me.world, (me.rank - step - 1) % me.world
-        yield from hop(me, slots[out], slots[into], beside=own.decoding([out], slots, told, out_N))
-    yield own.decoding([(me.rank + 1) % me.world], slots, told, out_N)
+        ready = own.decoding([out], slots, told, out_N) if out in servers else None
+        yield from hop(me, slots[out], slots[into], beside=ready)
+    if (last := (me.rank + 1) % me.world) in servers:
+        yield own.decoding([last], slots, told, out_N)
 
 
 EXAMPLES = (casync_ps(),)

@@ -4,8 +4,10 @@ Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk
     and N decodes that overlap with no transfer: N - 1 that are merged, and the last one. The others
     are done while the chunk is passed on.
 Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
+Partitions: 1 to W, of which the first begins at another rank in each message of a step.
 Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
     but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
+    So with W partitions. Of fewer, the other chunks are empty, and nothing is done for them.
 State: one codec state a chunk.
 Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's re-encoding
     loss belongs to the rank that re-encoded.
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..moves.chunks import chunks_of, first_states
+from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
 from ..payload import Payload
 from ..spec import TensorSpec, working_dtype
 from ..verbs import Compute, Steps
@@ -31,12 +33,19 @@ from .ring import hop
 
 @dataclass(frozen=True, kw_only=True)
 class casync_ring(Collective):
-    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged."""
+    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged.
+
+    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a rank.
+    """
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
+    partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        check_partitions(self.partitions)
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
-        return first_states(codec, spec, world)
+        return first_states(codec, spec, world, self.partitions)
 
     def run(
         self,
@@ -47,24 +56,29 @@ class casync_ring(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        walk = _Walk(codec, me, list(state), grad_N, residual_N)
+        first = first_server(me, self.partitions)
+        walk = _Walk(codec, me, state, grad_N, residual_N, self.partitions, first)
         rank, world = me.rank, me.world
         start, stop = walk.chunks.bounds[rank]
-        yield walk.encoding(rank, grad_N[start:stop])
+        if walk.numel(rank):
+            yield walk.encoding(rank, grad_N[start:stop])
         for step in range(world - 1):
             out, into = (rank - step) % world, (rank - step - 1) % world
             yield from hop(me, walk.slot(out), walk.slot(into))
-            sum_C = yield walk.merging(into)
-            yield walk.encoding(into, sum_C)
+            if walk.numel(into):
+                sum_C = yield walk.merging(into)
+                yield walk.encoding(into, sum_C)
         for step in range(world - 1):
             out, into = (rank + 1 - step) % world, (rank - step) % world
             ready = walk.decoding(out, out_N) if walk.numel(out) else None
             yield from hop(me, walk.slot(out), walk.slot(into), beside=ready)
-        yield walk.decoding((rank + 2) % world, out_N)
-        return tuple(walk.states)
+        if walk.numel(last := (rank + 2) % world):
+            yield walk.decoding(last, out_N)
+        return rotated(tuple(walk.states), -first)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        formats = chunks_of(codec.for_world(world), spec.numel, spec.dtype, world).formats
+        codec = codec.for_world(world)
+        formats = chunks_of(codec, spec.numel, spec.dtype, world, self.partitions).formats
         slots = [form.slot_bytes for form in formats]
         return [
             2 * sum(slots) - slots[(r + 1) % world] - slots[(r + 2) % world] for r in range(world)
@@ -78,18 +92,22 @@ class _Walk:
         self,
         codec: Compressor,
         me: Member,
-        states: list[Any],
+        states: tuple[Any, ...],
         grad_N: Tensor,
         residual_N: Tensor | None,
+        partitions: int | None,
+        first: int,
     ) -> None:
-        self.me, self.states = me, states
+        self.me, self.states = me, list(rotated(states, first))
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
         self.lossless = codec.traits.lossless
         codec = codec if self.lossless else me.variant_of(codec)
         self.unit = me.world if self.lossless else 1
         self.grad_N, self.residual_N = grad_N, residual_N
-        self.chunks = chunks_of(codec, grad_N.numel(), grad_N.dtype, me.world)
+        numel, dtype = grad_N.numel(), grad_N.dtype
+        self.chunks = chunks_of(codec, numel, dtype, me.world, partitions, first)
+        self.most = max(spec.numel for spec in self.chunks.specs)
         ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
         whole = me.scratch("walk", ends[-1], grad_N, torch.uint8)
         self.slots = [whole[a:b] for a, b in pairwise(ends)]
@@ -118,7 +136,7 @@ class _Walk:
     def _merge(self, chunk: int) -> Tensor:
         start, stop = self.chunks.bounds[chunk]
         dtype = working_dtype(self.grad_N.dtype)
-        sum_C = self.me.scratch("sum", self.numel(0), self.grad_N, dtype)[: stop - start]
+        sum_C = self.me.scratch("sum", self.most, self.grad_N, dtype)[: stop - start]
         sum_C.copy_(self.grad_N[start:stop])
         self.chunks.codecs[chunk].merge(self.payload(chunk), sum_C, scale=self.unit)
         return sum_C

@@ -65,13 +65,17 @@ class Member:
         "rank",
         "selection",
         "shards",
+        "turn",
         "way",
         "world",
     )
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
         self.rank = rank
         self.world = world
+        self.turn = turn
+        """How many messages of a step before this one take the same exchange; the same on every
+        rank. What not all ranks have to do for a message they do by turns."""
         self.selection: Selection | None = None
         """The last step's selection; None where nothing was selected, as for dense gradients."""
         self.imbalance: Imbalance | None = None
@@ -89,7 +93,8 @@ class Member:
     def across(self, ranks_per_host: int) -> Member:
         """This rank's place among those of the same place on all hosts, with buffers of its own."""
         if self._across is None:
-            self._across = type(self)(self.rank // ranks_per_host, self.world // ranks_per_host)
+            place, num_hosts = self.rank // ranks_per_host, self.world // ranks_per_host
+            self._across = type(self)(place, num_hosts, self.turn)
         return self._across
 
     def variant_of(self, codec: Compressor) -> Compressor:

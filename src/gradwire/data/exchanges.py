@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 
@@ -23,11 +24,28 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
     """
     made = {
         name: by_name(
-            one.compressor, one.settings, one.collective, error_feedback=one.error_feedback
+            one.compressor,
+            one.settings,
+            one.collective,
+            collective_settings=one.collective_settings,
+            error_feedback=one.error_feedback,
         )
         for name, one in plan.exchanges.items()
     }
     return {DENSE: exchange_for(none()), **made}
+
+
+def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
+    """The turn of each message, by the exchanges of all in issue order: see ``Member.turn``.
+
+    >>> turns_of(["dense", "onebit", "dense", "dense"])
+    [0, 0, 1, 2]
+    """
+    before, turns = Counter[Hashable](), []
+    for exchange in exchanges:
+        turns.append(before[exchange])
+        before[exchange] += 1
+    return turns
 
 
 def keeping_whole(plan: Plan) -> set[str]:

@@ -63,6 +63,7 @@ class ExchangeSetting(Frozen):
     compressor: str
     settings: dict[str, Setting] = Field(default_factory=dict)
     collective: str | None = None
+    collective_settings: dict[str, Setting] = Field(default_factory=dict)
     error_feedback: bool = False
 
     @property

@@ -12,7 +12,7 @@ for a rank that has not come to its distances.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from torch import Tensor
 
@@ -45,14 +45,25 @@ def distances(together: int, world: int) -> list[range]:
 
 
 def transfers(
-    me: Member, away: range, sent: Sequence[Tensor], into: Sequence[Tensor]
+    me: Member,
+    away: range,
+    sent: Sequence[Tensor],
+    into: Sequence[Tensor],
+    *,
+    takers: Container[int] | None = None,
 ) -> list[Verb]:
     """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from those on the other
-    side."""
+    side.
+
+    Only ``takers`` are sent something; None: all are.
+    """
     verbs: list[Verb] = []
     for distance in away:
         to, source = (me.rank + distance) % me.world, (me.rank - distance) % me.world
-        verbs += [Send(to, sent[to]), Recv(source, into[source])]
+        if takers is None or to in takers:
+            verbs.append(Send(to, sent[to]))
+        if takers is None or me.rank in takers:
+            verbs.append(Recv(source, into[source]))
     return verbs
 
 

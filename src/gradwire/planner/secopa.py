@@ -4,9 +4,9 @@ Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compressio
     (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for aggregators that sit with
     the workers. The equations are in ``planning/casync.py``.
 Differences from the paper:
-    - ``casync_ps`` and ``casync_ring`` always cut a message into N chunks, of which one lies on
-      each rank. So K decides whether to compress, and how many batches of N a gradient is cut into:
-      ceil(K / N) messages. That it has fewer than N partitions within a batch is not carried out.
+    - A gradient of at most N partitions is one message, whose exchange is told their number;
+      aggregators of fewer than N take turns from message to message. One of more is ceil(K / N)
+      messages, all of N partitions but the last, which has the rest.
     - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N.
     - Section 3.2's bulk communication has a coordinator that batches small gradients by size and
       time-out. Here uncompressed gradients of one dtype share a message, in backward order, until
@@ -22,8 +22,8 @@ Order: backward; the next forward starts when all communication has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ import torch
 from ..bounds import check_share
 from ..contract import Compressor, Exchange, Layout
 from ..data.cluster import Cluster
-from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import invalid
 from ..exchange import algorithm_by_name, by_name
@@ -69,15 +69,13 @@ def secopa(
     for tensor, _ in arrivals(profile):
         choice = choose(tensor) if cluster.num_ranks > 1 else None
         if choice is not None and choice.is_compressed:
-            num_batches = -(-choice.num_partitions // cluster.num_ranks)
-            messages += _cut(tensor, num_batches, compressor)
+            messages += _cut(tensor, choice.num_partitions, cluster.num_ranks, exchange)
             continue
         held = filling.setdefault(tensor.dtype, [])
         held.append(tensor)
         if sum(one.size_bytes for one in held) >= bulk_bytes:
             messages.append(_together(filling.pop(tensor.dtype)))
     messages += [_together(held) for held in filling.values()]
-    used = {message.exchange for message in messages} - {DENSE}
     settings: dict[str, Setting] = {"compressor": compressor, "collective": collective}
     if density is not None:
         settings["density"] = density
@@ -87,7 +85,7 @@ def secopa(
         settings={**settings, "bulk_bytes": bulk_bytes, "credit": credit},
         messages=tuple(messages),
         credit=credit,
-        exchanges={compressor: exchange} if used else {},
+        exchanges=_used(messages, exchange, cluster.num_ranks),
     )
 
 
@@ -150,16 +148,40 @@ def _payload_bytes(exchange: ExchangeSetting, tensor: ProfiledTensor, cluster: C
     return sent_bytes / travel("all_reduce", cluster.num_ranks).copies
 
 
-def _cut(tensor: ProfiledTensor, num_batches: int, exchange: str) -> list[PlannedMessage]:
-    """A message for each batch; their elements differ by one at most, and none is empty."""
-    count = min(num_batches, tensor.numel)
-    borders = [tensor.numel * place // count for place in range(count + 1)]
-    return [
-        PlannedMessage(
-            chunks=(Chunk(tensor=tensor.name, start=start, stop=stop),), exchange=exchange
-        )
-        for start, stop in pairwise(borders)
-    ]
+def _cut(
+    tensor: ProfiledTensor, num_partitions: int, num_ranks: int, exchange: ExchangeSetting
+) -> list[PlannedMessage]:
+    """A message for each batch of as many partitions as there are ranks, and one for the rest.
+
+    Partitions differ by one element at most, and none is empty.
+    """
+    count = min(num_partitions, tensor.numel)
+    found = []
+    for first in range(0, count, num_ranks):
+        last = min(first + num_ranks, count)
+        start, stop = (tensor.numel * place // count for place in (first, last))
+        chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
+        is_full = exchange.collective is None or last - first == num_ranks
+        name = _name(exchange, None if is_full else last - first)
+        found.append(PlannedMessage(chunks=(chunk,), exchange=name))
+    return found
+
+
+def _name(exchange: ExchangeSetting, partitions: int | None) -> str:
+    """The name, in the plan, of an exchange of so many partitions; None: one a rank."""
+    return exchange.compressor if partitions is None else f"{exchange.compressor} in {partitions}"
+
+
+def _used(
+    messages: Sequence[PlannedMessage], exchange: ExchangeSetting, num_ranks: int
+) -> dict[str, ExchangeSetting]:
+    """The exchanges that messages name, which differ in their number of partitions."""
+    made = {_name(exchange, None): exchange}
+    for partitions in range(1, num_ranks):
+        few = {"partitions": partitions}
+        made[_name(exchange, partitions)] = exchange.model_copy(update={"collective_settings": few})
+    used = dict.fromkeys(message.exchange for message in messages)
+    return {name: made[name] for name in used if name in made}
 
 
 def _together(tensors: list[ProfiledTensor]) -> PlannedMessage:

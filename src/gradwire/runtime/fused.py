@@ -7,6 +7,7 @@ from functools import cache
 from torch import Tensor, nn
 
 from ..contract import Exchange
+from ..data.exchanges import turns_of
 from ..exchange import named_collective
 from ..wrap.hosts import on_hosts
 from ..wrap.momentum import beside
@@ -56,7 +57,9 @@ def fused_messages(
         return default_cap_bytes(members, flat_of(*members[0]), num_hosts)
 
     made: list[AnyMessage] = []
-    for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
+    fused = fuse(params, kind=kind, cap_bytes=cap_bytes)
+    turns = turns_of(kind(*members[0]) for members in fused)
+    for index, (members, turn) in enumerate(zip(fused, turns, strict=True)):
         name, param = members[0]
         if id(param) in sparse:
             named = named_collective(asked_for(name, param))
@@ -65,5 +68,5 @@ def fused_messages(
         else:
             ranges = [ParamRange.whole(*member) for member in members]
             carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
-            made.append(Message(index, ranges, carrier, who.rank, who.world))
+            made.append(Message(index, ranges, carrier, who.rank, who.world, turn=turn))
     return made

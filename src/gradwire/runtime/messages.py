@@ -66,9 +66,10 @@ class Slot:
 class Message:
     """Gradients of one dtype that are exchanged together.
 
-    ``after`` are indices of messages that must have ended before this one goes on the wire.
-    ``lanes`` names, by tensor, the lanes of what is not to be encoded on the compute lane when the
-    message is launched: all or none, where the exchange encodes the message as one.
+    ``turn`` is that of the message's member. ``after`` are indices of messages that must have ended
+    before this one goes on the wire. ``lanes`` names, by tensor, the lanes of what is not to be
+    encoded on the compute lane when the message is launched: all or none, where the exchange
+    encodes the message as one.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Message:
         rank: int,
         world: int,
         *,
+        turn: int = 0,
         after: Sequence[int] = (),
         lanes: Mapping[str, str] | None = None,
     ) -> None:
@@ -104,7 +106,7 @@ class Message:
             for slot, shape in zip(self.slots, shapes, strict=True)
         ]
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
-        self.member = Member(rank, world)
+        self.member = Member(rank, world, turn)
         self._places = {self.slots[place].name: place for place in exchange.apart(self.spec)}
         self.is_inline = bool(lanes) and not self._places
         """Whether the backward pass waits at the launch while the whole message is encoded."""
@@ -118,8 +120,7 @@ class Message:
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
-        """The norm of each slot's own gradient, before the exchange, in the last step that noted
-        norms."""
+        """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..contract import Exchange
 from ..contract.collective import Collective
 from ..data.check import check
-from ..data.exchanges import exchanges_of, refuse_cuts, refuse_encodes
+from ..data.exchanges import exchanges_of, refuse_cuts, refuse_encodes, turns_of
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
@@ -34,7 +34,8 @@ def messages_of(
     of, exchanges = dict(params), exchanges_of(plan)
     rank, world = who.rank, who.world
     made: list[AnyMessage] = []
-    for index, message in enumerate(plan.messages):
+    turns = turns_of(message.exchange for message in plan.messages)
+    for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
         exchange, after = exchanges[message.exchange], message.after
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
@@ -45,7 +46,10 @@ def messages_of(
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
             lanes = dict.fromkeys(message.inline, INLINE) | dict.fromkeys(message.early, COMPUTE)
             carrier = on_hosts(exchange, ranks_per_host)
-            made.append(Message(index, ranges, carrier, rank, world, after=after, lanes=lanes))
+            whole = Message(
+                index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
+            )
+            made.append(whole)
     return made
 
 

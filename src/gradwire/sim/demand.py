@@ -14,6 +14,7 @@ from ..data.exchanges import (
     planned_spec,
     refuse_cuts,
     refuse_encodes,
+    turns_of,
 )
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
@@ -99,6 +100,10 @@ class Demand:
             (message.exchange, planned_spec(message, tensors, is_shaped=message.exchange in whole))
             for message in self.plan.messages
         ]
+
+    def turns(self) -> list[int]:
+        """The turn of each message among those of its exchange: see ``Member.turn``."""
+        return turns_of(message.exchange for message in self.plan.messages)
 
 
 def exchanges_on(plan: Plan, cluster: Cluster) -> dict[str, Exchange]:

@@ -148,10 +148,12 @@ def _is_plain(algorithm: Compressor | Exchange) -> bool:
 
 
 class RecordedVerbs(NamedTuple):
-    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank."""
+    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank and
+    on the message's turn."""
 
     rows: tuple[tuple[Verb, ...], ...]
     is_of_its_rank: bool
+    is_of_its_turn: bool
 
 
 MOST_PLAYED = 1024
@@ -159,21 +161,21 @@ MOST_PLAYED = 1024
 
 
 def supersteps_of(
-    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff, turn: int = 0
 ) -> list[tuple[Superstep, ...]]:
     """The supersteps of every rank in the exchange of one gradient, ranks ascending.
 
-    Raises ``InvalidSetting`` if the exchange looks at values, and for more ranks than can be played
-    one by one.
+    ``turn`` is the message's: see ``takes_turns``. Raises ``InvalidSetting`` if the exchange looks
+    at values, and for more ranks than can be played one by one.
     """
     world = tariff.num_ranks
     if world > MOST_PLAYED:
         accepted = f"at most {MOST_PLAYED} where each is played by itself"
         raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
-    first = record(exchange, spec, 0, world)
+    first = record(exchange, spec, 0, world, turn)
     found = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):
-        own = record(exchange, spec, rank, world) if first.is_of_its_rank else first
+        own = record(exchange, spec, rank, world, turn) if first.is_of_its_rank else first
         found.append(_priced(own.rows, rank, tariff))
     return found
 
@@ -188,7 +190,9 @@ def supersteps_of_those_unlike(
     """
     if tariff.num_ranks > MOST_ALIKE:
         return supersteps_of(exchange, spec, tariff)  # which says what is accepted
-    for world in sorted({min(_FEW, tariff.num_ranks), tariff.num_ranks}):
+    # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
+    first = _FEW if tariff.num_ranks > MOST_PLAYED else tariff.num_ranks
+    for world in sorted({first, tariff.num_ranks}):
         found = record(exchange, spec, 0, world)
         if found.is_of_its_rank or _has_hops(found):
             return supersteps_of(exchange, spec, tariff)
@@ -205,10 +209,17 @@ def _has_hops(found: RecordedVerbs) -> bool:
     return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
 
 
-def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> RecordedVerbs:
+def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
+    """Whether ranks take turns from message to message: see ``Member.turn``."""
+    return tariff.num_ranks > 1 and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
+
+
+def record(
+    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
+) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = _without_data(exchange)
-    me = _Noticing(rank, world)
+    me = _Noticing(rank, world, turn)
     rows: list[tuple[Verb, ...]] = []
     try:
         with torch.device("meta"), _WritesNothing():
@@ -230,7 +241,7 @@ def record(exchange: Exchange, spec: TensorSpec, rank: int, world: int) -> Recor
             f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
             "tensor's spec can"
         ) from error
-    return RecordedVerbs(tuple(rows), me.was_asked)
+    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
 
 
 def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Superstep, ...]:
@@ -301,15 +312,16 @@ class _WritesNothing(TorchFunctionMode):
 class _Noticing(Member):
     """A member without data.
 
-    It notes whether its rank is asked for: if not, all ranks do the same. Its ``sizes`` are the
-    usual ones where a text states them, and else the largest.
+    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
+    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
+    largest.
     """
 
-    __slots__ = ("_rank", "was_asked")
+    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
 
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__(rank, world)
-        self.was_asked = False
+    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+        super().__init__(rank, world, turn)
+        self.was_asked = self._turn_was_asked = False
 
     @property
     def rank(self) -> int:
@@ -319,6 +331,26 @@ class _Noticing(Member):
     @rank.setter
     def rank(self, rank: int) -> None:
         self._rank = rank
+
+    @property
+    def turn(self) -> int:
+        self._turn_was_asked = True
+        return self._turn
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._turn = turn
+
+    def across(self, ranks_per_host: int) -> Member:
+        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
+        self._turn_was_asked = was_asked  # handing it on is not asking
+        return found
+
+    @property
+    def turn_was_asked(self) -> bool:
+        """Whether its turn was asked for, among hosts or among all ranks."""
+        among_hosts = isinstance(self._across, _Noticing) and self._across.turn_was_asked
+        return self._turn_was_asked or among_hosts
 
     def variant_of(self, codec: Compressor) -> Compressor:
         return codec.for_world(self.world)  # sizes are the same on every rank

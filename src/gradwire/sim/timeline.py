@@ -21,7 +21,7 @@ from .clock import Timing, forward_times, run_on_clock
 from .demand import Demand, exchanges_on
 from .encoding import Encoding, Inline, without_encodes
 from .engine import Traffic, play
-from .supersteps import Superstep, Tariff, supersteps_of
+from .supersteps import Superstep, Tariff, supersteps_of, takes_turns
 
 
 def simulate(
@@ -152,15 +152,29 @@ def _factor(draw: random.Random, jitter: float) -> float:
 
 
 def _supersteps_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Superstep, ...]]]:
-    """The supersteps of each message on each rank; messages of one size and exchange are alike."""
+    """The supersteps of each message on each rank.
+
+    Messages of one size and exchange are alike, but for the turn of ranks.
+    """
     exchanges = exchanges_on(demand.plan, cluster)
     tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
     parcels = demand.parcels()
-    found = {
-        (name, spec): supersteps_of(exchanges[name], spec, tariffs[name])
+    turning = {
+        (name, spec)
         for name, spec in dict.fromkeys(parcels)
+        if takes_turns(exchanges[name], spec, tariffs[name])
     }
-    every = [[found[parcel][rank] for parcel in parcels] for rank in range(cluster.num_ranks)]
+    turns = [
+        turn if one in turning else 0 for one, turn in zip(parcels, demand.turns(), strict=True)
+    ]
+    found = {
+        (name, spec, turn): supersteps_of(exchanges[name], spec, tariffs[name], turn)
+        for (name, spec), turn in dict.fromkeys(zip(parcels, turns, strict=True))
+    }
+    every = [
+        [found[*parcel, turn][rank] for parcel, turn in zip(parcels, turns, strict=True)]
+        for rank in range(cluster.num_ranks)
+    ]
     return [without_encodes(own, demand) for own in every]
 
 

@@ -1,0 +1,163 @@
+"""Partitions: fewer chunks than ranks, each with a server of its own, in turns over messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.hardthreshold import hardthreshold
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
+from gradwire.compress.threelc import threelc
+from gradwire.compress.topk import topk
+from gradwire.contract import Member
+from gradwire.contract.collective import Collective
+from gradwire.data.plan import ExchangeSetting
+from gradwire.error_feedback import with_error_feedback
+from gradwire.laws import many_steps
+from gradwire.laws.cases import FEW, Case
+from gradwire.laws.exchanges import LAWS
+from gradwire.laws.inputs import profile_of
+from gradwire.local import Outcome, drive
+from gradwire.pairing import pair
+from gradwire.planner.wfbp import wfbp
+from gradwire.sim.timeline import simulate
+from gradwire.spec import TensorSpec
+from gradwire.wrap.hosts import with_hosts
+from tests.planner.profiles import exact_cluster
+from tests.sim.test_computes import computes
+
+CODECS = (
+    none(),
+    onebit(block=64),
+    qsgd(bitwidth=4, block=64),
+    threelc(block=64),
+    topk(density=0.3),
+    hardthreshold(threshold=1.0, max_density=0.3),
+)
+FEWER = (
+    casync_ps(partitions=1),
+    casync_ps(partitions=1, room_bytes=0),
+    casync_ps(partitions=2),
+    casync_ps(partitions=2, room_bytes=0),
+    casync_ring(partitions=1),
+    casync_ring(partitions=2),
+)
+PAIRS = [
+    pair(codec, collective)
+    for codec in CODECS
+    for collective in FEWER
+    if collective.needs.refusal(codec.traits) is None
+]
+
+
+def _shown(exchange: gw.Pair) -> str:
+    return f"{exchange.codec!r}-{exchange.collective!r}"
+
+
+@pytest.mark.parametrize("exchange", PAIRS, ids=_shown)
+def test_laws_of_few_partitions(exchange: gw.Pair) -> None:
+    for number, law in enumerate(law for law in LAWS if law not in many_steps.LAWS):
+        turn = PAIRS.index(exchange) + number
+        law(exchange, (FEW[turn % len(FEW)], Case(world=5, numel=300, seed=turn))[turn % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", PAIRS, ids=_shown)
+def test_nothing_kept_grows_with_few_partitions(exchange: gw.Pair) -> None:
+    for world in (3, 8):
+        many_steps.law_what_is_kept_does_not_grow_by_itself(exchange, Case(world, 60, seed=world))
+
+
+def _step(exchange: Any, turn: int, world: int, numel: int) -> tuple[list[Any], Outcome[Any]]:
+    """Every rank's mean of a message of this turn, and what the ranks sent."""
+    spec = TensorSpec("", numel)
+    grads = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+    texts = [
+        exchange.synchronise(Member(rank, world, turn), exchange.init(spec, world), grad_N, grad_N)
+        for rank, grad_N in enumerate(grads)
+    ]
+    return grads, drive(texts, ranks_per_host=exchange.ranks_per_host)
+
+
+@pytest.mark.parametrize("collective", FEWER, ids=repr)
+@pytest.mark.parametrize("codec", [none(), onebit(block=64)], ids=repr)
+def test_ranks_take_turns_in_serving(codec: gw.Compressor, collective: Collective) -> None:
+    """A message of the next turn is served by the next ranks; after all turns all sent as much."""
+    world, numel = 4, 256
+    exchange = with_error_feedback(pair(codec, collective))
+    stated = exchange.wire_bytes(TensorSpec("", numel), world)
+    assert stated is not None
+    total = [0] * world
+    for turn in range(world):
+        means, outcome = _step(exchange, turn, world, numel)
+        assert all(torch.equal(means[0], mean_N) for mean_N in means)
+        ahead = turn * collective.partitions % world  # type: ignore[attr-defined]
+        assert outcome.sent_bytes == [stated[(rank - ahead) % world] for rank in range(world)]
+        total = [a + b for a, b in zip(total, outcome.sent_bytes, strict=True)]
+    assert len(set(total)) == 1
+    assert len(set(stated)) > 1
+
+
+@pytest.mark.parametrize("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
+def test_hosts_take_turns(collective: Collective) -> None:
+    exchange = with_hosts(pair(none(), collective), 2)
+    first, second = (_step(exchange, turn, 6, 64)[1].sent_bytes for turn in (0, 1))
+    assert first == [*second[2:], *second[:2]], "two ranks of a host further"
+    assert first != second
+
+
+@pytest.mark.parametrize("collective", FEWER, ids=repr)
+def test_table_2_of_few_partitions(collective: Collective) -> None:
+    """K chunks are encoded by each rank that pushes them, and once more as a mean."""
+    world, count = 4, collective.partitions  # type: ignore[attr-defined]
+    every = computes(pair(onebit(), collective), 64 * count, world)
+    encoded = [sum(one.numel for one in own if one.name == "encode") // 64 for own in every]
+    merged = [sum(one.numel for one in own if one.name == "merge") // 64 for own in every]
+    decoded = [sum(one.numel for one in own if one.name == "decode") // 64 for own in every]
+    assert decoded == [count] * world
+    if isinstance(collective, casync_ps):
+        assert encoded == [count] * world
+        assert merged == [world] * count + [0] * (world - count)
+    else:
+        assert sum(encoded) == world * count
+        assert sum(merged) == (world - 1) * count
+
+
+@pytest.mark.parametrize("collective", [casync_ps, casync_ring])
+def test_partitions_that_there_are_not(collective: Any) -> None:
+    for partitions in (0, -1, 2.0, True):
+        with pytest.raises(gw.InvalidSetting, match="partitions"):
+            collective(partitions=partitions)
+    exchange = pair(none(), collective(partitions=3))
+    with pytest.raises(gw.InvalidSetting, match="at most one for each of 2 ranks"):
+        exchange.init(TensorSpec("", 100), 2)
+    exchange.init(TensorSpec("", 100), 1)  # alone it exchanges nothing
+
+
+def test_the_simulator_has_messages_of_one_partition_served_in_turn() -> None:
+    """Of four alike on four ranks each serves one, and they take less than by one server."""
+    profile = profile_of(*[([4096], 0.001, 0.001)] * 4)
+    cluster = exact_cluster(num_ranks=4)
+    plan = wfbp(profile, cluster)
+    few = ExchangeSetting(
+        compressor="none", collective="casync_ps", collective_settings={"partitions": 1}
+    )
+    messages = tuple(one.model_copy(update={"exchange": "few"}) for one in plan.messages)
+    plan = plan.model_copy(update={"messages": messages, "exchanges": {"few": few}, "credit": 4})
+    trace = simulate(plan, profile, cluster, ranks="all")
+    sent = {
+        rank: sum(span.size_bytes for span in trace.spans if span.rank == rank) for rank in range(4)
+    }
+    assert set(sent.values()) == {3 * 4 * 4096 + 3 * 4 * 4096}
+    alone = tuple(one.model_copy(update={"exchange": f"few {i}"}) for i, one in enumerate(messages))
+    same = plan.model_copy(
+        update={"messages": alone, "exchanges": {f"few {i}": few for i in range(4)}}
+    )
+    assert simulate(same, profile, cluster, ranks="all").iteration_s > trace.iteration_s
