@@ -9,9 +9,9 @@ from gradwire.data.cluster import Cluster
 from gradwire.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Profile
 from gradwire.sim.clock import Timing, run_on_clock
-from gradwire.trace.span import Span
 
 from ..frame import Ask, Claim, Row
+from ..links import link_s, merged
 from ..rows import number
 from .contenders import (
     COMMON,
@@ -97,38 +97,14 @@ def row_of(case: Case, profile: Profile, contender: Contender) -> Row:
 def selected_behind_s(timing: Timing) -> float:
     """Seconds after the backward pass in which the compute lane works and the link does not."""
     from_s = timing.backward_end_s[0]
-    works = _merged(timing.spans, "compute", from_s)
-    wires = _merged(timing.spans, "communication", from_s)
+    works = merged(timing.spans, "compute", from_s)
+    wires = merged(timing.spans, "communication", from_s)
     both = sum(
         max(0.0, min(end_s, other_end_s) - max(start_s, other_s))
         for start_s, end_s in works
         for other_s, other_end_s in wires
     )
     return sum(end_s - start_s for start_s, end_s in works) - both
-
-
-def link_s(timing: Timing) -> float:
-    """Seconds in which some message is on the link, hidden or not."""
-    if timing.spans:
-        return sum(end_s - start_s for start_s, end_s in _merged(timing.spans, "communication", 0))
-    pairs = zip(timing.message_start_s, timing.message_end_s, strict=True)
-    return sum(end_s - start_s for start_s, end_s in _united(pairs))
-
-
-def _merged(spans: Iterable[Span], lane: str, from_s: float) -> list[tuple[float, float]]:
-    own = ((max(from_s, one.start_s), one.end_s) for one in spans if one.lane == lane)
-    return _united(pair for pair in own if pair[0] < pair[1])
-
-
-def _united(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The stretches of time that given ones cover, ascending, none overlapping."""
-    found: list[tuple[float, float]] = []
-    for start_s, end_s in sorted(stretches):
-        if found and start_s <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end_s))
-        else:
-            found.append((start_s, end_s))
-    return found
 
 
 def dense_share(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) -> float:

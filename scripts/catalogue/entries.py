@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from scripts.catalogue import convnets, inception, language
+from scripts.catalogue import convnets, inception, language, translation, ugatit
 
 Shape = tuple[int, ...]
 
@@ -81,6 +81,10 @@ _USBYTE_READ = (
     "order of table 4; the shape of a sample is chosen here"
 )
 _OURS = "chosen here"
+_PAIR = (3, ugatit.SIDE, ugatit.SIDE)
+_UGATIT_BATCH = (
+    "one pair a step, in which a generator makes 4 images and a discriminator judges 3, taken as 4"
+)
 
 MODELS = {
     "googlenet": Entry(inception.GoogleNet, _IMAGE, 128, _USBYTE_READ.format(28, 128), "Inception"),
@@ -104,4 +108,7 @@ MODELS = {
     "gpt2_xl": Entry(language.gpt2_xl, (512,), 4, _OURS, "transformer"),
     "bloom_3b": Entry(language.bloom_3b, (512,), 2, _OURS, "transformer"),
     "lstm": Entry(language.LSTM, (35,), 20, _OURS, "transformer"),
+    "transformer": Entry(translation.Transformer, (64,), 32, _OURS, "transformer"),
+    "ugatit": Entry(ugatit.UGATIT, _PAIR, 4, _UGATIT_BATCH, "ResNet"),
+    "ugatit_light": Entry(lambda: ugatit.UGATIT(is_light=True), _PAIR, 4, _UGATIT_BATCH, "ResNet"),
 }

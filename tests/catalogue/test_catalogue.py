@@ -32,6 +32,9 @@ PUBLISHED = {
     "bloom_3b": (3_002_557_440, "model card of bigscience/bloom-3b"),
     "vit_large": (304_326_632, TORCHVISION + ", vit_l_16"),
     "lstm": (85_974_278, HIPRESS + ": 327.97 MB"),
+    "transformer": (61_362_176, HIPRESS + ": 234.08 MB"),
+    "ugatit": (670_761_088, HIPRESS + ": 2558.75 MB"),
+    "ugatit_light": (134_021_248, HIPRESS + ": 511.25 MB"),
 }
 
 STEMS = {
@@ -50,6 +53,9 @@ STEMS = {
     "bloom_3b": "transformer.word_embeddings",
     "vit_large": "vit.embeddings",
     "lstm": "encoder",
+    "transformer": "embedding",
+    "ugatit": "generators.0.down.0",
+    "ugatit_light": "generators.0.down.0",
 }
 
 every_profile = pytest.mark.parametrize("name", catalogue.names())
@@ -75,14 +81,24 @@ def test_totals_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mebibytes", "largest"),
-    [("vgg19", 548.05, 392), ("bert_large", 1282.60, 119.23), ("lstm", 327.97, 190.42)],
+    ("name", "mebibytes", "largest", "num_gradients"),
+    [
+        ("vgg19", 548.05, 392, 38),
+        ("bert_large", 1282.60, 119.23, 398),  # the paper counts one more
+        ("lstm", 327.97, 190.42, 10),
+        ("transformer", 234.08, 65.84, 185),
+        ("ugatit", 2558.75, 1024, 148),
+        ("ugatit_light", 511.25, 128, 148),
+    ],
 )
-def test_sizes_are_those_of_hipress_table_6(name: str, mebibytes: float, largest: float) -> None:
+def test_sizes_are_those_of_hipress_table_6(
+    name: str, mebibytes: float, largest: float, num_gradients: int
+) -> None:
     profile = catalogue.load(name)
     sizes = [tensor.size_bytes / 2**20 for layer in profile.layers for tensor in layer.tensors]
     assert sum(sizes) == pytest.approx(mebibytes, abs=0.005)
     assert max(sizes) == pytest.approx(largest, abs=0.005)
+    assert len(sizes) == num_gradients
 
 
 SMALL = 102_400
@@ -147,14 +163,16 @@ def test_files_are_small_and_have_one_line_a_layer() -> None:
         assert len(rows) == len(catalogue.load(name).layers)
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet"])
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet", "ugatit_light"])
 def test_the_script_gives_the_same_file_again(name: str) -> None:
     assert render(name) == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
 
 
 @needs_transformers
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", ["bert_base", "lstm", "gpt2_large", "bloom_3b", "vit_large"])
+@pytest.mark.parametrize(
+    "name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"]
+)
 def test_the_script_gives_the_same_layers_again(name: str) -> None:
     """Times may move a little: versions of transformers spell elementwise work differently."""
     again, profile = Profile.parse(render(name)), catalogue.load(name)

@@ -13,7 +13,7 @@ from gradwire.data.profile import ProfiledTensor
 from gradwire.planning.fusion import Arrival, SparseCost, arrivals, best_fusion
 from gradwire.sim.clock import run_on_clock
 from gradwire.sim.timeline import simulate
-from papers import page
+from papers import links, page
 from papers.frame import Ask, Findings, Reproduction
 from papers.ssfusion import collectives, compare, profiling
 from papers.ssfusion.breakdown import figure13
@@ -180,7 +180,7 @@ def test_dense_bytes_are_those_of_the_smallest_tensors() -> None:
 
 
 def test_stretches_of_time_are_counted_once() -> None:
-    assert compare._united([(3, 4), (0, 2), (1, 2.5), (4, 5)]) == [(0, 2.5), (3, 5)]
+    assert links._united([(3, 4), (0, 2), (1, 2.5), (4, 5)]) == [(0, 2.5), (3, 5)]
 
 
 # Figures 2 and 5

@@ -1,0 +1,229 @@
+"""HiPress's figures in small: their shapes, systems, readings, and verdicts that can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradwire import catalogue
+from gradwire.data.check import check
+from gradwire.sim.clock import run_on_clock
+from gradwire.workloads.task import TrainingTask, class_loss
+from papers import page
+from papers.frame import Ask, Findings
+from papers.hipress import accuracy, convergence, sizes, speed, throughput, varied
+from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, PS_ONEBIT, RING, TABLE_1, Stated
+from papers.hipress.setting import EC2, EC2_AS_TABLE_1, LOCAL
+from papers.hipress.systems import PARTITION_BYTES, SYSTEMS, TRAINED, System, row_of
+
+pytestmark = pytest.mark.slow
+
+
+def ask() -> Ask:
+    return Ask(quick=True, report=lambda fraction, what: None, earlier={})
+
+
+def noise(*, seed: int = 0) -> TrainingTask:
+    def batch(step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(1000 * step + rank)
+        return torch.randn(4, 6, generator=draw), torch.randint(3, (4,), generator=draw)
+
+    return TrainingTask(
+        name="noise",
+        description="a linear layer on noise",
+        make_model=lambda: nn.Linear(6, 3),
+        make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        batch=batch,
+        loss=class_loss,
+        score=lambda model: sum(p.abs().sum().item() for p in model.parameters()),
+        metric="size",
+        seed=seed,
+    )
+
+
+TRAINED_SMALL = convergence.Trained(
+    "noise", noise, 20, 10, "terngrad", PS_ONEBIT, "lstm", less_is_better=True
+)
+SMALL = {
+    "table1": throughput.table1,
+    "table6": sizes.table6,
+    "figure9": partial(throughput.figure9, trained={"lstm": TRAINED["lstm"]}, sizes=(2, 4)),
+    "figure11": partial(throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)),
+    "figure13": partial(speed.figure13, numel=2**14, rounds=4, num_hosts=2),
+    "figure14": partial(accuracy.figure14, sizes=(2**15, 2**20, 2**26), num_hosts=4),
+    "figure15": partial(varied.figure15, num_hosts=2),
+    "figure16": partial(convergence.figure16, models=(TRAINED_SMALL,), num_hosts=2),
+}
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Findings]:
+    return {name: measure(ask()) for name, measure in SMALL.items()}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_claims_stand_somewhere_and_those_that_differ_say_why(
+    small: dict[str, Findings], name: str
+) -> None:
+    assert small[name].rows
+    assert small[name].claims
+    for claim in small[name].claims:
+        assert claim.place.startswith(("section", "table", "figure"))
+        assert claim.says
+        assert claim.ours
+        assert bool(claim.why) == (claim.agrees is not True), claim
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_picture_is_drawn_where_the_page_has_one(
+    small: dict[str, Findings], name: str, tmp_path: Path
+) -> None:
+    draw = next(one.draw for one in page("hipress").figures if one.name == name)
+    if draw is not None:
+        drawn = draw(small[name].rows, tmp_path / "x.png")
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+# Systems
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_sends_all_of_a_model(name: str) -> None:
+    system, profile = SYSTEMS[name], catalogue.load("lstm")
+    cluster = EC2.cluster(4, is_push_pull=system.is_push_pull)
+    plan = system.plan(profile, cluster)
+    check(plan, profile)
+    assert bool(plan.exchanges) == (name not in (BYTEPS, RING))
+
+
+def test_each_host_serves_one_partition_of_a_message() -> None:
+    profile = catalogue.load("vgg19")
+    plan = SYSTEMS[BYTEPS_ONEBIT].plan(profile, EC2.cluster(4))
+    counts = [len(one.chunks) for one in plan.messages]
+    assert set(counts[:-1]) == {4}
+    assert counts[-1] <= 4
+    assert max(4 * c.numel for one in plan.messages for c in one.chunks) <= PARTITION_BYTES
+
+
+def test_what_waits_for_itself_takes_the_sum() -> None:
+    """Backward, then all messages with nothing to hide behind, then forward."""
+    serial = replace(SYSTEMS[RING], is_serial=True)
+    row, beside = (row_of(EC2, "lstm", 4, one) for one in (serial, SYSTEMS[RING]))
+    profile = EC2.profile("lstm")
+    cluster = EC2.cluster(4)
+    alone_s = sum(
+        cluster.all_reduce_s(size)
+        for size in run_on_clock(serial.plan(profile, cluster), profile, cluster).message_bytes
+    )
+    assert row["exposed_s"] == pytest.approx(alone_s, rel=1e-6)
+    assert beside["exposed_s"] < row["exposed_s"]
+
+
+def test_slower_code_and_slower_links_take_longer() -> None:
+    fast, slow = (
+        row_of(LOCAL, "lstm", 4, System("x", SYSTEMS[BYTEPS_ONEBIT].plan, slower=(times, times)))
+        for times in (1.0, 100.0)
+    )
+    assert fast["iteration_s"] < slow["iteration_s"]
+    rows = [row_of(site, "lstm", 4, SYSTEMS[RING]) for site in (EC2, EC2_AS_TABLE_1)]
+    assert rows[0]["iteration_s"] < rows[1]["iteration_s"]
+
+
+# Verdicts
+
+
+def test_links_that_carry_what_table_1_implies_communicate_as_long_as_it_says() -> None:
+    efficiency, share = TABLE_1["transformer", RING]
+    profile = catalogue.load("transformer")
+    stated_s = share / efficiency * (profile.forward_s + profile.backward_s)
+    cluster = EC2_AS_TABLE_1.cluster(16)
+    bytes_s = cluster.beta_s_per_byte * profile.size_bytes
+    assert bytes_s == pytest.approx(stated_s)
+
+
+def rows_of(seconds: dict[str, float]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": name,
+            "model": "m",
+            "num_hosts": 16,
+            "iteration_s": taken,
+            "compute_s": 1.0,
+            "exposed_s": taken - 1.0,
+            "fraction_communication": 0.5,
+        }
+        for name, taken in seconds.items()
+    ]
+
+
+@pytest.mark.parametrize(("taken", "agrees"), [(1.55, True), (1.0, False), (2.5, False)])
+def test_a_gain_agrees_near_the_papers(taken: float, agrees: bool) -> None:
+    stated = Stated("m", PS_ONEBIT, RING, 0.5, is_most=False, place="figure 9")
+    claim = throughput.gain_claim(rows_of({PS_ONEBIT: 1.0, RING: taken}), stated)
+    assert claim.agrees is agrees
+    assert bool(claim.why) is not agrees
+
+
+def test_gains_that_do_not_grow_are_told() -> None:
+    rows = [
+        row | {"num_hosts": hosts}
+        for hosts, taken in ((2, 2.0), (4, 1.5))
+        for row in rows_of({PS_ONEBIT: 1.0, RING: taken})
+    ]
+    names = (RING, PS_ONEBIT)
+    assert throughput.widening(rows, "m", names).agrees is False
+    turned = [row | {"num_hosts": 6 - int(str(row["num_hosts"]))} for row in rows]
+    assert throughput.widening(turned, "m", names).agrees is True
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("mebibytes", 1.0), ("mebibytes_largest", 1.0), ("num_gradients", 1)]
+)
+def test_a_model_of_another_size_does_not_agree(key: str, value: float) -> None:
+    row = next(one for one in sizes.table6(ask()).rows if one["name"] == "transformer")
+    assert sizes.claim_of(row).agrees is True
+    assert sizes.claim_of(row | {key: value}).agrees is False
+
+
+def test_one_slow_kernel_is_not_constantly_faster() -> None:
+    rows = [{"name": "a/encode", "speedup_vs_eager": 3.0}, {"name": "b/decode"}]
+    assert speed.faster_claim(rows).agrees is True
+    slow = {"name": "c/encode", "speedup_vs_eager": 0.9}
+    claim = speed.faster_claim([*rows, slow])
+    assert claim.agrees is False
+    assert "c/encode" in claim.why
+
+
+def test_an_encode_that_costs_nothing_and_dear_transfers_move_the_cost_models_claims() -> None:
+    cluster = LOCAL.cluster(4)
+    row = accuracy.row_of(cluster, 2**20)
+    free = {**row, "compressed_uncut_s": 0.0, "size_bytes": 2**15, "name": "small"}
+    assert accuracy._from_size([row]).agrees is bool(
+        accuracy._less(row, "compressed_uncut_s", "plain_uncut_s")
+    )
+    assert accuracy._from_size([free, row]).agrees is False
+    exact = {**row, "compressed_simulated_s": row["compressed_s"]}
+    assert [claim.agrees for claim in accuracy._accuracy([exact])] == [True, True]
+    wrong = {**row, "plain_simulated_s": 2.0}
+    assert accuracy._accuracy([wrong])[0].agrees is False
+
+
+@pytest.mark.parametrize(
+    ("score", "iteration_s", "close", "alike"),
+    [(10.0, 0.8, True, True), (10.0, 1.2, True, False), (12.0, 0.5, False, False)],
+)
+def test_trainings_are_compared_by_score_and_by_seconds_to_it(
+    score: float, iteration_s: float, close: bool, alike: bool
+) -> None:
+    def row(name: str, end: float, step_s: float) -> dict[str, object]:
+        points = [[step_s * step, 20.0 - (20.0 - end) * step / 4] for step in range(1, 5)]
+        return {"name": name, "score": end, "iteration_s": step_s, "points": points}
+
+    rows = [row("dense", 10.0, 1.0), row("terngrad", score, iteration_s)]
+    claims = convergence.claims_of(TRAINED_SMALL, rows)
+    assert [claim.agrees for claim in claims] == [close, alike]
