@@ -21,6 +21,7 @@ _PATHS = """
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
     spec.TensorSpec trace.span.Span trace.span.Trace
     wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression
+    wrap.decoupled_momentum.with_decoupled_momentum
     wrap.density_warmup.with_density_warmup wrap.measured_scheme.with_measured_scheme
     wrap.momentum.with_momentum_correction wrap.natural.with_natural_sparsity
 """

@@ -36,6 +36,7 @@ from .trace.span import Span as Span
 from .trace.span import Trace as Trace
 from .version import __version__ as __version__
 from .wrap.clipping import with_clipping as with_clipping
+from .wrap.decoupled_momentum import with_decoupled_momentum as with_decoupled_momentum
 from .wrap.deep_gradient_compression import deep_gradient_compression as deep_gradient_compression
 from .wrap.density_warmup import with_density_warmup as with_density_warmup
 from .wrap.measured_scheme import with_measured_scheme as with_measured_scheme

@@ -10,7 +10,7 @@ from torch import Tensor
 from .collective.allgather_sparse import allgather_sparse
 from .collective.allreduce import allreduce
 from .collective.casync_ps import casync_ps
-from .contract import Compressor, Exchange, Layout, Member, State, synchronise_alone
+from .contract import Compressor, Exchange, Member, State, synchronise_alone
 from .contract.collective import Collective
 from .errors import IncompatiblePair, InvalidSetting, invalid
 from .spec import TensorSpec
@@ -124,6 +124,6 @@ def _no_compressor(given: object) -> InvalidSetting:
 
 def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
-    if codec.traits.layout is Layout.SPARSE:
+    if allgather_sparse.needs.refusal(codec.traits) is None:
         return allgather_sparse()
     return allreduce() if codec.traits.additive else casync_ps()

@@ -116,6 +116,11 @@ class Tensorwise(Compressor):
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         self.codec.merge_many(self.parts(payload), self.cut(sum_N), scale=scale)
 
+    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+        of_tensors = zip(*map(self.parts, payloads), strict=True)
+        for own, part_N in zip(of_tensors, self.cut(sum_N), strict=True):
+            self.codec.merge_all(own, part_N, scale=scale)
+
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         indices, values = [], []
         for (start, _), part in zip(self._bounds(), self.parts(payload), strict=True):

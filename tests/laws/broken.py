@@ -86,6 +86,7 @@ COMPRESSOR_BITES = (
     (on_compressors.law_unbiased, compressors.draws_once(bitwidth=2)),
     (on_compressors.law_unbiased, compressors.hides_its_clipping(clip=2.5)),
     (on_compressors.law_merge_adds_the_decoded, compressors.merges_unscaled()),
+    (on_compressors.law_merge_all_is_merge_of_each, compressors.merges_all_but_one()),
     (on_compressors.law_decode_scales, compressors.decodes_unscaled()),
     (on_compressors.law_decode_overwrites, compressors.adds_on_decode()),
     (on_compressors.law_additive_payloads_may_be_summed, compressors.square_roots()),

@@ -232,6 +232,13 @@ class hides_its_clipping(terngrad):
         return type(self).traits
 
 
+class merges_all_but_one(wraps):
+    """Leaves the last of several payloads out."""
+
+    def merge_all(self, payloads: Any, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        super().merge_all(payloads[:-1], sum_N, scale=scale)
+
+
 class merges_unscaled(wraps):
     """merge forgets its scale."""
 

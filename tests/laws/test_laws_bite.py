@@ -12,6 +12,7 @@ import pytest
 from gradwire.laws import (
     collectives,
     compressors,
+    decoupled,
     densities,
     exchanges,
     momentum,
@@ -93,7 +94,16 @@ def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
 
 EVERY = {
     law
-    for module in (collectives, compressors, densities, exchanges, momentum, planners, programs)
+    for module in (
+        collectives,
+        compressors,
+        decoupled,
+        densities,
+        exchanges,
+        momentum,
+        planners,
+        programs,
+    )
     for name, law in vars(module).items()
     if name.startswith("law_")
 }

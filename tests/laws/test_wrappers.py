@@ -11,13 +11,14 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import run_local
-from gradwire.laws import exchanges, momentum
+from gradwire.laws import decoupled, exchanges, momentum
 from gradwire.laws.cases import FEW, Case
 from gradwire.laws.tolerance import same_bits
 from gradwire.wrap.clipping import norm
+from gradwire.wrap.decoupled_momentum import DecoupledMomentum
 from gradwire.wrap.momentum import MomentumCorrection
 
-from . import broken_momentum
+from . import broken_decoupled, broken_momentum
 from .cases import ALWAYS, rotated
 from .test_laws_bite import rejected
 
@@ -78,6 +79,44 @@ def test_every_momentum_law_has_a_specimen_and_accepts_the_sound() -> None:
     assert {law for law, _ in BITES} == set(momentum.OWN)
     for law in momentum.OWN:
         for exchange in broken_momentum.SOUND:
+            law(exchange, ALWAYS)
+
+
+DECOUPLED = tuple(
+    gw.with_decoupled_momentum(inner, decay)
+    for inner, decay in (
+        (codecs.demo(), 0.999),
+        (codecs.demo(side=8, keep=4, values=torch.float32), 0.9),
+        (codecs.topk(density=0.3), 0.5),
+        (codecs.onebit(block=64), 0.9),
+        (codecs.powersgd(rank=1), 0.9),
+        (pair(codecs.demo(), together.casync_ps()), 0.9),
+    )
+)
+DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
+
+
+@pytest.mark.parametrize("exchange", DECOUPLED, ids=repr)
+@pytest.mark.parametrize("law", DECOUPLED_LAWS, ids=lambda law: law.__name__)
+def test_decoupled_momentum(law: Callable[..., None], exchange: DecoupledMomentum) -> None:
+    law(exchange, rotated(DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)))
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    broken_decoupled.BITES,
+    ids=[f"{law.__name__}-{type(x).__name__}" for law, x in broken_decoupled.BITES],
+)
+def test_decoupled_law_bites(law: Callable[..., None], wrong: Any) -> None:
+    with rejected(by=law):
+        for case in SMALL:
+            law(wrong, case)
+
+
+def test_every_decoupled_law_has_a_specimen_and_accepts_the_sound() -> None:
+    assert {law for law, _ in broken_decoupled.BITES} == set(decoupled.OWN)
+    for law in decoupled.OWN:
+        for exchange in broken_decoupled.SOUND:
             law(exchange, ALWAYS)
 
 

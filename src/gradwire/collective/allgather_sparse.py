@@ -32,7 +32,7 @@ from ..verbs import AllGather, Compute, Steps
 class allgather_sparse(Collective):
     """All-gather of sparse payloads, merged in rank order."""
 
-    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    needs: ClassVar[Needs] = Needs(layouts=(Layout.SPARSE, Layout.TRANSFORMED))
     carries_rows: ClassVar[bool] = True
     dimensions: ClassVar[Dimensions] = Dimensions(
         "ring", "one-shot", "centralization", balance=None
@@ -92,8 +92,7 @@ def _merge_all(
     dtype = working_dtype(out_N.dtype)
     sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
     sum_N.zero_()
-    for payload in payloads:
-        codec.merge(payload, sum_N, scale=1 / me.world)
+    codec.merge_all(payloads, sum_N, scale=1 / me.world)
     if sum_N is not out_N:
         out_N.copy_(sum_N)
     note_union(me, codec, payloads, out_N)

@@ -70,7 +70,7 @@ class WholeForm(NamedTuple):
 class sparcml(Collective):
     """Recursive doubling of sparse sums, dense once that is smaller."""
 
-    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    needs: ClassVar[Needs] = Needs(layouts=(Layout.SPARSE,))
     exact_size: ClassVar[bool] = False
     dimensions: ClassVar[Dimensions] = Dimensions(
         "hierarchy", "incremental", "centralization", balance=None

@@ -18,11 +18,11 @@ from .member import Member
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The traits that a collective asks of a compressor; ``None`` and ``False`` ask nothing."""
+    """The traits that a collective asks of a compressor; ``()`` and ``False`` ask nothing."""
 
     additive: bool = False
     exact_size: bool = False
-    layout: Layout | None = None
+    layouts: tuple[Layout, ...] = ()
 
     def refusal(self, traits: Traits) -> str | None:
         """Why a compressor of these traits cannot be used, or None if it can."""
@@ -35,8 +35,9 @@ class Needs:
             return "it sums payloads on the way, and these payloads cannot be summed"
         if self.exact_size and not traits.exact_size:
             return "it cuts messages by size beforehand, and these payloads vary in size"
-        if self.layout is not None and traits.layout is not self.layout:
-            return f"it needs {self.layout.value} payloads, and these are {traits.layout.value}"
+        if self.layouts and traits.layout not in self.layouts:
+            needed = " or ".join(layout.value for layout in self.layouts)
+            return f"it needs {needed} payloads, and these are {traits.layout.value}"
         return None
 
 

@@ -31,6 +31,7 @@ class Layout(Enum):
     PACKED = "packed"
     SPARSE = "sparse"
     LOW_RANK = "low rank"
+    TRANSFORMED = "sparse in another basis"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,14 @@ class Compressor(ABC):
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
+
+    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+        """``merge`` of several payloads of one gradient into one sum, in their order.
+
+        Default: one after another. A codec that decodes by a linear transform needs only one.
+        """
+        for payload in payloads:
+            self.merge(payload, sum_N, scale=scale)
 
     @property
     def width(self) -> int:

@@ -194,6 +194,33 @@ def law_merge_adds_the_decoded(codec: Compressor, grad_N: Tensor) -> bool:
     return True
 
 
+def law_merge_all_is_merge_of_each(codec: Compressor, grad_N: Tensor) -> bool:
+    """merge_all of several payloads is merge of each, to float32 accuracy.
+
+    Where codecs decode by a transform, it is more accurate than that sum, and never less.
+
+    To do: leave merge_all to the base class, or add up all payloads before you decode them.
+    """
+    if not tame(grad_N):
+        return False
+    dtype = working_dtype(grad_N.dtype)
+    payloads = [encoded(codec, one_N) for one_N in (grad_N, -0.5 * grad_N, grad_N.flip(0))]
+    sum_N, want_N = residual_for(grad_N), residual_for(grad_N)
+    sizes = [largest(codec.decode(p, torch.empty_like(sum_N))) for p in payloads]
+    for payload in payloads:
+        codec.merge(payload, want_N, scale=0.25)
+    codec.merge_all(payloads, sum_N, scale=0.25)
+    assert_near(
+        sum_N,
+        want_N,
+        max(dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+        magnitude=sum(sizes) + largest(want_N),
+        terms=8,
+        what="merge_all is not merge of each payload",
+    )
+    return True
+
+
 def law_decode_scales(codec: Compressor, grad_N: Tensor) -> bool:
     """decode(payload, out, scale) is scale times decode(payload, out).
 

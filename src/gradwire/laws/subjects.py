@@ -18,10 +18,12 @@ from ..errors import IncompatiblePair, LawBroken, invalid
 from ..load import load, names
 from ..pairing import Pair, pair, suited
 from ..wrap.clipping import Clipping
+from ..wrap.decoupled_momentum import DecoupledMomentum
 from ..wrap.momentum import MomentumCorrection
 from . import (
     collectives,
     compressors,
+    decoupled,
     densities,
     exchanges,
     many_steps,
@@ -203,6 +205,8 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     laws: tuple[Law, ...]
     if isinstance(exchange, MomentumCorrection):
         laws = (*collectives.OF_ANY, *momentum.OWN, *momentum.SHARED)
+    elif isinstance(exchange, DecoupledMomentum):
+        laws = (*collectives.OF_ANY, *decoupled.OWN, *decoupled.SHARED)
     elif isinstance(exchange, Clipping):
         laws = (*collectives.OF_ANY, *momentum.SHARED)
     else:

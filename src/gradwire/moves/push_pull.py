@@ -73,7 +73,7 @@ class Told(NamedTuple):
 class PushPull(Collective):
     """Schemes differ in where a unit's place is, in what a unit is and in how pulls are written."""
 
-    needs: ClassVar[Needs] = Needs(layout=Layout.SPARSE)
+    needs: ClassVar[Needs] = Needs(layouts=(Layout.SPARSE,))
     exact_size: ClassVar[bool] = False
     carries_rows: ClassVar[bool] = True
 

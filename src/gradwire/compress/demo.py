@@ -1,0 +1,156 @@
+"""demo: the largest cosine coefficients of each chunk of 64 x 64 elements.
+
+Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization", arXiv 2411.19870, section 3
+    (extraction of fast components); its momentum is ``gw.with_decoupled_momentum``.
+Differences from the paper:
+    - A chunk is ``side**2`` adjacent elements of the flat gradient, taken as a matrix, so that any
+      collective may cut a gradient. The paper cuts a tensor by divisors of its dimensions that are
+      at most 64. Of a matrix with 64 columns both are the same, as is a whole row with fewer
+      elements, else rows of a chunk are parts of rows of the matrix. The largest of the
+      coefficients hold as much of a small GPT's gradients either way.
+    - What is left over at a tensor's end is a chunk of its own, filled up with zeros to powers of
+      two, of which the same share of coefficients is sent, rounded up. The paper sends as many
+      coefficients of small chunks as of whole ones.
+    - Values travel in bfloat16 and places in the code of Elias and Fano: 25 bits a coefficient with
+      the default settings. The paper's program sends 96.
+    - The mean counts a coefficient that a rank did not send as 0. The paper's program divides by
+      the number of ranks that sent it, which changes no sign, and so none of its steps.
+    - The transform is Lee's recursion (IEEE TASSP 1984) and no product with a matrix.
+Default: 32 of 4096 coefficients, the paper's. Meant for steps by the mean's sign: see
+    ``gw.with_decoupled_momentum``.
+Wire: elias_fano of the places of all coefficients -> K * itemsize + ceil(K b / 8) + ceil((K +
+    floor((L - 1) / 2^b)) / 8) bytes, with K = keep * (N // side**2) of whole chunks and their share
+    of the last, of L coefficients, and b = floor(log2((L - 1) / K)).
+State: none. Contributed: the decoded gradient. The transform is orthonormal, so what is lost is no
+    longer than the gradient. An inf or NaN makes all of its chunk so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..bounds import check_whole
+from ..contract import Compressor, Layout, State, Traits
+from ..errors import invalid
+from ..kernels import cosines
+from ..payload import Format, Payload
+from ..sparse.entries import Entries
+from ..sparse.formats.elias_fano import elias_fano
+from ..spec import TensorSpec, spec_of, working_dtype
+from ._coo import check_addressable
+from ._residual import as_working
+
+_VALUE_DTYPES = (torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class demo(Compressor):
+    """Keeps the ``keep`` largest of the ``side**2`` coefficients of each chunk.
+
+    ``side`` is a power of two from 4 to 64, and ``values`` the dtype in which coefficients travel:
+    bfloat16, whose rounding error stays in the residual, or float32.
+
+    >>> codec = demo(side=4, keep=1)
+    >>> ramp = torch.arange(16.0)
+    >>> payload, _ = codec.encode(None, ramp + 50)
+    >>> codec.decode(payload, torch.empty(16))[:4], payload.size_bytes
+    (tensor([57.5000, 57.5000, 57.5000, 57.5000]), 4)
+    """
+
+    side: int = 64
+    keep: int = 32
+    values: torch.dtype = torch.bfloat16
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.TRANSFORMED, contraction=True, error_feedback=True, shared_scale=True
+    )
+
+    def __post_init__(self) -> None:
+        check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
+        if self.side & (self.side - 1):
+            raise invalid("demo side", self.side, "a power of two", "write 64")
+        check_whole("demo keep", self.keep, "write 32", most=self.side**2)
+        if self.values not in _VALUE_DTYPES:
+            accepted = "torch.bfloat16 or torch.float32"
+            raise invalid("demo values", self.values, accepted, "choose one of them")
+
+    def format(self, spec: TensorSpec) -> Format:
+        cutting = self._cutting(spec)
+        return elias_fano().layout(cutting.num_listed, cutting.num_places, dtype=self.values)
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
+        return found
+
+    def encode_many(
+        self,
+        states: Sequence[State],
+        grads: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] | None = None,
+        buffers: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Payload, State]]:
+        nothing = [None] * len(grads)
+        cuttings = [self._cutting(spec_of(grad_N)) for grad_N in grads]
+        whole = [as_working(grad_N) for grad_N in grads]
+        lists = [
+            (
+                grad_N.new_empty(cutting.num_listed, dtype=torch.int32),
+                grad_N.new_empty(cutting.num_listed),
+            )
+            for cutting, grad_N in zip(cuttings, whole, strict=True)
+        ]
+        places, values = ([own[i] for own in lists] for i in (0, 1))
+        cosines.encode_many(cuttings, whole, places, values, residuals or nothing, wire=self.values)
+        payloads = [
+            elias_fano().encode(
+                Entries(places_K, values_K.to(self.values)), cutting.num_places, buffer
+            )
+            for (places_K, values_K), cutting, buffer in zip(
+                lists, cuttings, buffers or nothing, strict=True
+            )
+        ]
+        return list(zip(payloads, states, strict=True))
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        self._decode((payload,), out_N, scale, add=False)
+        return out_N
+
+    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+        """Adds coefficients of all payloads up before it transforms them, once."""
+        self._decode(payloads, sum_N, scale, add=True)
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        self._decode((payload,), sum_N, scale, add=True)
+
+    def _decode(
+        self, payloads: Sequence[Payload], out_N: Tensor, scale: float, *, add: bool
+    ) -> None:
+        cutting = self._cutting(spec_of(out_N))
+        dtype, count = working_dtype(out_N.dtype), cutting.num_listed
+        places_LK = out_N.new_empty((len(payloads), count), dtype=torch.int32)
+        values_LK = out_N.new_empty((len(payloads), count), dtype=dtype)
+        for payload, places_K, values_K in zip(payloads, places_LK, values_LK, strict=True):
+            found = elias_fano().decode(payload, cutting.num_places, room=places_K)
+            values_K.copy_(found.values)
+        whole_N = out_N.to(dtype).contiguous()
+        cosines.decode(cutting, places_LK, values_LK, whole_N, scale=scale, add=add)
+        if whole_N is not out_N:
+            out_N.copy_(whole_N)
+
+    def _cutting(self, spec: TensorSpec) -> cosines.Cutting:
+        check_addressable("demo", spec)
+        return cosines.Cutting(spec.numel, self.side, self.keep)
+
+
+EXAMPLES = (demo(), demo(side=8, keep=4, values=torch.float32))
