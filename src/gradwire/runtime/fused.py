@@ -25,8 +25,10 @@ def fused_messages(
     settings: Settings,
     exchange: Exchange,
     who: Membership,
+    *,
+    first: int = 0,
 ) -> list[AnyMessage]:
-    """The messages of a model without a plan, in issue order.
+    """The messages of a model without a plan, in issue order, numbered from ``first``.
 
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
@@ -56,7 +58,7 @@ def fused_messages(
         return default_cap_bytes(members, flat_of(*members[0]), num_hosts)
 
     made: list[AnyMessage] = []
-    for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes)):
+    for index, members in enumerate(fuse(params, kind=kind, cap_bytes=cap_bytes), first):
         name, param = members[0]
         if id(param) in sparse:
             named = named_collective(asked_for(name, param))
