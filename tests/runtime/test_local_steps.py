@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -18,8 +20,10 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.local_handle import Rhythm
 from gradwire.runtime.local_steps import cut_into
 from gradwire.runtime.outer import DILOCO
+from tests.runtime.meshes import mesh
+from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, Net, adamw, batch, digest, loss_of, train
+from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
 
 LOCAL_SGD = partial(SGD, lr=1.0)
 NUM_STEPS = 14
@@ -194,6 +198,75 @@ def statistics(rank: int, world: int) -> Tensor:
 def test_buffers_stay_each_ranks_own(two: Ranks) -> None:
     one, other = two.run(statistics)
     assert not torch.equal(one, other)
+
+
+def on_hosts(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
+    found = []
+    for where in ({}, {"mesh": mesh()}):
+        net, optimizer, handle = prepared(RHYTHMS[3], **where)
+        train(net, optimizer, rank, range(NUM_STEPS))
+        handle.end_period()
+        found.append([p.detach().clone() for p in net.parameters()])
+        handle.detach()
+    flat, hosts = found
+    return flat, hosts
+
+
+@pytest.mark.multi
+def test_hosts_of_several_ranks_exchange_their_shares(four: Ranks) -> None:
+    ranks = four.run(on_hosts)
+    for flat, hosts in ranks:
+        torch.testing.assert_close(hosts, flat, rtol=2e-4, atol=2e-5)
+    assert len({digest(hosts) for _, hosts in ranks}) == 1
+
+
+def forgotten(rank: int, world: int) -> tuple[str, bool]:
+    net = Net()
+    optimizer = adamw(net.parameters())
+    handle = gw.local_steps(net, optimizer, "none", every=2, outer=LOCAL_SGD)
+    kept = weakref.ref(handle)
+    del handle
+    train(net, optimizer, rank, range(4))
+    bits = digest(net)
+    del net, optimizer
+    gc.collect()
+    return bits, kept() is None
+
+
+@pytest.mark.multi
+def test_a_handle_lives_as_long_as_its_model(two: Ranks) -> None:
+    (bits, gone), (other_bits, other_gone) = two.run(forgotten)
+    assert bits == other_bits
+    assert gone
+    assert other_gone
+
+
+def wrapped(rank: int, world: int) -> None:
+    model = ddp(Net())
+    with pytest.raises(InvalidSetting, match="model must be a plain nn"):
+        gw.local_steps(model, adamw(model.parameters()), "none", every=2)
+
+
+@pytest.mark.multi
+def test_a_ddp_model_is_refused(two: Ranks) -> None:
+    two.run(wrapped)
+
+
+def test_a_plan_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="plans follow the backward pass"):
+        gw.local_steps(net := Net(), adamw(net.parameters()), drawn(0), every=2)
+
+
+def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for make, is_warned in ((DILOCO, True), (LOCAL_SGD, False)):
+        net, caught = Net(), len(caplog.records)
+        exchange = gw.with_momentum_correction(SPARSE, momentum=0.9)
+        gw.local_steps(net, adamw(net.parameters()), exchange, every=2, outer=make).detach()
+        assert (
+            any("momentum counts twice" in r.message for r in caplog.records[caught:]) == is_warned
+        )
 
 
 def rate(rank: int, world: int) -> dict[str, float]:

@@ -11,7 +11,8 @@ in a message, which lies in host memory, and while it travels its pseudo-gradien
 float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm, stay each rank's
 own, but for the first ones, which all have from rank 0. Embeddings travel whole, also those with
 ``sparse=True``. The optimizer may hold some of the model's parameters only; those of others are
-exchanged too.
+exchanged too. A step that a ``GradScaler`` skips is no local step, and ranks that skip different
+numbers of steps do not end together; train in bfloat16, which needs no scaler.
 
 >>> import torch
 >>> import gradwire as gw
@@ -196,7 +197,7 @@ class _Locally(Attachment):
             fragments=self._fragments,
             strangers=strangers,
         )
-        # The optimizer keeps the handle alive, and the handle all else.
+        handle.time_forward()
         hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))
         undo.callback(hook.remove)
         return handle

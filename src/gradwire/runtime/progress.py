@@ -100,6 +100,7 @@ class Progress:
         self.recorder.end_step(counters, now_s, density)
         looks = self._looks()
         self.step += 1
+        self._num_backward = max(self._num_backward, self.step)
         if looks and not self._warned:
             self._warn_of_outgrown()
 
