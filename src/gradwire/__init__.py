@@ -18,8 +18,8 @@ _PATHS = """
     error_feedback.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
     data.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
     planning.plan.plan data.plan.Plan runtime.attach.attach runtime.redistribution.redistribute
-    runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
-    spec.TensorSpec trace.span.Span trace.span.Trace
+    runtime.accounting.mean_residual_norm runtime.handle.Handle runtime.local_steps.local_steps
+    sim.timeline.simulate spec.TensorSpec trace.span.Span trace.span.Trace
     wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression
     wrap.decoupled_momentum.with_decoupled_momentum
     wrap.density_warmup.with_density_warmup wrap.measured_scheme.with_measured_scheme

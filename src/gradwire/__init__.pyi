@@ -29,6 +29,7 @@ from .planning.plan import plan as plan
 from .runtime.accounting import mean_residual_norm as mean_residual_norm
 from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
+from .runtime.local_steps import local_steps as local_steps
 from .runtime.redistribution import redistribute as redistribute
 from .sim.timeline import simulate as simulate
 from .spec import TensorSpec as TensorSpec

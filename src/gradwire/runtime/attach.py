@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,11 +22,10 @@ from ..contract import Compressor, Exchange
 from ..data.exchanges import exchanges_of
 from ..data.plan import Plan
 from ..errors import invalid
-from ..exchange import named_collective
 from ..kernels.build import backend
-from ..wrap.momentum import momentum_of
 from . import ddp
 from .arrivals import Arrivals
+from .cautions import caution, overlaps
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fused import fused_messages
@@ -47,8 +45,6 @@ from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .strangers import Strangers
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group
-
-_log = logging.getLogger("gradwire")
 
 
 def attach(
@@ -100,7 +96,7 @@ def attach(
     """
     model = sole_ddp(model)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return _attach(model, exchange, Choices(*given), _grid(model, group, shards, mesh))
+    return attach_in(_EVERY, model, exchange, Choices(*given), grid_of(model, group, shards, mesh))
 
 
 class Grid(NamedTuple):
@@ -114,7 +110,8 @@ class Grid(NamedTuple):
     mesh: DeviceMesh | str | None
 
 
-def _grid(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
+def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
+    """This rank's place, from the groups or the mesh that a user gave."""
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)
@@ -123,7 +120,36 @@ def _grid(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
     return Grid(join_mesh(mesh, found, shards), ALONE, mesh)
 
 
-def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Handle:
+class Attachment(Protocol):
+    """The way in which a model is attached: what of it is exchanged, and when."""
+
+    def prepare(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings
+    ) -> Mapping[str, object]:
+        """Checks and makes what only this way needs; returns settings that ranks must share."""
+
+    def messages(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
+    ) -> list[AnyMessage]:
+        """All messages in issue order."""
+
+    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+        """Warns of settings that can be carried out, and hardly mean what they say."""
+
+    def hook(
+        self,
+        model: nn.Module,
+        params: list[NamedParam],
+        settings: Settings,
+        progress: Progress,
+        undo: ExitStack,
+    ) -> Handle:
+        """Hooks the model, whose parameters are the same on all ranks by now."""
+
+
+def attach_in(
+    way: Attachment, model: nn.Module, exchange: Any, choices: Choices, grid: Grid
+) -> Handle:
     """Checks the arguments, agrees with the other ranks and connects.
 
     A rank that refuses tells the others, so that none of them waits for it.
@@ -133,8 +159,9 @@ def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Ha
         refuse_wrong_model(model)
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params = _params(model, settings)
-        own = _fingerprint(model, params, settings, shards)
-        messages = _messages(model, params, settings, who)
+        special = way.prepare(model, params, settings)
+        own = _fingerprint(model, params, settings, shards, special)
+        messages = way.messages(model, params, settings, who)
         refuse_float16(messages, settings.scaler)
     except Exception as error:
         post_refusal(who, error)
@@ -147,7 +174,7 @@ def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Ha
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(grid, model, params, settings, messages)
+    return _connect(way, grid, model, params, settings, messages)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -171,6 +198,7 @@ def _params(model: nn.Module, settings: Settings) -> list[NamedParam]:
 
 
 def _connect(
+    way: Attachment,
     grid: Grid,
     model: nn.Module,
     params: list[NamedParam],
@@ -191,13 +219,10 @@ def _connect(
     try:
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
-        _warn_of_no_overlap(model, settings)
-        _warn_of_two_momenta(settings)
-        _warn_of_no_momentum(model, params, settings)
-        _warn_of_another_way(model, params, settings)
+        way.caution(model, params, settings)
         synchroniser = Synchroniser(engine, messages, dict(params))
         progress = Progress(synchroniser, recorder, settings.scaler)
-        handle = _hook(model, params, settings, progress, undo)
+        handle = way.hook(model, params, settings, progress, undo)
     except BaseException:
         undo.close()
         raise
@@ -206,87 +231,53 @@ def _connect(
     return handle
 
 
-def _hook(
-    model: nn.Module,
-    params: list[NamedParam],
-    settings: Settings,
-    progress: Progress,
-    undo: ExitStack,
-) -> Handle:
-    """Hooks the model; whoever is made here knows those made before it, and none made after."""
-    undo.callback(mark_attached(model, params))
-    strangers = Strangers(model, progress.give_up)
-    undo.callback(strangers.remove)
-    hooks = overlap = None
-    if isinstance(model, DistributedDataParallel):
-        undo.callback(ddp.register(progress, model, params))
-    else:
-        arrivals = Arrivals(progress, params)
-        if settings.optimizer is not None and _overlaps(settings):
-            overlap = Overlap(model, params, settings.optimizer, arrivals)
-            undo.callback(overlap.detach)
-        hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
-        undo.callback(hooks.remove)
-    return Handle(model, settings.exchange, progress, hooks, overlap, undo)
+class _EveryBackward(Attachment):
+    """Gradients are exchanged, in every backward pass."""
+
+    def prepare(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings
+    ) -> Mapping[str, object]:
+        return {}
+
+    def messages(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
+    ) -> list[AnyMessage]:
+        if isinstance(settings.exchange, Plan):
+            sparse = sparse_weights(model)
+            return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
+        return fused_messages(model, params, settings, settings.exchange, who)
+
+    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+        caution(model, params, settings)
+
+    def hook(
+        self,
+        model: nn.Module,
+        params: list[NamedParam],
+        settings: Settings,
+        progress: Progress,
+        undo: ExitStack,
+    ) -> Handle:
+        """Whoever is made here knows those made before it, and none made after."""
+        undo.callback(mark_attached(model, params))
+        strangers = Strangers(model, progress.give_up)
+        undo.callback(strangers.remove)
+        hooks = overlap = None
+        if isinstance(model, DistributedDataParallel):
+            undo.callback(ddp.register(progress, model, params))
+        else:
+            arrivals = Arrivals(progress, params)
+            if settings.optimizer is not None and overlaps(settings):
+                overlap = Overlap(model, params, settings.optimizer, arrivals)
+                undo.callback(overlap.detach)
+            hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
+            undo.callback(hooks.remove)
+        handle = Handle(model, settings.exchange, progress, hooks, overlap, undo)
+        handle.time_forward()
+        return handle
 
 
-def _overlaps(settings: Settings) -> bool:
-    return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
-
-
-def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
-    """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
-    if not _overlaps(settings):
-        return
-    if isinstance(model, DistributedDataParallel):
-        why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"
-    elif settings.optimizer is None:
-        why = "attach got no optimizer=, whose step it would have to cut"
-    else:
-        return
-    _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
-
-
-def _warn_of_two_momenta(settings: Settings) -> None:
-    """Warns where the exchange and the optimizer both have momentum, which then counts twice."""
-    own = momentum_of(settings.exchange)
-    groups = settings.optimizer.param_groups if settings.optimizer is not None else []
-    twice = [group for group in groups if group.get("momentum") or group.get("betas", (0,))[0]]
-    if own and twice:
-        _log.warning(
-            "momentum counts twice: the exchange corrects for a momentum of %s, and %s has its "
-            "own; use torch.optim.SGD(params, lr=...) without momentum",
-            own,
-            type(settings.optimizer).__name__,
-        )
-
-
-def _warn_of_no_momentum(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-    """Warns where row-sparse gradients get no momentum: their rows travel as they are, and beside
-    momentum correction the optimizer should have none."""
-    sparse = sparse_weights(model)
-    rows = [name for name, param in params if id(param) in sparse]
-    if momentum_of(settings.exchange) and rows:
-        _log.warning(
-            "row-sparse gradients get no momentum from the exchange (%s, ...); make the embedding "
-            "with sparse=False, or give its weights an optimizer with momentum",
-            rows[0],
-        )
-
-
-def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-    """Warns where rows cannot take the user's collective, and names what they take instead."""
-    sparse, named = sparse_weights(model), named_collective(settings.exchange)
-    rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
-    if named is not None and rows and not named.carries_rows:
-        _log.warning(
-            "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
-            "that serve them, whichever takes less time in a step; make the embedding with "
-            "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps "
-            "or sparse_ps_broadcast",
-            rows[0],
-            named,
-        )
+_EVERY = _EveryBackward()
 
 
 def _tensors(
@@ -311,7 +302,11 @@ def _tensors(
 
 
 def _fingerprint(
-    model: nn.Module, params: list[NamedParam], settings: Settings, shards: Membership
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    shards: Membership,
+    special: Mapping[str, object],
 ) -> Fingerprint:
     is_ddp = isinstance(model, DistributedDataParallel)
     shared: dict[str, object] = {
@@ -322,6 +317,7 @@ def _fingerprint(
         "shards": place_in(shards),
         "ranks per host": settings.ranks_per_host,
         "scaler": None if settings.scaler is None else "given",
+        **special,
     }
     if not isinstance(settings.exchange, Plan):
         widths = tables(model)
@@ -342,13 +338,3 @@ def _digest(exchange: Exchange | Plan) -> object:
         return exchange
     text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
     return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
-
-
-def _messages(
-    model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
-) -> list[AnyMessage]:
-    """The messages of a model in issue order."""
-    if isinstance(settings.exchange, Plan):
-        sparse = sparse_weights(model)
-        return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
-    return fused_messages(model, params, settings, settings.exchange, who)

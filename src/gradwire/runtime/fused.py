@@ -26,8 +26,10 @@ def fused_messages(
     settings: Settings,
     exchange: Exchange,
     who: Membership,
+    *,
+    first: int = 0,
 ) -> list[AnyMessage]:
-    """The messages of a model without a plan, in issue order.
+    """The messages of a model without a plan, in issue order, numbered from ``first``.
 
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
@@ -59,7 +61,7 @@ def fused_messages(
     made: list[AnyMessage] = []
     fused = fuse(params, kind=kind, cap_bytes=cap_bytes)
     turns = turns_of(kind(*members[0]) for members in fused)
-    for index, (members, turn) in enumerate(zip(fused, turns, strict=True)):
+    for index, (members, turn) in enumerate(zip(fused, turns, strict=True), first):
         name, param = members[0]
         if id(param) in sparse:
             named = named_collective(asked_for(name, param))

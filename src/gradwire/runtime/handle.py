@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -52,7 +52,6 @@ class Handle:
         self.attached = True
         self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
         self._run = run_of(self._engine.who)
-        self._time_forward()
 
     @property
     def rank(self) -> int:
@@ -182,15 +181,24 @@ class Handle:
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            messages = self._progress.messages
-            states = checkpoint.loaded(state_dict, messages, self._origin, strict=strict)
+            put_in_place = self._checked(state_dict, strict)
         except Exception as error:
             loading.refuse(error)
             raise
-        loading.agree(state_dict, strict=strict, next_step=self.step)
-        for message, state in zip(messages, states, strict=True):
-            message.state = state
-        self._progress.go_on_from(state_dict["step"])
+        loading.agree(state_dict, strict=strict, next_step=self._progress.step)
+        put_in_place()
+
+    def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
+        """A function that puts a state in place, once all of it was found to fit."""
+        messages = self._progress.messages
+        states = checkpoint.loaded(saved, messages, self._origin, strict=strict)
+
+        def put_in_place() -> None:
+            for message, state in zip(messages, states, strict=True):
+                message.state = state
+            self._progress.go_on_from(saved["step"])
+
+        return put_in_place
 
     @property
     def _origin(self) -> checkpoint.Origin:
@@ -211,8 +219,11 @@ class Handle:
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def _time_forward(self) -> None:
-        """Notes when forward passes of the model start and end, for the trace."""
+    def time_forward(self) -> None:
+        """Notes when forward passes of the model start and end, for the trace.
+
+        By these hooks the model keeps the handle alive.
+        """
         started: list[float] = []
 
         def before(module: nn.Module, args: Any) -> None:

@@ -51,6 +51,7 @@ class Loading:
         self._engine.check()
         self._next_step = next_step
         own: dict[str, Any] = {key: saved[key] for key in ("step", "run", "saved_by")}
+        own["local_step"] = saved.get("local_step")
         own["strict"] = strict
         own["fields"] = {
             f"{kind} {name}": sorted(fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from torch.amp import GradScaler
 
@@ -40,7 +41,10 @@ class Progress:
         self.synchroniser, self.recorder = synchroniser, recorder
         self.messages = [m for m in synchroniser.messages if isinstance(m, Message)]
         """All messages but those of row-sparse gradients, which keep no state."""
+        self._in_step = self.messages
         self._engine, self._scaler = synchroniser.engine, scaler
+        self.num_fragments = 1
+        """The steps in which every parameter is exchanged once: more where fragments take turns."""
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
@@ -50,11 +54,20 @@ class Progress:
         """Counts on from the step at which a state that was loaded had been saved."""
         self.step = self._num_backward = step
 
-    def begin_step(self) -> None:
-        """Opens a step at the first gradient of a backward pass."""
-        for message in self.messages:
-            message.notes_norms = _looks_after(self.step + 1) and not self._warned
-        self.synchroniser.begin(self.step, scale_of(self._scaler))
+    def begin_step(self, names: Collection[str] | None = None) -> None:
+        """Opens a step at the first gradient of a backward pass.
+
+        Parameters that are not in ``names`` take no part in it; None stands for all.
+        """
+        if names is not None:
+            found = self.synchroniser.of(names)
+            self._in_step = [message for message in found if isinstance(message, Message)]
+        for message in self._in_step:
+            message.notes_norms = self._looks() and not self._warned
+        self.synchroniser.begin(self.step, scale_of(self._scaler), names)
+
+    def _looks(self) -> bool:
+        return _looks_after(self.step // self.num_fragments + 1)
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
         """Notes a forward pass, which may end before the step of the last backward pass does."""
@@ -78,19 +91,21 @@ class Progress:
         """Closes a step whose means have all arrived."""
         counters, now_s = self._engine.counters, wall_clock()
         density = density_of_step(
-            self.messages,
+            self._in_step,
             rank=self._engine.rank,
             step=self.step,
             end_s=now_s,
             sent_bytes=counters.sent_bytes,
         )
         self.recorder.end_step(counters, now_s, density)
+        looks = self._looks()
         self.step += 1
-        if _looks_after(self.step) and not self._warned:
+        self._num_backward = max(self._num_backward, self.step)
+        if looks and not self._warned:
             self._warn_of_outgrown()
 
     def _warn_of_outgrown(self) -> None:
-        found = outgrown(self.messages)
+        found = outgrown(self._in_step)
         if found:
             self._warned = True
             name, factor = found[0]

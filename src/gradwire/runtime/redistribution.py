@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, RanksDiffer, invalid
+from .outer import merged_outer
 from .saved import check_form, refuse_values
 
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""
 
+_SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run")
+"""Entries that are the same in the state_dicts of all ranks."""
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
 
@@ -31,7 +35,9 @@ def redistribute(
     shares that an old host's ranks have kept are put together, and every rank of a new host gets
     all of them, of which it loads its own share.
     State that is not per element is taken from the old rank of the same number (modulo the old
-    number of ranks), or starts afresh where it has another length among the new ranks.
+    number of ranks), or starts afresh where it has another length among the new ranks. Between two
+    exchanges of local steps every new rank goes on from the mean of the old ranks' parameters, so
+    the mean of their pseudo-gradients stays the same.
 
     Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group, or
     one of them is damaged; it names the rank and the parameter. Raises ``RanksDiffer`` where they
@@ -91,9 +97,9 @@ def _difference(one: Saved, other: Saved) -> str | None:
     """The first difference between two ranks' state_dicts that there ought not to be, or None."""
     if bool(one["share"]) != bool(other["share"]):
         return "one is of a share, the other of all elements"
-    for key in ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run"):
-        if one[key] != other[key]:
-            return f"{key} is {one[key]} against {other[key]}"
+    for key in (*_SHARED, "local_step"):
+        if one.get(key) != other.get(key):
+            return f"{key} is {one.get(key)} against {other.get(key)}"
     for key, kind in (("params", "parameter"), ("messages", "message")):
         ours, theirs = one[key], other[key]
         if odd := sorted(set(ours) ^ set(theirs)):
@@ -143,7 +149,8 @@ def _copied(old: Saved) -> dict[str, Any]:
         }
         for key in ("params", "messages")
     }
-    return {**old, **fields}
+    outer = {"outer": deepcopy(old["outer"])} if "outer" in old else {}
+    return {**old, **fields, **outer}
 
 
 def _merged(
@@ -166,6 +173,8 @@ def _merged(
             for old in mine:
                 total_N.add_(old["params"][name][path].detach().cpu(), alpha=scale)
             refuse_values(f"{path} of {name}, shared out for {world_size} ranks,", total_N)
+    if "outer" in new:
+        new["outer"] = merged_outer(olds)
     return {
         **new,
         "rank": rank,

@@ -8,7 +8,7 @@ launches messages in the same order.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -32,10 +32,11 @@ freed."""
 class Synchroniser:
     """One rank's view of the messages of a model.
 
-    ``begin`` opens a step, ``ready`` hands in gradients, ``close`` counts who used which parameter,
-    ``finish`` waits. Means are written into the gradients that were handed in. ``params`` are
-    all parameters that are exchanged, by name; one without elements is in no message. ``streams``
-    orders copies of gradients that do not lie in host memory.
+    ``begin`` opens a step, of all parameters or of those of some messages, ``ready`` hands in
+    gradients, ``close`` counts who used which parameter, ``finish`` waits. Means are written into
+    the gradients that were handed in. ``params`` are all parameters that are exchanged, by name;
+    one without elements is in no message. ``streams`` orders copies of gradients that do not lie in
+    host memory.
     """
 
     def __init__(
@@ -65,12 +66,17 @@ class Synchroniser:
         self._marks: dict[str, Mark] = {}
         self._missing: list[int] = []
         self._num_left: dict[str, int] = {}
-        self._ends: list[Task] = []
+        self._queue = self.messages
+        self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
         self._presence: Task | None = None
 
-    def begin(self, step: int, scale: float = 1.0) -> None:
-        """Opens a step without gradients; all that are handed in will have this scale."""
+    def begin(self, step: int, scale: float = 1.0, names: Collection[str] | None = None) -> None:
+        """Opens a step without gradients; all that are handed in will have this scale.
+
+        ``names`` are the parameters that take part, and no message has others beside them; None
+        stands for all.
+        """
         self.engine.check()
         self.engine.begin_step(step)
         self._step = step
@@ -81,9 +87,10 @@ class Synchroniser:
                     message.scale = scale
         self.grads = {}
         self._marks = {}
+        self._queue = self.messages if names is None else self.of(names)
         self._missing = [len(m.names) for m in self.messages]
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
-        self._ends = []
+        self._ends = {}
         self._ahead = {}
         self._presence = None
         self.open = True
@@ -101,8 +108,11 @@ class Synchroniser:
                 self._missing[message.index] -= 1
                 if grad is not None and isinstance(message, Message) and name in message.lanes:
                     self._encode_ahead(message, name)
-            while len(self._ends) < len(self.messages) and not self._missing[len(self._ends)]:
-                self._ends.append(self._launch(self.messages[len(self._ends)]))
+            while len(self._ends) < len(self._queue):
+                message = self._queue[len(self._ends)]
+                if self._missing[message.index]:
+                    break
+                self._ends[message.index] = self._launch(message)
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched."""
@@ -159,7 +169,7 @@ class Synchroniser:
                 "its end, or twice in one, as the parameter is shared by segments of a reentrant "
                 "activation checkpoint (use_reentrant=False is accepted)"
             )
-        self.engine.wait(self._ends)
+        self.engine.wait(self.all_ends())
         self.open = False
 
     @property
@@ -168,17 +178,21 @@ class Synchroniser:
         launched = len(self._ends) == len(self.messages)
         return launched and len(self.grads) == len(self.names)
 
-    def ends_of(self, names: Sequence[str]) -> list[int]:
+    def of(self, names: Collection[str]) -> list[AnyMessage]:
+        """The messages that carry any of ``names``, in issue order."""
+        return [self.messages[index] for index in self.ends_of(names)]
+
+    def ends_of(self, names: Collection[str]) -> list[int]:
         """Indices of the messages that carry any of ``names``."""
         return sorted({m.index for name in names for m in self._messages_of[name]})
 
     def end(self, index: int) -> Task | None:
         """The end of a launched message, or None if it has not been launched."""
-        return self._ends[index] if index < len(self._ends) else None
+        return self._ends.get(index)
 
     def all_ends(self) -> list[Task]:
         """Ends of the messages launched so far."""
-        return list(self._ends)
+        return list(self._ends.values())
 
     def arrived(self, name: str) -> bool:
         """Whether a parameter's mean of the last step is complete."""
@@ -228,9 +242,10 @@ class Synchroniser:
         A parameter that no rank used is not among them: its gradient stays None on every rank, as
         in plain training, and its residual waits for its next use.
         """
-        self.engine.wait(self._ends if self._presence is None else [*self._ends, self._presence])
+        news = [] if self._presence is None else [self._presence]
+        self.engine.wait([*self.all_ends(), *news])
         self.open = False
-        absent = [name for name in self.names if self.grads[name] is None]
+        absent = [name for name, grad in self.grads.items() if grad is None]
         arrived = dict(zip(self.names, self._used.tolist(), strict=True))
         for name in absent:
             for message in self._messages_of[name]:

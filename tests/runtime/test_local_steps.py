@@ -1,0 +1,380 @@
+"""Local steps: what they compute, on real ranks against plain PyTorch in one process."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
+from gradwire.runtime.local_handle import Rhythm
+from gradwire.runtime.local_steps import cut_into
+from gradwire.runtime.outer import DILOCO
+from tests.runtime.meshes import mesh
+from tests.runtime.plans import drawn
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
+
+LOCAL_SGD = partial(SGD, lr=1.0)
+NUM_STEPS = 14
+RHYTHMS = (
+    Rhythm(4),
+    Rhythm(1),
+    Rhythm(6, fragments=2),
+    Rhythm(6, fragments=3, delay=1, mixing=0.5),
+    Rhythm(4, delay=3, mixing=0.25),
+)
+FOUR_BITS = gw.exchange_for(gw.compress.uniform(bitwidth=4))
+SPARSE = gw.exchange_for(gw.compress.topk(density=0.1))
+
+
+def prepared(
+    rhythm: Rhythm, exchange: Any = "none", outer: Any = DILOCO, seed: int = 0, **settings: Any
+) -> tuple[Net, Any, Any]:
+    net = Net(seed)
+    optimizer = adamw(net.parameters())
+    settings = {"bucket_cap_mb": SMALL_MB, **vars(rhythm), **settings}
+    return net, optimizer, gw.local_steps(net, optimizer, exchange, outer=outer, **settings)
+
+
+def reference(world: int, rhythm: Rhythm, outer: Callable[..., Any]) -> list[dict[str, Tensor]]:
+    """Anchors, and then each rank's parameters, of ranks that are trained in this process."""
+    nets = [Net(0) for _ in range(world)]
+    optimizers = [adamw(net.parameters()) for net in nets]
+    names = [name for name, _ in nets[0].named_parameters()]
+    anchors = {name: nn.Parameter(p.detach().clone()) for name, p in nets[0].named_parameters()}
+    step_outside = outer(list(anchors.values()))
+    fragments = cut_into(list(nets[0].named_parameters()), rhythm.fragments)
+    pending: dict[int, list[str]] = {}
+    sent: dict[str, Tensor] = {}
+    for step in range(1, NUM_STEPS + 1):
+        for rank, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            train(net, optimizer, rank, [step - 1])
+        locals_ = [dict(net.named_parameters()) for net in nets]
+        if step % rhythm.gap == 0:
+            chosen = fragments[(step // rhythm.gap - 1) % rhythm.fragments]
+            for name in chosen:
+                deltas = [anchors[name].detach() - one[name].detach() for one in locals_]
+                sent[name] = torch.stack(deltas).mean(0)
+            pending[step + rhythm.delay] = chosen
+        for name in (due := pending.pop(step, [])):
+            anchors[name].grad = sent[name]
+        if due:
+            step_outside.step()
+            step_outside.zero_grad()
+        for one in locals_:
+            for name in due:
+                mixed = rhythm.mixing * one[name] + (1 - rhythm.mixing) * anchors[name]
+                one[name].data.copy_(mixed.detach())
+    found = [anchors, *(dict(net.named_parameters()) for net in nets)]
+    return [{name: one[name].detach().clone() for name in names} for one in found]
+
+
+def trained(rank: int, world: int, rhythm: Rhythm, outer: Any) -> list[dict[str, Tensor]]:
+    net, optimizer, handle = prepared(rhythm, outer=outer)
+    train(net, optimizer, rank, range(NUM_STEPS))
+    params = {name: p.detach().clone() for name, p in net.named_parameters()}
+    anchors = {name: anchor.clone() for name, anchor in handle.anchors().items()}
+    handle.detach()
+    return [anchors, params]
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("outer", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=lambda r: f"{r.every}-{r.fragments}-{r.delay}")
+def test_ranks_do_what_the_papers_say(rhythm: Rhythm, outer: Any, two: Ranks) -> None:
+    anchors, *params = reference(2, rhythm, outer)
+    for rank, (got_anchors, got_params) in enumerate(two.run(trained, rhythm, outer)):
+        for name in anchors:
+            torch.testing.assert_close(got_anchors[name], anchors[name], rtol=2e-4, atol=2e-5)
+            torch.testing.assert_close(got_params[name], params[rank][name], rtol=2e-4, atol=2e-5)
+
+
+def digests(rank: int, world: int, rhythm: Rhythm, exchange: Any) -> tuple[list[str], str, str]:
+    net, optimizer, handle = prepared(rhythm, exchange)
+    seen = []
+    for step in range(NUM_STEPS):
+        train(net, optimizer, rank, [step])
+        seen.append(digest(handle.anchors().values()))
+    before = digest(net)
+    handle.end_period()
+    assert digest(net) == digest(handle.anchors().values())
+    return seen, before, digest(net)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("exchange", [FOUR_BITS, SPARSE], ids=["4 bits", "topk"])
+@pytest.mark.parametrize("rhythm", [RHYTHMS[0], RHYTHMS[3]], ids=["whole", "streaming"])
+def test_anchors_have_the_same_bits_on_all_ranks(rhythm: Rhythm, exchange: Any, two: Ranks) -> None:
+    (seen, before, end), (other_seen, other_before, other_end) = two.run(digests, rhythm, exchange)
+    assert seen == other_seen
+    assert len(set(seen)) == 1 + len(range(rhythm.gap + rhythm.delay, NUM_STEPS + 1, rhythm.gap))
+    assert before != other_before  # each rank's own, in the midst of a period
+    assert end == other_end
+
+
+def alone(every: int) -> str:
+    net = Net()
+    optimizer = adamw(net.parameters())
+    handle = gw.local_steps(net, optimizer, "topk", every=every, outer=LOCAL_SGD)
+    train(net, optimizer, 0, range(5))
+    handle.detach()
+    assert handle.stats()["wire_bytes_per_step"] == 0.0
+    return digest(net)
+
+
+def test_alone_with_local_sgd_nearly_nothing_changes() -> None:
+    """Anchor - (anchor - parameter) is the parameter but for rounding."""
+    net = Net()
+    train(net, adamw(net.parameters()), 0, range(5))
+    assert alone(every=99) == digest(net)
+
+
+def test_accumulated_gradients_and_schedulers_see_only_optimizer_steps() -> None:
+    net = Net()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    handle = gw.local_steps(net, optimizer, "none", every=2, outer=LOCAL_SGD)
+    inside = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    outside = torch.optim.lr_scheduler.StepLR(handle.outer, 1, 0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(3):
+            with handle.no_sync():
+                loss_of(net, part, step).backward()
+        optimizer.step()
+        inside.step()
+        if handle.step % 2 == 0:
+            outside.step()
+    assert (handle.step, handle.stats()["exchanges"]) == (4, 2)
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 16
+    assert handle.outer.param_groups[0]["lr"] == 1.0 / 4
+
+
+class Sixteen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.low = nn.Linear(13, 5, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.low(x.bfloat16()).float()  # type: ignore[no-any-return]
+
+
+def test_anchors_of_16_bits_keep_what_parameters_round_away() -> None:
+    """Small outer steps add up in the anchor, though none of them moves the parameter."""
+    net = Sixteen()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    handle = gw.local_steps(net, optimizer, "none", every=1, outer=partial(SGD, lr=1e-4))
+    before = {name: anchor.clone() for name, anchor in handle.anchors().items()}
+    bits = digest(net.low.weight.view(torch.int16))
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+        optimizer.step()
+    moved = before["low.weight"] - handle.anchors()["low.weight"]
+    assert handle.anchors()["low.weight"].dtype == torch.float32
+    assert bool(moved.any())
+    assert digest(net.low.weight.view(torch.int16)) == bits
+    handle.detach()
+
+
+def statistics(rank: int, world: int) -> Tensor:
+    net, optimizer, _ = prepared(Rhythm(2))
+    train(net, optimizer, rank, range(4))
+    return net.norm.running_mean.clone()  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.multi
+def test_buffers_stay_each_ranks_own(two: Ranks) -> None:
+    one, other = two.run(statistics)
+    assert not torch.equal(one, other)
+
+
+def on_hosts(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
+    found = []
+    for where in ({}, {"mesh": mesh()}):
+        net, optimizer, handle = prepared(RHYTHMS[3], **where)
+        train(net, optimizer, rank, range(NUM_STEPS))
+        handle.end_period()
+        found.append([p.detach().clone() for p in net.parameters()])
+        handle.detach()
+    flat, hosts = found
+    return flat, hosts
+
+
+@pytest.mark.multi
+def test_hosts_of_several_ranks_exchange_their_shares(four: Ranks) -> None:
+    ranks = four.run(on_hosts)
+    for flat, hosts in ranks:
+        torch.testing.assert_close(hosts, flat, rtol=2e-4, atol=2e-5)
+    assert len({digest(hosts) for _, hosts in ranks}) == 1
+
+
+def forgotten(rank: int, world: int) -> tuple[str, bool]:
+    net = Net()
+    optimizer = adamw(net.parameters())
+    handle = gw.local_steps(net, optimizer, "none", every=2, outer=LOCAL_SGD)
+    kept = weakref.ref(handle)
+    del handle
+    train(net, optimizer, rank, range(4))
+    bits = digest(net)
+    del net, optimizer
+    gc.collect()
+    return bits, kept() is None
+
+
+@pytest.mark.multi
+def test_a_handle_lives_as_long_as_its_model(two: Ranks) -> None:
+    (bits, gone), (other_bits, other_gone) = two.run(forgotten)
+    assert bits == other_bits
+    assert gone
+    assert other_gone
+
+
+def wrapped(rank: int, world: int) -> None:
+    model = ddp(Net())
+    with pytest.raises(InvalidSetting, match="model must be a plain nn"):
+        gw.local_steps(model, adamw(model.parameters()), "none", every=2)
+
+
+@pytest.mark.multi
+def test_a_ddp_model_is_refused(two: Ranks) -> None:
+    two.run(wrapped)
+
+
+def test_a_plan_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="plans follow the backward pass"):
+        gw.local_steps(net := Net(), adamw(net.parameters()), drawn(0), every=2)
+
+
+def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for make, is_warned in ((DILOCO, True), (LOCAL_SGD, False)):
+        net, caught = Net(), len(caplog.records)
+        exchange = gw.with_momentum_correction(SPARSE, momentum=0.9)
+        gw.local_steps(net, adamw(net.parameters()), exchange, every=2, outer=make).detach()
+        assert (
+            any("momentum counts twice" in r.message for r in caplog.records[caught:]) == is_warned
+        )
+
+
+def rate(rank: int, world: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    net = nn.Linear(1000, 1000, bias=False)
+    optimizer = AdamW(net.parameters(), lr=1e-3)
+    handle = gw.local_steps(net, optimizer, FOUR_BITS, every=20)
+    for _ in range(40):
+        optimizer.zero_grad()
+        net(torch.randn(4, 1000)).square().mean().backward()
+        optimizer.step()
+    stats = handle.stats()
+    return {key: stats[key] for key in ("wire_bytes_per_step", "steps", "exchanges", "messages")}
+
+
+@pytest.mark.multi
+def test_four_bits_every_20_steps_send_little(two: Ranks) -> None:
+    """At most 0.05 MB a local step for a million parameters; dense DiLoCo sends 0.2 to 0.3."""
+    for stats in two.run(rate):
+        assert (stats["steps"], stats["exchanges"]) == (40, 2)
+        assert 0.02e6 < stats["wire_bytes_per_step"] < 0.05e6
+
+
+def told(rank: int, world: int, settings: Sequence[dict[str, Any]]) -> str:
+    net = Net()
+    with pytest.raises(RanksDiffer) as caught:
+        gw.local_steps(net, adamw(net.parameters()), "none", **{"every": 4, **settings[rank]})
+    return str(caught.value)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"every": 5}, "every is 4 against 5"),
+        ({"outer": LOCAL_SGD}, "outer is"),
+        ({"fragments": 2}, "fragments is 1 against 2"),
+    ],
+    ids=["every", "outer", "fragments"],
+)
+def test_ranks_that_differ_are_named(other: dict[str, Any], said: str, two: Ranks) -> None:
+    assert all(said in text for text in two.run(told, [{}, other]))
+
+
+def refused_by_one(rank: int, world: int) -> str:
+    net = Net()
+    with pytest.raises(InvalidSetting if rank else RanksDiffer) as caught:
+        gw.local_steps(net, adamw(net.parameters()), "none", every=4, fragments=1 + 2 * rank)
+    return str(caught.value)
+
+
+@pytest.mark.multi
+def test_a_refusal_is_told_to_the_others(two: Ranks) -> None:
+    texts = two.run(refused_by_one)
+    assert f"rank 1 refused to attach: InvalidSetting: {texts[1]}" in texts[0]
+
+
+def uneven(rank: int, world: int) -> str:
+    net, optimizer, handle = prepared(Rhythm(3), timeout=timedelta(seconds=2))
+    try:
+        train(net, optimizer, rank, range(2 + rank))
+        while True:
+            handle._engine.check()  # rank 0 trains no more, and hears of it here
+    except RankFailed as error:
+        return str(error)
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_a_rank_that_stays_behind_is_named(doomed_two: Ranks) -> None:
+    for text in doomed_two.run(uneven):
+        assert "rank 0 of 2 did not get as far" in text
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"every": 0}, "every must be an integer of at least 1, got 0"),
+    ({"every": 2.0}, "every must be an integer of at least 1, got 2.0"),
+    ({"every": 4, "fragments": 3}, "fragments must be a divisor of every, 4"),
+    ({"every": 9, "fragments": 9}, "fragments must be at most 8, the number of parameters, got 9"),
+    ({"every": 4, "delay": 4}, "delay must be fewer than 4"),
+    ({"every": 4, "fragments": 2, "delay": 2}, "delay must be fewer than 2"),
+    ({"every": 4, "mixing": 1}, "mixing must be a number from 0 to below 1"),
+    ({"every": 4, "outer": SGD([torch.ones(1)])}, "outer must be a function of parameters"),
+    ({"every": 4, "outer": lambda params: None}, "got 'one that returns NoneType'"),
+    ({"every": 4, "outer": lambda params: SGD(params[:1], lr=1.0)}, "got 'one that takes 1 param"),
+    ({"every": 4, "timeout": 5}, "timeout must be a positive timedelta"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+def test_mistakes_are_named(settings: dict[str, Any], said: str) -> None:
+    net = Net()
+    with pytest.raises(InvalidSetting, match=said):
+        gw.local_steps(net, adamw(net.parameters()), "none", **settings)
+    gw.attach(net, "none").detach()  # nothing is left behind
+
+
+def test_an_optimizer_that_trains_another_model_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="parameters that the model lacks"):
+        gw.local_steps(Net(), adamw(Net().parameters()), "none", every=2)
+    with pytest.raises(InvalidSetting, match=r"a torch\.optim\.Optimizer"):
+        gw.local_steps(Net(), None, "none", every=2)  # type: ignore[arg-type]
+
+
+def test_one_gradient_has_one_exchange() -> None:
+    net = Net()
+    handle = gw.local_steps(net, adamw(net.parameters()), "none", every=2)
+    with pytest.raises(InvalidSetting, match="attached already"):
+        gw.attach(net, "none")
+    handle.detach()
+    gw.attach(net, "none").detach()
