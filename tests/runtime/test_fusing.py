@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.load import examples
-from gradwire.runtime.fusing import default_cap_bytes
+from gradwire.runtime.fusing import default_cap_bytes, fuse
 from tests.runtime.training import named
 
 MIB = 2**20
@@ -42,3 +42,10 @@ def test_who_states_no_bytes_counts_as_uncompressed() -> None:
 
     params = [("weight", nn.Linear(2048, 1024, bias=False).weight)]
     assert default_cap_bytes(params, silent(), 2) == MIB
+
+
+def test_large_gradients_travel_alone_and_small_ones_together() -> None:
+    sizes = {"a": 10, "b": 600, "c": 40, "d": 500, "e": 498, "f": 502}
+    params = [(name, torch.empty(size // 2, 2, dtype=torch.uint8)) for name, size in sizes.items()]
+    fused = fuse(params, kind=lambda name, param: None, cap_bytes=lambda kind: 1000)
+    assert [[name for name, _ in message] for message in fused] == [["f"], ["d"], ["b"], [*"eca"]]

@@ -58,12 +58,16 @@ def fuse(
     """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
 
     Backward produces gradients roughly in reverse order of registration, so messages are filled in
-    that order; they come back in the order in which they fill, the issue order.
+    that order; they come back in the order in which they fill, the issue order. A gradient of at
+    least half the cap travels alone, as then nothing has to be copied; see `Message.can_borrow`.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
         key = (kind(name, param), param.dtype)
+        if param.numel() * param.element_size() >= cap_bytes(key[0]) / 2:
+            closed.append([(name, param)])
+            continue
         message = open_messages.setdefault(key, [])
         message.append((name, param))
         if sum(p.numel() * p.element_size() for _, p in message) >= cap_bytes(key[0]):
