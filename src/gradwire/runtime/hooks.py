@@ -128,16 +128,17 @@ class ModuleHooks:
         return grad
 
     def _end_backward(self) -> None:
-        grads = {name: self._expected(name, param) for name, param in self._params.items()}
-        for name, grad in grads.items():
+        synchroniser = self._synchroniser
+        for name in [name for name in self._params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
-            self._synchroniser.ready(name, grad, is_shared=_is_shared(self._params[name], grad))
-        self._synchroniser.close()
+            grad = self._expected(name, self._params[name])
+            synchroniser.ready(name, grad, is_shared=_is_shared(self._params[name], grad))
+        synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self._overlap is None:
             self._arrivals.finish()
         else:
-            self._overlap.defer(grads)
+            self._overlap.defer({name: param.grad for name, param in self._params.items()})
 
 
 def _holders(grad: Tensor) -> int:
