@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.load import examples
-from gradwire.runtime.fusing import default_cap_bytes
+from gradwire.runtime.fusing import default_cap_bytes, fuse
 from tests.runtime.training import named
 
 MIB = 2**20
@@ -24,15 +24,15 @@ def test_a_model_may_have_more_elements_than_a_message(
     assert 3 * 2**32 / 16 <= cap_bytes <= 3 * 2**32 / 4
 
 
-def test_messages_are_of_a_mebibyte_on_the_wire() -> None:
+def test_messages_are_of_four_mebibytes_on_the_wire() -> None:
     exchange = gw.exchange_for(gw.compress.none())
     for dtype in (torch.float32, torch.bfloat16):
-        side = 1024 * 4 // dtype.itemsize  # 4 MiB a row of 1024
+        side = 4096 * 4 // dtype.itemsize  # 16 MiB
         params = [(f"layer {i}", torch.empty(1024, side, dtype=dtype)) for i in range(2)]
         # A ring of two sends each byte once.
-        assert default_cap_bytes(params, exchange, 2) == MIB
+        assert default_cap_bytes(params, exchange, 2) == 4 * MIB
         # Of four, three halves of each.
-        assert default_cap_bytes(params, exchange, 4) == -(-8 * MIB // 12)
+        assert default_cap_bytes(params, exchange, 4) == -(-32 * MIB // 12)
 
 
 def test_who_states_no_bytes_counts_as_uncompressed() -> None:
@@ -40,5 +40,12 @@ def test_who_states_no_bytes_counts_as_uncompressed() -> None:
         def expected_bytes(self, spec: gw.TensorSpec, world: int) -> None:
             return None
 
-    params = [("weight", nn.Linear(2048, 1024, bias=False).weight)]
-    assert default_cap_bytes(params, silent(), 2) == MIB
+    params = [("weight", nn.Linear(2048, 4096, bias=False).weight)]
+    assert default_cap_bytes(params, silent(), 2) == 4 * MIB
+
+
+def test_large_gradients_travel_alone_and_small_ones_together() -> None:
+    sizes = {"a": 10, "b": 600, "c": 40, "d": 500, "e": 498, "f": 502}
+    params = [(name, torch.empty(size // 2, 2, dtype=torch.uint8)) for name, size in sizes.items()]
+    fused = fuse(params, kind=lambda name, param: None, cap_bytes=lambda kind: 1000)
+    assert [[name for name, _ in message] for message in fused] == [["f"], ["d"], ["b"], [*"eca"]]

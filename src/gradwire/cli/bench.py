@@ -323,6 +323,36 @@ def _schedule(
     return outcome
 
 
+@app.command()
+def loopback(
+    ranks: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 2,
+    task: Annotated[str, typer.Option(help="What: text, perceptron or fashion.")] = "perceptron",
+    turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
+    iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compressors [default: none, which is dense].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time training steps where the network costs nothing, in turn with DDP's.
+
+    ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in one step.
+    In a checkout of gradwire's sources only.
+    """
+    bench = beside_src("benchmarks", "loopback")
+    settings = bench.LoopbackBench(
+        ranks=ranks,
+        task=task,
+        turns=turns,
+        iterations=iterations,
+        compressors=tuple(only or ["none"]),
+    )
+    with progress("bench loopback", total=1) as advance:
+        rows = bench.run(settings, Fractions(advance))
+    title = f"{task}, {ranks} ranks on unshaped loopback"
+    emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
+
+
 def _idle(planners: tuple[str, ...], hosts: int, as_json: bool) -> None:
     bench = beside_src("benchmarks", "idle")
     settings = bench.IdleBench(planners=planners, hosts=hosts)

@@ -48,9 +48,10 @@ class allreduce(Collective):
             spec.numel,
         )
         yield AllReduce(payload["values"])
-        yield Compute(
-            "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
-        )
+        if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(scale=1 / me.world):
+            yield Compute(
+                "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
+            )
         return state
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:

@@ -162,6 +162,13 @@ class Compressor(ABC):
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
 
+    def is_decoded(self, *, scale: float) -> bool:
+        """Whether values of an additive payload that lies in ``out_N`` itself need no ``decode``.
+
+        Default: they do.
+        """
+        return False
+
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)

@@ -13,7 +13,7 @@ each when its gradient is ready (``encode_on_lane``). Where it encodes a message
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,13 +26,18 @@ from .lanes import Task
 
 @contextmanager
 def _as_on_a_lane() -> Iterator[None]:
-    """A block that sees nothing of what the caller's thread has set for its own tensors."""
-    with (
-        torch.no_grad(),
-        torch.device("cpu"),
-        torch.inference_mode(False),
-        torch.autocast("cpu", enabled=False),
-    ):
+    """A block that sees nothing of what the caller's thread has set for its own tensors.
+
+    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(torch.no_grad())
+        if torch._C._len_torch_function_stack():  # where a default device is, too
+            undo.enter_context(torch.device("cpu"))
+        if torch.is_inference_mode_enabled():
+            undo.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled("cpu"):
+            undo.enter_context(torch.autocast("cpu", enabled=False))
         yield
 
 

@@ -142,6 +142,7 @@ class Engine:
         behind: Sequence[Task] = (),
         after: Sequence[Task] = (),
         last: tuple[str, Callable[[], Any]] | None = None,
+        last_behind: Sequence[Task] = (),
         is_news: bool = False,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
@@ -150,9 +151,9 @@ class Engine:
         is taken before that.
         Its first verb for the network waits for the end of the message before it on its channel,
         for all of ``after``, and until the message launched before it may use its own channel.
-        ``last`` names work for the compute lane once the text has ended and the channel is free;
-        without it, the returned task's result is the value that the text returned. ``is_news``
-        puts the message on the channel that gradients do not take.
+        ``last`` names work for the compute lane once the text has ended, the channel is free and
+        ``last_behind`` are done; without it, the returned task's result is the value that the text
+        returned. ``is_news`` puts the message on the channel that gradients do not take.
         """
         lane = self.num_channels if is_news else index % self.num_channels
         turn = self._turn(index, lane, after, is_news)
@@ -165,7 +166,7 @@ class Engine:
         whole = end
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)
-            self._manager.add(whole, [end])
+            self._manager.add(whole, [end, *last_behind])
         first = Task(name, lambda: driver.resume(None), step=self._step, message=index)
         self._manager.add(first, behind)
         return whole

@@ -6,12 +6,15 @@ from functools import cache
 
 from torch import Tensor, nn
 
+from ..collective.allreduce import allreduce
 from ..contract import Exchange
 from ..data.exchanges import turns_of
 from ..exchange import named_collective
+from ..pairing import Pair
 from ..wrap.hosts import on_hosts
 from ..wrap.momentum import beside
 from ..wrap.natural import is_pair, with_natural_sparsity
+from .driver import INLINE
 from .fusing import NamedParam, default_cap_bytes, fuse
 from .membership import Membership
 from .messages import Message, ParamRange
@@ -70,5 +73,19 @@ def fused_messages(
         else:
             ranges = [ParamRange.whole(*member) for member in members]
             carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
-            made.append(Message(index, ranges, carrier, who.rank, who.world, turn=turn))
+            lanes = dict.fromkeys(dict(members), INLINE) if _is_light(carrier, who.world) else {}
+            made.append(
+                Message(index, ranges, carrier, who.rank, who.world, lanes=lanes, turn=turn)
+            )
     return made
+
+
+def _is_light(exchange: Exchange, world: int) -> bool:
+    """Whether encoding takes less than the wake-up of the lane that would do it.
+
+    Uncompressed gradients are divided by the number of ranks, in their place. DDP does that in the
+    backward pass too.
+    """
+    if not isinstance(exchange, Pair) or not isinstance(exchange.collective, allreduce):
+        return False
+    return exchange.codec.for_world(world).is_decoded(scale=1 / world)

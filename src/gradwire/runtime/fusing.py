@@ -5,6 +5,10 @@ to hide behind. Many small messages pay their latency often. On 4 hosts at 200 M
 gradients, uncompressed steps took 1.02 s in messages of 4 MiB, 1.04 s in those of 8 MiB, 1.05 s of
 25 MiB and 1.00 s of 1 MiB, against 1.01 s of DDP in the same run. Steps with onebit took 0.32 s in
 messages of 4 MiB and 0.38 s in those of 1 MiB. So the size that counts is the one on the wire.
+
+Where the network costs nothing (two ranks on one machine, a transformer of 3.3 M parameters) a
+message costs 0.5 to 1 ms of processor time beside its bytes, in threads that wake up and in Python
+that is no longer in the cache. A step took 82 ms of it in 15 messages of 1 MiB and 77 ms in 5.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from ..spec import TensorSpec
 NamedParam = tuple[str, Tensor]
 """A parameter and its name."""
 
-_WIRE_BYTES = 2**20
+_WIRE_BYTES = 2**22
 _FEWEST, _MOST = 4, 16
 _SMALLEST_BYTES = 2**18
 
@@ -28,7 +32,7 @@ _SMALLEST_BYTES = 2**18
 def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: int) -> int:
     """Bytes of gradients to fuse into one message where the user names none.
 
-    With it each message puts about 1 MiB on the wire, as long as there are 4 to 16 of them. It is
+    With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of them. It is
     at least 256 KiB.
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
@@ -58,12 +62,16 @@ def fuse(
     """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
 
     Backward produces gradients roughly in reverse order of registration, so messages are filled in
-    that order; they come back in the order in which they fill, the issue order.
+    that order; they come back in the order in which they fill, the issue order. A gradient of at
+    least half the cap travels alone, as then nothing has to be copied; see `Message.can_borrow`.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
         key = (kind(name, param), param.dtype)
+        if param.numel() * param.element_size() >= cap_bytes(key[0]) / 2:
+            closed.append([(name, param)])
+            continue
         message = open_messages.setdefault(key, [])
         message.append((name, param))
         if sum(p.numel() * p.element_size() for _, p in message) >= cap_bytes(key[0]):

@@ -99,7 +99,8 @@ class Handle:
         - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
           same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
-        - ``inline_s_per_step`` is how long backward waited for encodes that a plan has within it.
+        - ``inline_s_per_step`` is how long backward took for encodes within it: those that a plan
+          has there, and the scaling of uncompressed gradients.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
         - ``residual_norm`` is over all parameters; its mean over ranks (DEFT's equation 2) is
           ``gw.mean_residual_norm``.

@@ -71,7 +71,8 @@ class ModuleHooks:
             return
         with self._opening:
             self._begin_backward(name)
-        self._synchroniser.ready(name, self._expected(name, param))
+        grad = self._expected(name, param)
+        self._synchroniser.ready(name, grad, is_shared=_is_shared(param, grad))
 
     def _begin_overlap(self, name: str) -> None:
         if self._overlap is not None:
@@ -127,16 +128,38 @@ class ModuleHooks:
         return grad
 
     def _end_backward(self) -> None:
-        grads = {name: self._expected(name, param) for name, param in self._params.items()}
-        for name, grad in grads.items():
+        synchroniser = self._synchroniser
+        for name in [name for name in self._params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
-            self._synchroniser.ready(name, grad)
-        self._synchroniser.close()
+            grad = self._expected(name, self._params[name])
+            synchroniser.ready(name, grad, is_shared=_is_shared(self._params[name], grad))
+        synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self._overlap is None:
             self._arrivals.finish()
         else:
-            self._overlap.defer(grads)
+            self._overlap.defer({name: param.grad for name, param in self._params.items()})
+
+
+def _holders(grad: Tensor) -> int:
+    """The tensors that have the memory of ``grad``, and the look itself."""
+    count: int = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)
+    return count
+
+
+_ALONE = _holders(torch.empty(1, device="cpu"))
+
+
+def _is_shared(param: Any, grad: Tensor | None) -> bool:
+    """Whether somebody else may look at the memory of a gradient during the backward pass.
+
+    Autograd itself may: the gradient of what goes into a ``cat`` is a part of what comes out of it,
+    and may be needed for other gradients that are still to be computed. So may a later hook of the
+    user's on the parameter.
+    """
+    if grad is None or grad.layout != torch.strided:
+        return False
+    return _holders(grad) != _ALONE or len(param._post_accumulate_grad_hooks) > 1
 
 
 def _is_inside_a_segment() -> bool:

@@ -1,10 +1,12 @@
 """Message: gradients that travel together, in one flat buffer.
 
 A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
-them; ``scatter`` puts the mean back. State is kept by the message but named by parameter, so it
-can be loaded into messages that are fused and cut in another way. Fields that end in ``_N`` hold
-one element for each gradient element, or for each of this rank's share, and are cut by parameter.
-Fields that end in ``_T`` hold one tensor for each of the spec's shapes, and so for each parameter.
+them; ``scatter`` puts the mean back. A whole gradient that travels alone may be lent instead: it is
+the buffer of its step itself, and nothing is copied. State is kept by the message but named by
+parameter, so it can be loaded into messages that are fused and cut in another way. Fields that end
+in ``_N`` hold one element for each gradient element, or for each of this rank's share, and are cut
+by parameter. Fields that end in ``_T`` hold one tensor for each of the spec's shapes, and so for
+each parameter.
 """
 
 from __future__ import annotations
@@ -63,6 +65,20 @@ class Slot:
         return self.name if self.is_whole else f"{self.name}[{self.first}:{self.last}]"
 
 
+class KeptBuffer:
+    """A message's flat gradient in host memory, and the part of each slot.
+
+    The part of a whole gradient has its shape, as the gradient may have strides of its own.
+    """
+
+    def __init__(self, spec: TensorSpec, slots: Sequence[Slot]) -> None:
+        self.flat_N = torch.zeros(spec.numel, dtype=spec.dtype, device="cpu")
+        self.views = [
+            self.flat_N[slot.start : slot.stop].view(shape)
+            for slot, shape in zip(slots, spec.shapes, strict=True)
+        ]
+
+
 class Message:
     """Gradients of one dtype that are exchanged together.
 
@@ -99,12 +115,8 @@ class Message:
         ]
         dtype = ranges[0].param.dtype
         self.spec = TensorSpec(f"message {index}", end, dtype, shapes=tuple(shapes))
-        self.flat_N = torch.zeros(end, dtype=self.spec.dtype, device="cpu")
-        # Whole gradients are copied in their own shape, as they may have strides of their own.
-        self._views = [
-            self.flat_N[slot.start : slot.stop].view(shape)
-            for slot, shape in zip(self.slots, shapes, strict=True)
-        ]
+        self._buffer: KeptBuffer | None = None
+        self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
         self._places = {self.slots[place].name: place for place in exchange.apart(self.spec)}
@@ -112,6 +124,8 @@ class Message:
         """Whether the backward pass waits at the launch while the whole message is encoded."""
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
         """The lanes of tensors that are encoded each by itself as they come, by name."""
+        if self.lanes or len(self.slots) > 1:
+            self._buffer = KeptBuffer(self.spec, self.slots)  # threads may need it at the same time
         self._shares: Shares | None = None
         if world > 1 and exchange.ranks_per_host > 1:
             self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host)
@@ -122,6 +136,17 @@ class Message:
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
+
+    @property
+    def _kept(self) -> KeptBuffer:
+        """The kept buffer. For one gradient it is made in the first step that cannot borrow it."""
+        if self._buffer is None:
+            self._buffer = KeptBuffer(self.spec, self.slots)
+        return self._buffer
+
+    @property
+    def flat_N(self) -> Tensor:
+        return self._kept.flat_N
 
     @property
     def scale(self) -> float:
@@ -151,17 +176,44 @@ class Message:
 
         ``into`` has the shape of the whole parameter.
         """
-        for slot, view in zip(self.slots, self._views, strict=True):
+        for slot, view in zip(self.slots, self._kept.views, strict=True):
             if slot.name == name:
                 copy_scaled([_range(into, slot)], [view], self._scale)
 
-    def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
-        """The text that gathers and exchanges; gradients that are None count as zero."""
-        self.member.selection = None  # each step's own
-        yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
-        self.state = yield from self.exchange.synchronise(
-            self.member, self.state, self.flat_N, self.flat_N
+    def can_borrow(self, grads: Grads) -> bool:
+        """Whether this step's gradient can be the buffer itself.
+
+        Whoever asks knows that nobody else looks at the gradient, or at memory that it shares,
+        until the message has ended.
+        """
+        grad = grads[self.slots[0].name]
+        return (
+            len(self.slots) == 1
+            and self.slots[0].is_whole
+            and not self.lanes
+            and self._scale == 1.0
+            and type(grad) is Tensor
+            and grad.device.type == "cpu"
+            and grad.layout == torch.strided
+            and grad.dtype == self.spec.dtype
+            and grad.is_contiguous()
+            and not grad.requires_grad
         )
+
+    def text(
+        self, grads: Grads, copying: Copying = nullcontext, *, borrows: bool = False
+    ) -> Steps[None]:
+        """The text that gathers and exchanges; gradients that are None count as zero.
+
+        If it ``borrows`` the gradient, the mean is there at its end, and ``scatter`` is not called.
+        """
+        self.member.selection = None  # each step's own
+        lent = grads[self.slots[0].name] if borrows else None
+        self._lent_N = None if lent is None else lent.detach().view(-1)
+        yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
+        grad_N = self.flat_N if self._lent_N is None else self._lent_N
+        self.state = yield from self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        self._lent_N = None
 
     @torch.no_grad()
     def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:
@@ -177,13 +229,14 @@ class Message:
         if ahead:
             places = [place for place in places if place not in ahead]
         self._set_aside = {}
-        if self._copy_in(places, grads, copying) < len(places):
+        if self._lent_N is None and self._copy_in(places, grads, copying) < len(places):
             absent = [place for place in places if grads[self.slots[place].name] is None]
-            torch._foreach_zero_([self._views[place] for place in absent])
+            torch._foreach_zero_([self._kept.views[place] for place in absent])
             slots = [self.slots[place] for place in absent]
             self._set_aside = {slot: self.own_state(slot) for slot in slots}
         if self.notes_norms:
-            self.norms = [float(norm) for norm in torch._foreach_norm(self._views)]
+            views = self._kept.views if self._lent_N is None else [self._lent_N]
+            self.norms = [float(norm) for norm in torch._foreach_norm(views)]
 
     def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> int:
         """Copies gradients of slots into the buffer; returns how many, as those of None are not."""
@@ -208,7 +261,7 @@ class Message:
             slot = self.slots[place]
             grad = grads[slot.name]
             if grad is not None:
-                views.append(self._views[place])
+                views.append(self._kept.views[place])
                 ranges.append(_range(grad, slot))
         return views, ranges
 

@@ -8,7 +8,7 @@ launches messages in the same order.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -64,6 +64,8 @@ class Synchroniser:
         self._scale = 1.0
         self.grads: Grads = {}
         self._marks: dict[str, Mark] = {}
+        self._shared: set[str] = set()
+        self._backward_over = Task("backward over", lambda: None)
         self._missing: list[int] = []
         self._num_left: dict[str, int] = {}
         self._queue = self.messages
@@ -88,6 +90,8 @@ class Synchroniser:
         self.grads = {}
         self._marks = {}
         self._queue = self.messages if names is None else self.of(names)
+        self._shared = set()
+        self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(m.names) for m in self.messages]
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = {}
@@ -95,13 +99,19 @@ class Synchroniser:
         self._presence = None
         self.open = True
 
-    def ready(self, name: str, grad: Tensor | None) -> None:
-        """Hands in one gradient (None counts as zero) and launches messages that are complete."""
+    def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
+        """Hands in one gradient (None counts as zero) and launches messages that are complete.
+
+        Nothing is written to a gradient that ``is_shared`` before ``close``: somebody else may look
+        at its memory while the backward pass goes on.
+        """
         self.engine.check()
         with self._lock:
             if name in self.grads:
                 return
             self.grads[name] = grad
+            if is_shared:
+                self._shared.add(name)
             if grad is not None and grad.is_cuda:
                 self._marks[name] = self._streams.mark(grad.device)
             for message in self._messages_of[name]:
@@ -132,13 +142,21 @@ class Synchroniser:
         copying = scattering = self._copying(message.names, allocates=False)
         if isinstance(message, SparseMessage):
             scattering = self._copying(message.names, allocates=True)
+        is_shared = not self._shared.isdisjoint(message.names)
 
         def scatter() -> None:
             message.scatter(grads, scattering)
             if isinstance(message, Message):
                 _let_go(message.names, grads, num_left)
 
+        def borrowed(text: Steps[None]) -> Steps[None]:
+            yield from text
+            _let_go(message.names, grads, num_left)
+
+        last: tuple[str, Callable[[], None]] | None = ("scatter", scatter)
         text: Steps[None] = message.text(grads, copying)
+        if isinstance(message, Message) and not is_shared and message.can_borrow(grads):
+            text, last = borrowed(message.text(grads, borrows=True)), None
         if isinstance(message, Message) and message.is_inline:
             text = begun(self.engine, self._step, message.index, text)
         return self.engine.launch(
@@ -147,7 +165,8 @@ class Synchroniser:
             text,
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
-            last=("scatter", scatter),
+            last=last,
+            last_behind=[self._backward_over] if is_shared else (),
         )
 
     def _copying(self, names: Sequence[str], *, allocates: bool) -> Copying:
@@ -169,6 +188,7 @@ class Synchroniser:
                 "its end, or twice in one, as the parameter is shared by segments of a reentrant "
                 "activation checkpoint (use_reentrant=False is accepted)"
             )
+        self.engine.begin(self._backward_over)
         self.engine.wait(self.all_ends())
         self.open = False
 
@@ -229,6 +249,7 @@ class Synchroniser:
 
         The count travels while the last messages are on their way.
         """
+        self.engine.begin(self._backward_over)
         flags = [int(self.grads[name] is not None) for name in self.names]
         self._used.copy_(torch.tensor(flags, dtype=torch.int32, device="cpu"))
         if self.engine.world > 1:
