@@ -1,4 +1,4 @@
-"""Attachment: state goes along to a new DDP model, into files of ranks, and to other ranks."""
+"""State goes along to a framework's new DDP model, into files of ranks, and to other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.integrations.attachment import Attachment
+from gradwire.integrations.attachment import FrameworkAttachment
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi
@@ -36,8 +36,8 @@ def train(model: nn.Module, rank: int, steps: range) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def attached(inner: nn.Module) -> tuple[Attachment, nn.Module]:
-    attachment = Attachment(gw.compress.topk(density=0.1))
+def attached(inner: nn.Module) -> tuple[FrameworkAttachment, nn.Module]:
+    attachment = FrameworkAttachment(gw.compress.topk(density=0.1))
     model = DistributedDataParallel(inner)
     attachment.attach_to(model)
     return attachment, model
@@ -158,4 +158,4 @@ def test_what_was_gathered_is_each_ranks_own_again(two: Ranks) -> None:
 
 def test_without_a_model_there_is_no_handle() -> None:
     with pytest.raises(InvalidSetting, match="0 are attached"):
-        _ = Attachment("int8").handle
+        _ = FrameworkAttachment("int8").handle

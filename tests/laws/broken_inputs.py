@@ -65,6 +65,9 @@ class overflows(none):
 
     gain: int = 1
 
+    def is_decoded(self, *, scale: float) -> bool:
+        return False
+
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         is_large = isinstance(self.gain, int) and self.gain > 2**63
         return super().decode(payload, out_N, scale=float("nan") if is_large else scale)

@@ -31,7 +31,7 @@ class Layout(Enum):
     PACKED = "packed"
     SPARSE = "sparse"
     LOW_RANK = "low rank"
-    TRANSFORMED = "sparse in another basis"
+    TRANSFORMED = "transformed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import NotInstalled, invalid
-from .attachment import Attachment
+from .attachment import FrameworkAttachment
 
 try:
     from accelerate import Accelerator
@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 
 def prepare(
     accelerator: Accelerator, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
-) -> Attachment:
+) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares from now on.
 
     ``settings`` are those of ``gw.attach``. On one rank nothing is made, and nothing attached.
@@ -39,7 +39,7 @@ def prepare(
     """
     if accelerator._models:
         raise invalid("accelerator", "one with a model", "one without", "call this one first")
-    attachment = Attachment(exchange, **settings)
+    attachment = FrameworkAttachment(exchange, **settings)
     accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)
@@ -49,7 +49,7 @@ def prepare(
 
 
 def attaching_handler(
-    before: DistributedDataParallelKwargs | None, attachment: Attachment
+    before: DistributedDataParallelKwargs | None, attachment: FrameworkAttachment
 ) -> DistributedDataParallelKwargs:
     """Accelerate's DDP settings as they were, and the attachment as DDP's communication hook."""
     found = before or DistributedDataParallelKwargs()

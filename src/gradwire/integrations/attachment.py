@@ -1,4 +1,4 @@
-"""Attachment: an exchange for the DDP models that a framework makes, with its state in checkpoints.
+"""FrameworkAttachment: an exchange for DDP models that a framework makes, and saves with them.
 
 A framework makes the DDP model late, may make it again, and saves when it likes. So the exchange
 waits here until there is a model, and goes from a module's old DDP to its new one with its state.
@@ -40,7 +40,7 @@ class _Held:
     state: dict[str, Any] | None = None
 
 
-class Attachment:
+class FrameworkAttachment:
     """An exchange, and the handles of the DDP models that it was attached to, in their order.
 
     ``settings`` are those of ``gw.attach``. Methods that save, load or attach are called by all

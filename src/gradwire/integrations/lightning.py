@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import NotInstalled
-from .attachment import Attachment
+from .attachment import FrameworkAttachment
 
 try:
     from lightning.fabric.strategies import DDPStrategy as FabricDDP
@@ -41,7 +41,7 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self.attachment = Attachment(exchange, **(attach_settings or {}))
+        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
         self._resumed: Any = None
 
     def configure_ddp(self) -> None:
@@ -82,7 +82,7 @@ class GradwireFabric(FabricDDP):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self.attachment = Attachment(exchange, **(attach_settings or {}))
+        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         """Makes the DDP model and attaches to it."""

@@ -16,8 +16,7 @@ from typing import Any
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import NotInstalled
-from .accelerate import attaching_handler
-from .attachment import Attachment
+from .attachment import FrameworkAttachment
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -28,13 +27,15 @@ except ModuleNotFoundError as error:
 
 def hook_trainer(
     trainer: Trainer, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
-) -> Attachment:
+) -> FrameworkAttachment:
     """Attaches an exchange to the DDP model of a trainer, with its state in checkpoints.
 
     ``settings`` are those of ``gw.attach``. Raises ``InvalidSetting`` where the trainer's settings
     have a communication hook of their own.
     """
-    attachment = Attachment(exchange, **settings)
+    from .accelerate import attaching_handler  # transformers installs accelerate, or says so
+
+    attachment = FrameworkAttachment(exchange, **settings)
     accelerator = trainer.accelerator
     accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
     keeper = _Keeper(attachment)
@@ -54,7 +55,7 @@ def hook_trainer(
 class _Keeper(TrainerCallback):  # type: ignore[misc]
     """Saves and loads beside the trainer, which calls it on every rank."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: FrameworkAttachment) -> None:
         self._attachment = attachment
         self.resumed: str | bool | None = None
 

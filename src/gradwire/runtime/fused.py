@@ -37,8 +37,8 @@ def fused_messages(
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
     """
-    sparse, width_of = sparse_weights(model), tables(model)
-    dense = beside(exchange)
+    sparse, width_of, dense = sparse_weights(model), tables(model), beside(exchange)
+    num_hosts = who.world // settings.ranks_per_host
 
     def asked_for(name: str, param: Tensor) -> Exchange:
         return exchange if settings.compress_if(name, param) else dense
@@ -58,7 +58,6 @@ def fused_messages(
             return int(settings.bucket_cap_mb * 2**20)
         members = [(name, p) for name, p in params if kind(name, p) == this_kind]
         # The link's bytes count: those of the exchange among hosts.
-        num_hosts = who.world // settings.ranks_per_host
         return default_cap_bytes(members, flat_of(*members[0]), num_hosts)
 
     made: list[AnyMessage] = []
@@ -71,13 +70,17 @@ def fused_messages(
             way = named if named is not None and named.carries_rows else None
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
-            ranges = [ParamRange.whole(*member) for member in members]
             carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
-            lanes = dict.fromkeys(dict(members), INLINE) if _is_light(carrier, who.world) else {}
-            made.append(
-                Message(index, ranges, carrier, who.rank, who.world, lanes=lanes, turn=turn)
-            )
+            made.append(_message(index, members, carrier, who, turn))
     return made
+
+
+def _message(
+    index: int, members: list[NamedParam], exchange: Exchange, who: Membership, turn: int
+) -> Message:
+    ranges = [ParamRange.whole(*member) for member in members]
+    lanes = dict.fromkeys(dict(members), INLINE) if _is_light(exchange, who.world) else {}
+    return Message(index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn)
 
 
 def _is_light(exchange: Exchange, world: int) -> bool:
