@@ -135,9 +135,11 @@ class _Driver:
 
     def _ready(self) -> list[tuple[_Pending, ...]]:
         """Sets of pending verbs that can be carried out now."""
-        found: list[tuple[_Pending, ...]] = [
-            (p,) for p in self.pending if isinstance(p.verb, Compute)
-        ]
+        next_computes: dict[int, _Pending] = {}
+        for p in self.pending:
+            if isinstance(p.verb, Compute):
+                next_computes.setdefault(p.rank, p)
+        found: list[tuple[_Pending, ...]] = [(p,) for p in next_computes.values()]
         receives = {}
         for p in reversed(self.pending):
             if isinstance(p.verb, Recv):

@@ -19,6 +19,7 @@ from gradwire.exchange import run_local
 from gradwire.laws import many_steps
 from gradwire.laws.cases import FEW, Case
 from gradwire.laws.exchanges import LAWS
+from gradwire.moves.rounds import FEW as FEW_AT_A_TIME
 from gradwire.pairing import pair
 from gradwire.spec import TensorSpec
 from tests.sim.test_computes import CHUNK, Done, computes
@@ -72,14 +73,16 @@ def _alone(own: list[Done], name: str) -> float:
 
 @pytest.mark.parametrize("world", [4, 5, 8, 17])
 @pytest.mark.parametrize("codec", [onebit(), qsgd()], ids=repr)
-def test_three_chunks_are_encoded_before_the_first_round(codec: Compressor, world: int) -> None:
-    """All else is encoded, merged and decoded beside a transfer, but for the mean and the last."""
-    last = (world - 1) % 3 or 3
+def test_only_the_first_round_is_encoded_and_the_last_decoded_alone(
+    codec: Compressor, world: int
+) -> None:
+    """All else is encoded, merged and decoded beside a transfer, but for the mean."""
     for own in computes(pair(codec, IN_ROUNDS), world * CHUNK, world):
         assert sum(one.numel for one in own if one.name == "encode") == world * CHUNK
         assert sum(one.numel for one in own if one.name == "merge") == world * CHUNK
         assert sum(one.numel for one in own if one.name == "decode") == world * CHUNK
-        assert [_alone(own, name) for name in ("encode", "merge", "decode")] == [3 + 1, last, 1]
+        alone = [_alone(own, name) for name in ("encode", "merge", "decode")]
+        assert alone == [FEW_AT_A_TIME + 1, 1, 1]
 
 
 def test_sizes_that_vary_are_told_before_anything_is_pushed() -> None:
@@ -91,16 +94,16 @@ def test_large_messages_go_in_rounds_by_themselves() -> None:
     """Seven payloads of 512 KiB / 7 are on their way to a rank at once, and not a byte more."""
     exchange = pair(none(), casync_ps())
     most = 512 * 1024 // 7 // 4 // 32 * 32 * 8  # elements, in 8 aligned chunks
-    for numel, alone in ((most, 7), (most + 8 * 32, 3)):
+    for numel, alone in ((most, 7), (most + 8 * 32, FEW_AT_A_TIME)):
         own = computes(exchange, numel, 8)[0]
         first = next(one for one in own if one.name == "encode")
         assert first.numel == numel // 8 * alone
 
 
 def test_bytes_in_rounds() -> None:
-    """9 elements among 3 ranks are chunks of 8, 1 and 0; a rank pulls what it does not have."""
+    """9 elements among 3 ranks are chunks of 8, 1 and 0; a rank sends its own to the others."""
     spec = TensorSpec("bias", 9)
-    pushed, pulled = [8, 32, 40], [40 - 8, 40 - 0, 40 - 32]
+    pushed, pulled = [8, 32, 40], [2 * 32, 2 * 8, 0]
     expected = [push + pull for push, pull in zip(pushed, pulled, strict=True)]
     assert pair(none(), IN_ROUNDS).wire_bytes(spec, 3) == expected
 

@@ -48,6 +48,7 @@ FEWER = (
     casync_ps(partitions=2, room_bytes=0),
     casync_ring(partitions=1),
     casync_ring(partitions=2),
+    casync_ring(partitions=2, half_bytes=0),
 )
 PAIRS = [
     pair(codec, collective)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.cast16 import cast16
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
+from gradwire.compress.topk import topk
 from gradwire.exchange import texts
+from gradwire.laws import many_steps
+from gradwire.laws.cases import FEW, Case
+from gradwire.laws.exchanges import LAWS
 from gradwire.local import drive
+from gradwire.moves.staggered import staggered
 from gradwire.verbs import Compute, Recv, Send
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
@@ -38,12 +49,72 @@ def test_every_hop_moves_something(collective: gw.Collective, world: int, numel:
     steps = [noted(t, log) for t, log in zip(texts(exchange, grads), logs, strict=True)]
     for mean_N, _, _ in drive(steps).results:
         assert mean_N.tolist() == [(world - 1) / 2] * numel
-    hops = [hop for log in logs for hop in log]
-    assert all(any(isinstance(verb, Send | Recv) for verb in hop) for hop in hops)
+    rows = [row for log in logs for row in log]
+    assert all(rows)
+    hops = [row for row in rows if any(isinstance(verb, Send | Recv) for verb in row)]
+    assert all(verb.buf.numel() for hop in hops for verb in hop if isinstance(verb, Send | Recv))
+    computed = [verb for row in rows for verb in row if isinstance(verb, Compute)]
+    assert all(verb.numel > 0 for verb in computed)
     beside = [verb for hop in hops for verb in hop if isinstance(verb, Compute)]
-    assert all(verb.name == "decode" and verb.numel > 0 for verb in beside)
+    assert all(verb.name == "decode" for verb in beside)
     # A chunk is sent W-1 times in each phase, and none is empty.
     num_chunks = min(world, -(-numel // 8))
     assert sum(isinstance(verb, Send) for hop in hops for verb in hop) == (
         2 * (world - 1) * num_chunks if numel < 300 else 2 * (world - 1) * world
     )
+
+
+CODECS = (none(), cast16(), onebit(block=64), qsgd(bitwidth=4, block=64), topk(density=0.3))
+IN_HALVES = casync_ring(half_bytes=0)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_laws_in_halves(codec: gw.Compressor) -> None:
+    for number, law in enumerate(law for law in LAWS if law not in many_steps.LAWS):
+        cases = FEW[number % len(FEW)], Case(world=5, numel=300, seed=number)
+        law(gw.pair(codec, IN_HALVES), cases[(CODECS.index(codec) + number) % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [3, 8])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_nothing_kept_grows_in_halves(codec: gw.Compressor, world: int) -> None:
+    case = Case(world=world, numel=60, seed=world)
+    many_steps.law_what_is_kept_does_not_grow_by_itself(gw.pair(codec, IN_HALVES), case)
+
+
+def test_large_messages_go_in_halves() -> None:
+    """Chunks of 128 KiB go whole, and those of more in two parts, each with a state of its own."""
+    exchange = gw.pair(none(), casync_ring())
+    most = 2 * 32 * 1024
+    assert len(exchange.init(gw.TensorSpec("", most), 2).inner) == 2
+    assert len(exchange.init(gw.TensorSpec("", most + 8), 2).inner) == 4
+    assert exchange.wire_bytes(gw.TensorSpec("", 2 * most), 2) == [2 * most * 4] * 2
+
+
+def test_half_bytes_is_no_negative_number() -> None:
+    with pytest.raises(gw.InvalidSetting, match="half_bytes"):
+        casync_ring(half_bytes=-1)
+
+
+def test_texts_side_by_side_are_one_tuple_apart() -> None:
+    """The second is a tuple behind the first; empty tuples of both are no step; all end."""
+
+    def text(name: str, rows: int) -> Any:
+        found: list[Any] = []
+        for row in range(rows):
+            found += yield (Compute(f"{name}{row}", lambda: None),) if row != 1 else ()
+        return found
+
+    def noted() -> Any:
+        results = yield from staggered([text("a", 2), text("b", 3)])
+        assert results == [["a0"], ["b0", "b2"]]
+
+    both, seen = noted(), []
+    answer: Any = None
+    with suppress(StopIteration):
+        while True:
+            asked = both.send(answer)
+            answer = tuple(verb.name for verb in asked)
+            seen.append([*answer])
+    assert seen == [["a0"], ["b0"], ["b2"]]

@@ -45,6 +45,7 @@ def _exchanges() -> list[Exchange]:
         feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1))),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1, room_bytes=0))),
         feedback(pair(codecs.onebit(block=64), together.casync_ring(partitions=1))),
+        feedback(pair(codecs.onebit(block=64), together.casync_ring(half_bytes=0))),
     ]
 
 

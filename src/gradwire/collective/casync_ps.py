@@ -5,17 +5,21 @@ Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sect
 Differences: small payloads, of which all can be on their way at once, are pushed by one all-to-all
     and pulled by one all-gather. Of table 3, with K = N chunks, the N encodes are ours (N - 1
     pushed chunks, then the mean of the own one) and so are the N - 1 merges; what is pulled comes
-    all at once, and none of its N decodes overlaps with a transfer, where the paper counts the last
-    of them alone. Larger ones go in rounds, as section 3.2's coordinator would send them; rounds
+    all at once, and N - 1 decodes overlap with no transfer, where the paper counts the last of
+    them alone: to have the others overlap would take a latency more, and they take no longer than
+    that. Larger ones go in rounds, as section 3.2's coordinator would send them; rounds
     follow from sizes that all ranks know, so nobody coordinates. What the next round sends is
-    encoded beside a round, and what the last one brought is merged. Pulls go round a ring, each
-    chunk decoded beside the next hop. Nothing travels beside the encodes of the first round and of
-    the mean, the merges of the last round, and the decode of one chunk.
-Wire: W chunks. Push: the payload of chunk c goes to rank c. Pull: the payload of the merged chunk
-    goes to all. A slot is a payload rounded up to 8 bytes, and a rank pushes the slots of all
-    chunks but its own. It pulls (W-1) * (largest slot) bytes at once, or passes on the slots of all
-    chunks but its right neighbour's. Where sizes vary, they go first: 2 * 8 * (W-1) bytes, and
-    nothing is encoded beside a push.
+    encoded beside a round, and what the last one brought is merged. Every aggregator sends its
+    mean to the others in rounds too, and what a round has brought is decoded beside the next.
+    Nothing travels beside the encodes of the first round and of the mean, nor beside the merges and
+    decodes of the one chunk that the last rounds bring: three encodes and two decodes, where
+    table 3 has N.
+Partitions: 1 to W, of which the first has another server in each message of a step.
+Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload of chunk c
+    goes to rank c. Pull: the payload of the merged chunk goes to all. A slot is a payload rounded
+    up to 8 bytes, and a rank pushes the slots of all chunks but its own. It sends W - 1 times the
+    slot of its own chunk; where an all-gather does, the largest slot. Where sizes vary, they go
+    first: 2 * 8 * (W-1) bytes, and nothing is encoded beside a push.
 State: one codec state a chunk: of what this rank pushes, and in its own chunk of the mean.
 Contributed: what the codec encoded; of the chunk that a rank aggregates, all of its gradient,
     less W times what encoding the mean lost. That loss enters the next mean as it is: were it
@@ -35,13 +39,12 @@ from ..bounds import check_whole
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
 from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
-from ..moves.rounds import FEW, ROOM_BYTES, distances, transfers
+from ..moves.rounds import ROOM_BYTES, distances, few, transfers
 from ..moves.sizes import announced_bytes, tell_all, tell_each
 from ..payload import slot_bytes
 from ..spec import TensorSpec
-from ..verbs import AllGather, AllToAll, Recv, Send, Steps
+from ..verbs import AllGather, AllToAll, Steps
 from ._aggregator import Aggregator
-from .ring import hop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +84,11 @@ class casync_ps(Collective):
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         size_bytes = (yield own.encoding_mean()) if own.serves else 0
         told = yield from tell_all(me, codec, size_bytes, own.limits, grad_N)
-        pull = _pull_by_hops
-        if at_once:
-            pull = _pull_at_once if self.partitions in (None, me.world) else _pull_from_few
-        yield from pull(own, told, out_N)
+        if at_once and self._is_full(me.world):
+            yield from _pull_at_once(own, told, out_N)
+        else:
+            together = me.world - 1 if at_once else few(me.world)
+            yield from _pull_in_rounds(own, together, told, out_N)
         return rotated(tuple(own.states), -first)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
@@ -93,11 +97,14 @@ class casync_ps(Collective):
         slots = [form.slot_bytes for form in formats]
         told = 2 * announced_bytes(codec, world)
         pushed = [told + sum(slots) - slots[rank] for rank in range(world)]
-        if self._is_small(slots):
-            is_full = self.partitions in (None, world)
-            pulled = [max(slots)] * world if is_full else slots
-            return [push + (world - 1) * slot for push, slot in zip(pushed, pulled, strict=True)]
-        return [push + sum(slots) - slots[(r + 1) % world] for r, push in enumerate(pushed)]
+        # An all-gather's slots are as large as the largest.
+        is_gathered = self._is_small(slots) and self._is_full(world)
+        pulled = [max(slots)] * world if is_gathered else slots
+        return [push + (world - 1) * slot for push, slot in zip(pushed, pulled, strict=True)]
+
+    def _is_full(self, world: int) -> bool:
+        """Whether every rank has a partition, so that an all-gather pulls nothing in vain."""
+        return self.partitions in (None, world)
 
     def _is_small(self, slots: Sequence[int]) -> bool:
         """Whether payloads of at most these sizes, one a rank, can all be on their way at once."""
@@ -120,7 +127,7 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
     """Encodes for the next round and merges what the last one brought beside each round."""
     me = own.me
-    rounds = distances(FEW, me.world)
+    rounds = distances(few(me.world), me.world)
     around = [[(me.rank + d) % me.world for d in away] for away in rounds]
     targets = [[rank for rank in ranks if rank in own.others] for ranks in around]
     sources = [[(me.rank - d) % me.world for d in away] for away in rounds]
@@ -142,30 +149,34 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
 def _pull_at_once(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
     me, slot = own.me, slot_bytes(max(told))
     whole = me.scratch("pulled", me.world * slot, out_N, torch.uint8, varies=own.varies)
-    yield AllGather(whole, own.merged[:slot])
-    yield own.decoding(range(me.world), whole.chunk(me.world), told, out_N)
+    slots, mean = whole.chunk(me.world), list(whole.chunk(me.world))
+    mean[me.rank] = own.merged[:slot]
+    gather = AllGather(whole, mean[me.rank])
+    if own.serves:
+        yield gather, own.decoding([me.rank], mean, told, out_N)
+    else:
+        yield gather
+    if own.others:
+        yield own.decoding(own.others, slots, told, out_N)
 
 
-def _pull_from_few(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
-    """Every aggregator sends its mean to all other ranks: an all-gather would send nothing for
-    those that are none."""
-    me, servers = own.me, own.chunks.servers
-    slots = own.pulled(told, out_N)
-    sent = [Send(rank, slots[me.rank]) for rank in range(me.world) if rank != me.rank]
-    taken = [Recv(rank, slots[rank]) for rank in servers if rank != me.rank]
-    yield (*(sent if own.serves else ()), *taken)
-    yield own.decoding(servers, slots, told, out_N)
+def _pull_in_rounds(
+    own: Aggregator, together: int, told: Sequence[int], out_N: Tensor
+) -> Steps[None]:
+    """Every aggregator sends its mean to all others, ``together`` of them at a time.
 
-
-def _pull_by_hops(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
-    """Passes merged chunks on round the ring, and decodes each beside the hop that passes it on."""
+    What a round has brought is decoded beside the next, the own mean beside the first.
+    """
     me, servers, slots = own.me, own.chunks.servers, own.pulled(told, out_N)
-    for step in range(me.world - 1):
-        out, into = (me.rank - step) % me.world, (me.rank - step - 1) % me.world
-        ready = own.decoding([out], slots, told, out_N) if out in servers else None
-        yield from hop(me, slots[out], slots[into], beside=ready)
-    if (last := (me.rank + 1) % me.world) in servers:
-        yield own.decoding([last], slots, told, out_N)
+    sent = [slots[me.rank]] * me.world
+    ready = [me.rank] if own.serves else []
+    for away in distances(together, me.world):
+        beside = [own.decoding(ready, slots, told, out_N)] if ready else []
+        yield (*transfers(me, away, sent, slots, givers=servers), *beside)
+        sources = ((me.rank - distance) % me.world for distance in away)
+        ready = [rank for rank in sources if rank in servers]
+    if ready:
+        yield own.decoding(ready, slots, told, out_N)
 
 
 EXAMPLES = (casync_ps(),)

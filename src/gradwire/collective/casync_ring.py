@@ -4,6 +4,9 @@ Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk
     and N decodes that overlap with no transfer: N - 1 that are merged, and the last one. The others
     are done while the chunk is passed on.
 Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
+    A large message goes in two halves, the second a step behind the first: one is merged and
+    encoded while the other is passed on. Then half a chunk each is encoded, merged and decoded
+    beside which nothing travels, and not N, N - 1 and one.
 Partitions: 1 to W, of which the first begins at another rank in each message of a step.
 Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
     but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
@@ -15,6 +18,7 @@ Contributed: own gradient plus what arrived, less what left, in every chunk: a h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -22,30 +26,42 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..bounds import check_whole
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
 from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
+from ..moves.staggered import staggered
 from ..payload import Payload
-from ..spec import TensorSpec, working_dtype
+from ..spec import TensorSpec, chunk_bounds, working_dtype
 from ..verbs import Compute, Steps
-from .ring import hop
+from .ring import passing_on
 
 
 @dataclass(frozen=True, kw_only=True)
 class casync_ring(Collective):
     """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged.
 
-    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a rank.
+    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a rank. A
+    message whose chunks have larger payloads than ``half_bytes`` goes in two halves.
     """
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
     partitions: int | None = None
 
+    half_bytes: int = 128 * 1024
+
     def __post_init__(self) -> None:
         check_partitions(self.partitions)
+        check_whole("half_bytes", self.half_bytes, "0 sends all in two halves", least=0)
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
-        return first_states(codec, spec, world, self.partitions)
+        return tuple(
+            state
+            for start, stop in self._parts(codec, spec, world)
+            for state in first_states(
+                codec.chunk(start, stop), spec.chunk(start, stop), world, self.partitions
+            )
+        )
 
     def run(
         self,
@@ -56,90 +72,111 @@ class casync_ring(Collective):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        first = first_server(me, self.partitions)
-        walk = _Walk(codec, me, state, grad_N, residual_N, self.partitions, first)
-        rank, world = me.rank, me.world
-        start, stop = walk.chunks.bounds[rank]
-        if walk.numel(rank):
-            yield walk.encoding(rank, grad_N[start:stop])
-        for step in range(world - 1):
-            out, into = (rank - step) % world, (rank - step - 1) % world
-            yield from hop(me, walk.slot(out), walk.slot(into))
-            if walk.numel(into):
-                sum_C = yield walk.merging(into)
-                yield walk.encoding(into, sum_C)
-        for step in range(world - 1):
-            out, into = (rank + 1 - step) % world, (rank - step) % world
-            ready = walk.decoding(out, out_N) if walk.numel(out) else None
-            yield from hop(me, walk.slot(out), walk.slot(into), beside=ready)
-        if walk.numel(last := (rank + 2) % world):
-            yield walk.decoding(last, out_N)
-        return rotated(tuple(walk.states), -first)
+        # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
+        # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
+        codec = codec if codec.traits.lossless else me.variant_of(codec)
+        parts = self._parts(codec, TensorSpec("", grad_N.numel(), grad_N.dtype), me.world)
+        first, walks = first_server(me, self.partitions), []
+        for number, (start, stop) in enumerate(parts):
+            residual_P = None if residual_N is None else residual_N[start:stop]
+            own = state[number * me.world :][: me.world]
+            walk = _Walk(codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number)
+            walks.append(walk.text(out_N[start:stop], own, self.partitions, first))
+        states = yield from staggered(walks)
+        return tuple(state for own in states for state in own)
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        formats = chunks_of(codec, spec.numel, spec.dtype, world, self.partitions).formats
-        slots = [form.slot_bytes for form in formats]
-        return [
-            2 * sum(slots) - slots[(r + 1) % world] - slots[(r + 2) % world] for r in range(world)
-        ]
+        codec, sent = codec.for_world(world), [0] * world
+        for start, stop in self._parts(codec, spec, world):
+            slots = self._slots(codec.chunk(start, stop), stop - start, spec.dtype, world)
+            for rank in range(world):
+                kept = slots[(rank + 1) % world] + slots[(rank + 2) % world]
+                sent[rank] += 2 * sum(slots) - kept
+        return sent
+
+    def _parts(
+        self, codec: Compressor, spec: TensorSpec, world: int
+    ) -> tuple[tuple[int, int], ...]:
+        """The ranges of a message that go round the ring each by itself."""
+        most = max(self._slots(codec.for_world(world), spec.numel, spec.dtype, world))
+        return chunk_bounds(spec.numel, 2 if most > self.half_bytes else 1)
+
+    def _slots(self, codec: Compressor, numel: int, dtype: torch.dtype, world: int) -> list[int]:
+        formats = chunks_of(codec, numel, dtype, world, self.partitions).formats
+        return [form.slot_bytes for form in formats]
 
 
 class _Walk:
-    """One message's buffers while its chunks walk round the ring."""
+    """One part of a message while its chunks walk round the ring; ``number`` tells parts apart."""
 
     def __init__(
         self,
         codec: Compressor,
         me: Member,
-        states: tuple[Any, ...],
         grad_N: Tensor,
         residual_N: Tensor | None,
-        partitions: int | None,
-        first: int,
+        number: int,
     ) -> None:
-        self.me, self.states = me, list(rotated(states, first))
-        # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
-        # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
+        self.codec, self.me, self.number = codec, me, number
         self.lossless = codec.traits.lossless
-        codec = codec if self.lossless else me.variant_of(codec)
         self.unit = me.world if self.lossless else 1
         self.grad_N, self.residual_N = grad_N, residual_N
-        numel, dtype = grad_N.numel(), grad_N.dtype
-        self.chunks = chunks_of(codec, numel, dtype, me.world, partitions, first)
-        self.most = max(spec.numel for spec in self.chunks.specs)
+
+    def text(
+        self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
+    ) -> Steps[tuple[Any, ...]]:
+        """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which some are
+        empty."""
+        grad_N, me = self.grad_N, self.me
+        rank, world = me.rank, me.world
+        self.states = list(rotated(states, first))
+        self.chunks = chunks_of(self.codec, grad_N.numel(), grad_N.dtype, world, partitions, first)
         ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
-        whole = me.scratch("walk", ends[-1], grad_N, torch.uint8)
+        whole = me.scratch(f"walk {self.number}", ends[-1], grad_N, torch.uint8)
         self.slots = [whole[a:b] for a, b in pairwise(ends)]
+        most = max(spec.numel for spec in self.chunks.specs)
+        dtype = working_dtype(grad_N.dtype)
+        self.sum_C = me.scratch(f"sum {self.number}", most, grad_N, dtype)
+        start, stop = self.chunks.bounds[rank]
+        yield self.encoding(rank, grad_N[start:stop])
+        for step in range(world - 1):
+            out, into = (rank - step) % world, (rank - step - 1) % world
+            yield passing_on(me, self.slots[out], self.slots[into])
+            sum_C = self.sum_C[: self.numel(into)]
+            yield (*self.merging(into), *self.encoding(into, sum_C))
+        for step in range(world - 1):
+            out, into = (rank + 1 - step) % world, (rank - step) % world
+            moves = passing_on(me, self.slots[out], self.slots[into])
+            yield (*self.decoding(out, out_N), *moves)
+        yield self.decoding((rank + 2) % world, out_N)
+        return rotated(tuple(self.states), -first)
 
     def numel(self, chunk: int) -> int:
         return self.chunks.specs[chunk].numel
 
-    def slot(self, chunk: int) -> Tensor:
-        return self.slots[chunk]
-
     def payload(self, chunk: int) -> Payload:
         return self.chunks.payload(chunk, self.slots[chunk], self.chunks.formats[chunk].size_bytes)
 
-    def merging(self, chunk: int) -> Compute:
-        """Adds the own gradient to the partial sum that arrived; its result is the new sum_C."""
-        return Compute("merge", lambda: self._merge(chunk), self.numel(chunk))
+    def merging(self, chunk: int) -> tuple[Compute, ...]:
+        """Adds the own gradient to the partial sum that arrived, into ``sum_C``."""
+        return self._on(chunk, "merge", lambda: self._merge(chunk))
 
-    def encoding(self, chunk: int, value_C: Tensor) -> Compute:
+    def encoding(self, chunk: int, value_C: Tensor) -> tuple[Compute, ...]:
         """Makes the payload of a chunk's sum so far."""
-        return Compute("encode", lambda: self._encode(chunk, value_C), self.numel(chunk))
+        return self._on(chunk, "encode", lambda: self._encode(chunk, value_C))
 
-    def decoding(self, chunk: int, out_N: Tensor) -> Compute:
+    def decoding(self, chunk: int, out_N: Tensor) -> tuple[Compute, ...]:
         """Writes the mean of a chunk whose payload holds the sum of all ranks."""
-        return Compute("decode", lambda: self._decode(chunk, out_N), self.numel(chunk))
+        return self._on(chunk, "decode", lambda: self._decode(chunk, out_N))
 
-    def _merge(self, chunk: int) -> Tensor:
+    def _on(self, chunk: int, name: str, fn: Callable[[], None]) -> tuple[Compute, ...]:
+        """A computation on a chunk; nothing on one that is empty."""
+        return (Compute(name, fn, self.numel(chunk)),) if self.numel(chunk) else ()
+
+    def _merge(self, chunk: int) -> None:
         start, stop = self.chunks.bounds[chunk]
-        dtype = working_dtype(self.grad_N.dtype)
-        sum_C = self.me.scratch("sum", self.most, self.grad_N, dtype)[: stop - start]
-        sum_C.copy_(self.grad_N[start:stop])
+        sum_C = self.sum_C[: stop - start].copy_(self.grad_N[start:stop])
         self.chunks.codecs[chunk].merge(self.payload(chunk), sum_C, scale=self.unit)
-        return sum_C
 
     def _encode(self, chunk: int, value_C: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]

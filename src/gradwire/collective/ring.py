@@ -79,13 +79,15 @@ def hop(me: Member, out: Tensor, into: Tensor, beside: Compute | None = None) ->
 
     ``beside`` is done while it is sent, and where nothing is.
     """
-    verbs: list[Verb] = [] if beside is None else [beside]
-    if out.numel():
-        verbs.append(Send((me.rank + 1) % me.world, out))
-    if into.numel():
-        verbs.append(Recv((me.rank - 1) % me.world, into))
+    verbs = (*([] if beside is None else [beside]), *passing_on(me, out, into))
     if verbs:
-        yield tuple(verbs)
+        yield verbs
+
+
+def passing_on(me: Member, out: Tensor, into: Tensor) -> tuple[Verb, ...]:
+    """The transfers of one step along the ring; none of what is empty."""
+    sends = (Send((me.rank + 1) % me.world, out),) if out.numel() else ()
+    return (*sends, Recv((me.rank - 1) % me.world, into)) if into.numel() else sends
 
 
 EXAMPLES = (ring(),)
