@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.allreduce import allreduce
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
@@ -103,6 +104,10 @@ COLLECTIVE_BITES = (
     (on_collectives.law_same_bits_on_every_rank, supports.draws_apart(density=0.3)),
     (on_collectives.law_same_bits_on_every_rank, sums.decides_alone(density=0.3)),
     (on_collectives.law_equals_the_dense_mean, _with(collectives.forgets_a_rank())),
+    (
+        on_collectives.law_equals_the_dense_mean,
+        _with(allreduce(), compressors.calls_sums_decoded()),
+    ),
     (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
     (on_collectives.law_sends_the_stated_bytes, _with(collectives.forgets_padding(), onebit())),
     (

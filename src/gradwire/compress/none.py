@@ -72,7 +72,7 @@ class none(Compressor):
         return out_N if factor == 1.0 else out_N.mul_(factor)
 
     def is_decoded(self, *, scale: float) -> bool:
-        return scale == self.prescale
+        return scale == self.prescale and type(self).decode is none.decode
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         sum_N.add_(payload["values"], alpha=scale / self.prescale)

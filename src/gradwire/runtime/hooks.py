@@ -42,12 +42,12 @@ class ModuleHooks:
         self._end: Callable[[], object] = lambda: None
         self.is_paused = False
         self._is_attached = True
-        self._hooks = [self._hook(param, name) for name, param in params]
+        self._hooks = {name: self._hook(param, name) for name, param in params}
 
     def remove(self) -> None:
         """Hands in no further gradient."""
         self._is_attached = False
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
 
     def _hook(self, param: Any, name: str) -> Any:
@@ -72,7 +72,7 @@ class ModuleHooks:
         with self._opening:
             self._begin_backward(name)
         grad = self._expected(name, param)
-        self._synchroniser.ready(name, grad, is_shared=_is_shared(param, grad))
+        self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _begin_overlap(self, name: str) -> None:
         if self._overlap is not None:
@@ -127,12 +127,25 @@ class ModuleHooks:
             grad = param.grad = grad.contiguous()
         return grad
 
+    def _is_shared(self, name: str, grad: Tensor | None) -> bool:
+        """Whether somebody else may look at the memory of a gradient during the backward pass.
+
+        Autograd itself may: the gradient of what goes into a ``cat`` is a part of what comes out of
+        it, and may be needed for other gradients that are still to be computed. So may a hook of
+        the user's that comes after the one here.
+        """
+        if grad is None or grad.layout != torch.strided:
+            return False
+        hooks: Any = self._params[name]._post_accumulate_grad_hooks
+        is_last = next(reversed(hooks), None) == self._hooks[name].id
+        return not is_last or _holders(grad) != _ALONE
+
     def _end_backward(self) -> None:
         synchroniser = self._synchroniser
         for name in [name for name in self._params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
             grad = self._expected(name, self._params[name])
-            synchroniser.ready(name, grad, is_shared=_is_shared(self._params[name], grad))
+            synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self._overlap is None:
@@ -148,18 +161,6 @@ def _holders(grad: Tensor) -> int:
 
 
 _ALONE = _holders(torch.empty(1, device="cpu"))
-
-
-def _is_shared(param: Any, grad: Tensor | None) -> bool:
-    """Whether somebody else may look at the memory of a gradient during the backward pass.
-
-    Autograd itself may: the gradient of what goes into a ``cat`` is a part of what comes out of it,
-    and may be needed for other gradients that are still to be computed. So may a later hook of the
-    user's on the parameter.
-    """
-    if grad is None or grad.layout != torch.strided:
-        return False
-    return _holders(grad) != _ALONE or len(param._post_accumulate_grad_hooks) > 1
 
 
 def _is_inside_a_segment() -> bool:
