@@ -1,11 +1,16 @@
-"""gradwire bench train: real losses and bytes of one small GPT, each compressor beside dense."""
+"""gradwire bench train: real losses and bytes of small models, each method beside dense."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from gradwire.bench.training import TrainBench, run
+from gradwire.bench import training
+from gradwire.bench.tasks import OPTIMIZERS, TASKS, make_task
+from gradwire.bench.training import TrainBench, hidden, run
 from gradwire.errors import InvalidSetting
+from gradwire.workloads.train import History
 
 
 def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
@@ -23,7 +28,91 @@ def test_the_same_command_gives_the_same_losses() -> None:
     assert run(bench) == run(bench)
 
 
-@pytest.mark.parametrize("settings", [{"ranks": 1}, {"steps": 9}])
+def test_each_method_has_its_best_rate_of_the_same_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other seeds are trained at that rate alone, and the row is the mean over all seeds."""
+    best = {"none": 0.5, "dense": 2.0}
+    asked = []
+
+    def loss_of(task: str, optimizer: str, *, times_rate: float, seed: int) -> Any:
+        asked.append((times_rate, seed))
+        return times_rate, seed
+
+    def method(name: str) -> Any:
+        return lambda made, num_steps: Trained(name, *made)
+
+    class Trained:
+        exchange = None
+
+        def __init__(self, name: str, rate: float, seed: int) -> None:
+            self.task = abs(rate - best[name]) + 1 + seed
+
+    def train(loss: float, exchange: None, **settings: Any) -> History:
+        return History(sent_bytes=[8.0], scores=[(10, loss)])
+
+    monkeypatch.setattr(training, "make_task", loss_of)
+    monkeypatch.setattr(training, "method", method)
+    monkeypatch.setattr(training, "train", train)
+    dense, none = run(TrainBench(steps=10, seeds=3, learning_rates=3, only=("none",)))
+    assert asked[:5] == [(1.0, 0), (0.5, 0), (2.0, 0), (2.0, 1), (2.0, 2)]
+    assert asked[5:] == [(1.0, 0), (0.5, 0), (2.0, 0), (0.5, 1), (0.5, 2)]
+    assert (dense["times_rate"], none["times_rate"]) == (2.0, 0.5)
+    assert (none["loss"], none["loss_low"], none["loss_high"]) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.slow
+def test_every_task_and_optimizer_has_rows_of_its_own() -> None:
+    bench = TrainBench(
+        tasks=("convnet", "lstm"), optimizers=("sgd", "adamw"), steps=10, only=("int8",)
+    )
+    rows = run(bench)
+    kinds = [("convnet", "sgd"), ("convnet", "adamw"), ("lstm", "sgd"), ("lstm", "adamw")]
+    assert [(row["task"], row["optimizer"]) for row in rows[1::2]] == kinds
+    assert [row["name"] for row in rows] == ["dense", "int8"] * 4
+    assert len({row["loss"] for row in rows}) == 8
+    assert not {"task", "optimizer"} & hidden(bench)
+    assert "times_rate" in hidden(bench)
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"fashion"}))
+def test_a_seed_draws_batches_and_the_held_out_examples_stay(name: str) -> None:
+    first, second = make_task(name, seed=0), make_task(name, seed=1)
+    inputs, targets = first.batch(0, 0, 2)
+    others, _ = second.batch(0, 0, 2)
+    assert inputs.shape == others.shape
+    assert not (inputs == others).all()
+    assert len(inputs) == len(targets)
+    model = first.make_model()
+    assert first.score(model) == second.score(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_is_a_multiple_of_the_tasks_own(name: str) -> None:
+    model = make_task("gpt").make_model()
+    own, twice = (
+        make_task("gpt", name, times_rate=factor).make_optimizer(model.parameters())
+        for factor in (1.0, 2.0)
+    )
+    assert twice.param_groups[0]["lr"] == 2 * own.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"ranks": 1}, {"steps": 9}, {"seeds": 0}, {"learning_rates": 0}],
+)
 def test_settings_that_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidSetting, match="or more, got"):
+        TrainBench(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"learning_rates": 2}, "learning_rates must be an odd number"),
+        ({"tasks": ("gtp",)}, "task must be text or"),
+        ({"optimizers": ("adam",)}, "optimizer must be adamw or sgd"),
+        ({"only": ("onebyte",)}, "method must be dense, "),
+    ],
+)
+def test_names_that_are_refused(settings: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidSetting, match=what):
         TrainBench(**settings)

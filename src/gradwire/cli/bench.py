@@ -69,26 +69,42 @@ def exchange(
 
 @app.command()
 def train(
+    task: Annotated[
+        list[str] | None, typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt].")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
+    ] = None,
     ranks: Annotated[int, typer.Option(help="Replicas, all in this process.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
-    seed: Annotated[int, typer.Option(help="Draws first values and batches.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    learning_rates: Annotated[
+        int, typer.Option(help="Rates that each method may choose from, twice one another.")
+    ] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(help="A compressor; may be repeated. Default: all.")
+        list[str] | None, typer.Option(help="A method or compressor [every compressor].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a small GPT by every compressor's defaults: the loss after as many steps.
+    """Train small models by every compressor's defaults: the loss after as many steps.
 
-    loss_over_dense is that over the loss of uncompressed training, 1 the same.
+    Tasks, optimizers and methods may be repeated. loss_over_dense is the loss over that of
+    uncompressed training, 1 the same; times_rate is the method's best learning rate over the
+    task's.
     """
     settings = training_bench.TrainBench(
-        ranks=ranks, steps=steps, seed=seed, only=tuple(only or ())
+        tasks=tuple(task or ["gpt"]),
+        optimizers=tuple(optimizer or ["adamw"]),
+        ranks=ranks,
+        steps=steps,
+        seeds=seeds,
+        learning_rates=learning_rates,
+        only=tuple(only or ()),
     )
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
-    task = training_bench.bytes_gpt(seed)
-    title = f"{task.description}; {ranks} ranks, {steps} steps of AdamW"
-    emit("bench train", rows, as_json=as_json, title=title)
+    hidden = training_bench.hidden(settings)
+    emit("bench train", rows, as_json=as_json, title=settings.title, hidden=hidden)
 
 
 @app.command()
