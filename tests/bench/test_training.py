@@ -14,7 +14,7 @@ from gradwire.workloads.train import History
 
 
 def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
-    dense, cast16, onebit = run(TrainBench(ranks=2, steps=10, only=("cast16", "onebit")))
+    dense, cast16, onebit = run(TrainBench(ranks=2, steps=10, trained=("cast16", "onebit")))
     assert [row["name"] for row in (dense, cast16, onebit)] == ["dense", "cast16", "onebit"]
     assert dense["loss_over_dense"] == dense["sent_over_dense"] == 1
     assert 0.5 <= float(str(cast16["sent_over_dense"])) < 0.52, "vectors travel uncompressed"
@@ -24,7 +24,7 @@ def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
 
 
 def test_the_same_command_gives_the_same_losses() -> None:
-    bench = TrainBench(ranks=2, steps=10, only=("terngrad",))
+    bench = TrainBench(ranks=2, steps=10, trained=("terngrad",))
     assert run(bench) == run(bench)
 
 
@@ -52,7 +52,7 @@ def test_each_method_has_its_best_rate_of_the_same_few(monkeypatch: pytest.Monke
     monkeypatch.setattr(training, "make_task", loss_of)
     monkeypatch.setattr(training, "method", method)
     monkeypatch.setattr(training, "train", train)
-    dense, none = run(TrainBench(steps=10, seeds=3, learning_rates=3, only=("none",)))
+    dense, none = run(TrainBench(steps=10, seeds=3, learning_rates=3, trained=("none",)))
     assert asked[:5] == [(1.0, 0), (0.5, 0), (2.0, 0), (2.0, 1), (2.0, 2)]
     assert asked[5:] == [(1.0, 0), (0.5, 0), (2.0, 0), (0.5, 1), (0.5, 2)]
     assert (dense["times_rate"], none["times_rate"]) == (2.0, 0.5)
@@ -62,7 +62,7 @@ def test_each_method_has_its_best_rate_of_the_same_few(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_every_task_and_optimizer_has_rows_of_its_own() -> None:
     bench = TrainBench(
-        tasks=("convnet", "lstm"), optimizers=("sgd", "adamw"), steps=10, only=("int8",)
+        tasks=("convnet", "lstm"), optimizers=("sgd", "adamw"), steps=10, trained=("int8",)
     )
     rows = run(bench)
     kinds = [("convnet", "sgd"), ("convnet", "adamw"), ("lstm", "sgd"), ("lstm", "adamw")]
@@ -110,9 +110,13 @@ def test_settings_that_are_refused(settings: dict[str, int]) -> None:
         ({"learning_rates": 2}, "learning_rates must be an odd number"),
         ({"tasks": ("gtp",)}, "task must be text or"),
         ({"optimizers": ("adam",)}, "optimizer must be adamw or sgd"),
-        ({"only": ("onebyte",)}, "method must be dense, "),
     ],
 )
-def test_names_that_are_refused(settings: dict[str, Any], what: str) -> None:
+def test_names_that_are_no_setting(settings: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidSetting, match=what):
         TrainBench(**settings)
+
+
+def test_a_method_that_nobody_has_is_refused_before_any_training() -> None:
+    with pytest.raises(InvalidSetting, match="method must be dense, "):
+        run(TrainBench(trained=("onebit", "onebyte")))

@@ -21,7 +21,7 @@ from .tasks import OPTIMIZERS, TASKS, make_task
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """Settings of ``bench train``: ``only`` are names of methods, all compressors if it is empty.
+    """Settings of ``bench train``: ``trained`` are names of methods; by default all compressors.
 
     A method's learning rate is the best of ``learning_rates`` powers of two around the task's own,
     by the held-out loss of the first seed. Every other seed is trained at that rate alone.
@@ -33,7 +33,7 @@ class TrainBench:
     steps: int = 400
     seeds: int = 1
     learning_rates: int = 1
-    only: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 2), ("steps", 10), ("seeds", 1), ("learning_rates", 1)):
@@ -47,8 +47,6 @@ class TrainBench:
         ):
             if unknown := [name for name in given if name not in known]:
                 raise invalid(what, unknown[0], " or ".join(known), "leave it out")
-        for name in self.only:
-            method(name)
 
     @property
     def title(self) -> str:
@@ -60,7 +58,7 @@ class TrainBench:
     @property
     def methods(self) -> tuple[str, ...]:
         """The names of all methods, uncompressed training first."""
-        return (DENSE, *(self.only or names("compress")))
+        return (DENSE, *(self.trained or names("compress")))
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -91,6 +89,8 @@ class _Tuned:
 
 def run(bench: TrainBench, report: Report = lambda fraction, what: None) -> list[Row]:
     """One row a method, task and optimizer; uncompressed training first of each task's."""
+    for name in bench.methods:
+        method(name)
     kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
     total = len(kinds) * len(bench.methods) * (len(bench.factors) + bench.seeds - 1)
     done = iter(range(total))
