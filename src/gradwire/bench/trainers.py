@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidSetting, invalid
@@ -45,6 +44,7 @@ class Trainer:
     plain: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
+    after_step: Callable[[], None] = lambda: None
     steps_done: int = 0
 
     def __post_init__(self) -> None:
@@ -61,6 +61,7 @@ class Trainer:
         if task.max_norm is not None:
             nn.utils.clip_grad_norm_(self.plain.parameters(), task.max_norm)
         self.optimizer.step()
+        self.after_step()
         self.steps_done += 1
 
 
@@ -135,7 +136,7 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int) -> Trainer:
     )
     made = _ddp(task, num_steps, state, post_localSGD_hook)
     averager = PeriodicModelAverager(period=PERIOD, warmup_steps=first)
-    made.optimizer = PostLocalSGDOptimizer(made.optimizer, averager)
+    made.after_step = lambda: averager.average_parameters(made.plain.parameters())
     return made
 
 

@@ -29,6 +29,7 @@ from ..dsl.language import (
     where,
 )
 from ..dsl.program import Program
+from ..errors import invalid
 
 
 class onebit(Program, contraction=True, error_feedback=True):
@@ -43,15 +44,20 @@ class onebit(Program, contraction=True, error_feedback=True):
     (tensor([-2., -2.,  3.,  3.]), 9)
     """
 
+    stretch: float = 1.5
     block: int = 512
+
+    def check(self) -> None:
+        if not 1 <= self.stretch < 2:
+            raise invalid("onebit stretch", self.stretch, "from 1 to below 2", "write 1.5")
 
     def encode(self, gradient: Vector) -> Compressed:
         num_above = reduce(map(gradient, lambda x: where(x >= 0, 1, 0)), add)
         below = map(gradient, lambda x: where(x >= 0, 0.0, x))
         above = map(gradient, lambda x: where(x >= 0, x, 0.0))
         return concat(
-            low=_mean(below, size(gradient) - num_above),
-            high=_mean(above, num_above),
+            low=self.stretch * _mean(below, size(gradient) - num_above),
+            high=self.stretch * _mean(above, num_above),
             bits=map(gradient, lambda x: uint1(x >= 0)),
         )
 
