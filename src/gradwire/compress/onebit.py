@@ -45,7 +45,7 @@ class onebit(Program, contraction=True, error_feedback=True):
     """
 
     stretch: float = 1.5
-    block: int = 512
+    block: int = 128
 
     def check(self) -> None:
         if not 1 <= self.stretch < 2:
