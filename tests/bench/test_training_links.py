@@ -11,11 +11,13 @@ import pytest
 from gradwire.bench import training_links
 from gradwire.bench.trainers import DDP, OTHERS, PERIOD
 from gradwire.bench.training import TrainBench
-from gradwire.bench.training_links import METHODS, LinksBench, Point, draw, reached, run
+from gradwire.bench.training_links import METHODS, Point, TrainingOnLinks, draw, reached, run
 from gradwire.errors import InvalidSetting
 
 
-def bench(trained: tuple[str, ...] = (), seeds: int = 1, learning_rates: int = 1) -> LinksBench:
+def bench(
+    trained: tuple[str, ...] = (), seeds: int = 1, learning_rates: int = 1
+) -> TrainingOnLinks:
     settings = TrainBench(
         tasks=("convnet",),
         optimizers=("sgd",),
@@ -25,7 +27,7 @@ def bench(trained: tuple[str, ...] = (), seeds: int = 1, learning_rates: int = 1
         learning_rates=learning_rates,
         trained=trained,
     )
-    return LinksBench(bench=settings, rates_bytes_per_s=(1e9, 2e9), goal_step=PERIOD)
+    return TrainingOnLinks(bench=settings, rates_bytes_per_s=(1e9, 2e9), goal_step=PERIOD)
 
 
 def nothing(fraction: float, what: str) -> None:
@@ -86,6 +88,7 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
+        ({"rates_bytes_per_s": ()}, "rates of links must be one or more"),
         ({"goal_step": PERIOD + 1}, "goal step must be a multiple of 20"),
         ({"goal_step": 3 * PERIOD}, "goal step must be a multiple of 20, at most 40"),
         ({"score_every": 30}, "steps must be a multiple of 30"),
@@ -93,9 +96,9 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], what: str) -> None:
-    given: dict[str, Any] = {"bench": TrainBench(steps=40), "goal_step": PERIOD} | settings
+    given = {"bench": TrainBench(steps=40), "goal_step": PERIOD, "rates_bytes_per_s": (1e9,)}
     with pytest.raises(InvalidSetting, match=what):
-        LinksBench(rates_bytes_per_s=(1e9,), **given)
+        TrainingOnLinks(**(given | settings))
 
 
 def test_ddp_is_compared_whatever_is_named() -> None:
@@ -105,7 +108,7 @@ def test_ddp_is_compared_whatever_is_named() -> None:
 
 @pytest.mark.slow
 def test_real_ranks_train_by_every_other_trainer(tmp_path: Any) -> None:
-    links = LinksBench(
+    links = TrainingOnLinks(
         bench=TrainBench(
             tasks=("convnet",), optimizers=("sgd",), ranks=2, steps=40, trained=(*OTHERS, "dense")
         ),

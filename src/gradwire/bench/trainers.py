@@ -79,7 +79,7 @@ def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
     return _trainer(recipe.task, plain, plain, num_steps)
 
 
-def check_name(name: str) -> None:
+def check_trainer(name: str) -> None:
     """Raises ``InvalidSetting`` for a name of no trainer."""
     if name in OTHERS:
         return

@@ -20,7 +20,7 @@ from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..units import format_rate
 from .tasks import make_task
-from .trainers import DDP, OTHERS, PERIOD, check_name
+from .trainers import DDP, OTHERS, PERIOD, check_trainer
 from .training import TrainBench
 
 METHODS = (*OTHERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd")
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinksBench:
+class TrainingOnLinks:
     """Settings of ``bench train --rate``: ``bench`` with ``ranks`` hosts, on links of each rate.
 
     The goal is DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
@@ -50,6 +50,9 @@ class LinksBench:
     score_every: int = PERIOD
 
     def __post_init__(self) -> None:
+        if not self.rates_bytes_per_s:
+            why = "one or more, as a goal and pictures are of links"
+            raise invalid("rates of links", "none", why, "write --rate 100mbit")
         steps, every = self.bench.steps, self.score_every
         if steps % every or steps // every < 2:
             raise invalid("steps", steps, f"a multiple of {every}, {2 * every} at least", "400")
@@ -57,7 +60,7 @@ class LinksBench:
             accepted = f"a multiple of {every}, at most {steps}"
             raise invalid("goal step", self.goal_step, accepted, "leave it out")
         for name in self.methods:
-            check_name(name)
+            check_trainer(name)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -77,7 +80,7 @@ Entrant = tuple[str, float]
 """A method, and the factor of the task's learning rate."""
 
 
-def run(links: LinksBench, report: Report, *, timeout_s: float = 3600.0) -> LinksResult:
+def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) -> LinksResult:
     """Trains each task by each optimizer on each link; rows in the order of the settings."""
     bench, rows, points = links.bench, [], {}
     rates = sorted(links.rates_bytes_per_s, reverse=True)
@@ -108,7 +111,7 @@ def run(links: LinksBench, report: Report, *, timeout_s: float = 3600.0) -> Link
 
 
 def _trained(
-    links: LinksBench,
+    links: TrainingOnLinks,
     task: str,
     optimizer: str,
     rate: float,
@@ -178,7 +181,7 @@ def reached(points: Sequence[Point], goal: float) -> Point | None:
 
 
 def _rows(
-    links: LinksBench, entrants: Sequence[Entrant], found: Sequence[Sequence[list[Point]]]
+    links: TrainingOnLinks, entrants: Sequence[Entrant], found: Sequence[Sequence[list[Point]]]
 ) -> list[Row]:
     """One row a method: means over seeds, each seed with the goal that its own DDP sets."""
     goals = [trained[0][links.goal_step // links.score_every].loss for trained in found]
@@ -231,7 +234,7 @@ def draw(result: LinksResult, folder: Path) -> list[Path]:
     ]
 
 
-def title(links: LinksBench) -> str:
+def title(links: TrainingOnLinks) -> str:
     """The tasks, settings and goal in words."""
     bench = links.bench
     tasks = "; ".join(make_task(name).description for name in bench.tasks)

@@ -98,10 +98,9 @@ def train(
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over seconds.
 
-    Without --rate all compressors train with their defaults, in one process. With it DDP, its
-    hooks and a few compressors train on hosts with such links, in turn, and a row says when a
-    method reached the goal. Tasks, optimizers, rates and methods may be repeated. times_rate is the
-    method's best learning rate over the task's.
+    Without --rate every compressor trains with its defaults, in one process. With it DDP, its hooks
+    and a few compressors train on hosts, in turn; a row says when a method reached the goal. Most
+    options may be repeated. times_rate is the best learning rate over the task's.
     """
     settings = training_bench.TrainBench(
         tasks=tuple(task or ["gpt"]),
@@ -112,11 +111,9 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    if rate:
-        _train_on_links(settings, rate, goal_step, out, as_json)
+    if rate or goal_step is not None or out is not None:
+        _train_on_links(settings, rate or [], goal_step, out, as_json)
         return
-    if goal_step is not None or out is not None:
-        raise invalid("--goal-step or --out", goal_step or out, "with --rate", "name a rate")
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
     hidden = training_bench.hidden(settings)
@@ -130,8 +127,8 @@ def _train_on_links(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    every = training_links.LinksBench.score_every
-    links = training_links.LinksBench(
+    every = training_links.TrainingOnLinks.score_every
+    links = training_links.TrainingOnLinks(
         bench=settings,
         rates_bytes_per_s=tuple(map(parse_rate, rates)),
         goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,

@@ -108,14 +108,14 @@ def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Warmup:
     where they are inside.
 
     >>> import torch
-    >>> from gradwire.compress.onebit import onebit
+    >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange import run_local
-    >>> exchange, states = with_warmup(onebit(), steps=1), None
+    >>> exchange, states = with_warmup(topk(density=0.5), steps=1), None
     >>> for _ in range(2):
     ...     results = run_local(exchange, [torch.tensor([1.0, 3.0])] * 2, states)
     ...     states = [state for _, _, state in results]
     ...     print(results[0][0].tolist())
     [1.0, 3.0]
-    [2.0, 2.0]
+    [0.0, 3.0]
     """
     return Warmup(exchange_for(algorithm), steps)
