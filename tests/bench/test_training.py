@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import gradwire as gw
 from gradwire.bench import training
+from gradwire.bench.methods import RECIPES
 from gradwire.bench.tasks import OPTIMIZERS, TASKS, make_task
 from gradwire.bench.training import TrainBench, hidden, run
 from gradwire.errors import InvalidSetting
@@ -18,7 +20,7 @@ def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
     assert [row["name"] for row in (dense, cast16, onebit)] == ["dense", "cast16", "onebit"]
     assert dense["loss_over_dense"] == dense["sent_over_dense"] == 1
     assert 0.5 <= float(str(cast16["sent_over_dense"])) < 0.52, "vectors travel uncompressed"
-    assert float(str(onebit["sent_over_dense"])) < 0.06
+    assert float(str(onebit["sent_over_dense"])) < 0.07
     assert cast16["loss_over_dense"] == pytest.approx(1, abs=0.01)
     assert onebit["loss_over_dense"] != 1
 
@@ -99,7 +101,7 @@ def test_a_rate_is_a_multiple_of_the_tasks_own(name: str) -> None:
     "settings",
     [{"ranks": 1}, {"steps": 9}, {"seeds": 0}, {"learning_rates": 0}],
 )
-def test_settings_that_are_refused(settings: dict[str, int]) -> None:
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="or more, got"):
         TrainBench(**settings)
 
@@ -120,3 +122,17 @@ def test_names_that_are_no_setting(settings: dict[str, Any], what: str) -> None:
 def test_a_method_that_nobody_has_is_refused_before_any_training() -> None:
     with pytest.raises(InvalidSetting, match="method must be dense, "):
         run(TrainBench(trained=("onebit", "onebyte")))
+
+
+def test_recipes_are_made_of_several_parts() -> None:
+    """Warm-ups follow the number of steps, and who keeps momentum is the only one that does."""
+    sgd = make_task("convnet", "sgd")
+    assert set(RECIPES) == {"dense", "onebit-warmup", "topk-warmup", "topk-momentum"}
+    made = {name: recipe(sgd, 200) for name, recipe in RECIPES.items()}
+    assert made["onebit-warmup"].exchange == gw.with_warmup(gw.compress.onebit(), 20)
+    assert made["topk-warmup"].exchange == gw.with_density_warmup(
+        gw.compress.topk(), steps_per_stage=10
+    )
+    for name, recipe in made.items():
+        optimizer = recipe.task.make_optimizer(recipe.task.make_model().parameters())
+        assert bool(optimizer.param_groups[0]["momentum"]) == (name != "topk-momentum")

@@ -96,9 +96,10 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], what: str) -> None:
-    given = {"bench": TrainBench(steps=40), "goal_step": PERIOD, "rates_bytes_per_s": (1e9,)}
+    given: dict[str, Any] = {"bench": TrainBench(steps=40), "goal_step": PERIOD}
+    given |= {"rates_bytes_per_s": (1e9,)} | settings
     with pytest.raises(InvalidSetting, match=what):
-        TrainingOnLinks(**(given | settings))
+        TrainingOnLinks(**given)
 
 
 def test_ddp_is_compared_whatever_is_named() -> None:
