@@ -66,13 +66,14 @@ def _keep(residual_N: Tensor, whole_BL: Tensor, sent_BL: Tensor) -> None:
 
 
 def _onebit() -> Peer:
-    block = onebit().block
+    codec = onebit()
+    block = codec.block
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, block)
         above_BL = whole_BL >= 0
-        high_B = _mean_where(whole_BL, above_BL)
-        low_B = _mean_where(whole_BL, ~above_BL)
+        high_B = codec.stretch * _mean_where(whole_BL, above_BL)
+        low_B = codec.stretch * _mean_where(whole_BL, ~above_BL)
         _keep(residual_N, whole_BL, torch.where(above_BL, high_B[:, None], low_B[:, None]))
         return low_B, high_B, pack(above_BL.view(-1).to(torch.uint8), 1)
 
@@ -112,11 +113,14 @@ def _tbq() -> Peer:
 
 
 def _terngrad() -> Peer:
-    block = terngrad().block
+    codec = terngrad()
+    block, clip = codec.block, codec.clip
+    assert clip is not None
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, block)
-        top_B = whole_BL.abs().amax(1)
+        limit_B = clip * whole_BL.square().mean(1).sqrt()
+        top_B = torch.minimum(whole_BL.abs().amax(1), limit_B)
         kept_BL = whole_BL.abs() > torch.rand_like(whole_BL) * top_B[:, None]
         codes_BL = torch.where(kept_BL, torch.where(whole_BL > 0, 2, 0), 1).to(torch.uint8)
         _keep(residual_N, whole_BL, (codes_BL.float() - 1) * top_B[:, None])

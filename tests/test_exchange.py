@@ -21,7 +21,8 @@ def test_aggregators_loss_is_kept_by_the_aggregator() -> None:
     A gradient that is one constant is sent exactly and so is its mean: nothing is lost. With two
     magnitudes in the first chunk the worker and its aggregator lose something, both on rank 0.
     """
-    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    codec = gw.compress.onebit(stretch=1)
+    exchange = gw.with_error_feedback(gw.pair(codec, gw.collective.casync_ps()))
     ones = torch.ones(16)
     results = gw.run_local(exchange, [3 * ones, -ones])
     assert [mean_N.tolist() for mean_N, _, _ in results] == [[1.0] * 16] * 2

@@ -133,7 +133,9 @@ def test_the_demos_figures_are_not_lost_without_its_report(
 ) -> None:
     hide("matplotlib")
     span = Span(rank=0, lane="forward", name="step", start_s=0.0, end_s=1.0)
-    outcome = demo.DemoResult([{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, [])
+    outcome = demo.DemoResult(
+        [{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, {"ddp": [0.5]}, []
+    )
     _report(outcome, tmp_path / "report", quiet=False)
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["ddp.trace.json"]
     said = capsys.readouterr()

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.bench.tasks import make_task
-from gradwire.bench.training import bytes_gpt
 from gradwire.compress.dgc import dgc
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
@@ -52,7 +51,7 @@ class Model:
 MODELS = (
     Model("resnet18", lambda: RESNET.task(quick=False), RESNET.missing),
     Model("transformer", lambda: make_task("text")),
-    Model("gpt", bytes_gpt),
+    Model("gpt", lambda: make_task("gpt")),
     Model("lstm", lambda: LSTM.task(quick=False)),
 )
 

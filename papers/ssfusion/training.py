@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from gradwire import catalogue
-from gradwire.bench.training import bytes_gpt
+from gradwire.bench.tasks import make_task
 from gradwire.contract import Exchange
 from gradwire.data.exchanges import exchanges_of
 from gradwire.data.plan import Plan
@@ -76,7 +76,7 @@ MODELS = (
         ("LSTM, perplexity",),
         less_is_better=True,
     ),
-    Trained("gpt", bytes_gpt, 200, 20, "gpt2_large", (), less_is_better=True),
+    Trained("gpt", partial(make_task, "gpt"), 200, 20, "gpt2_large", (), less_is_better=True),
     Trained(
         "convnet",
         partial(fashion_convnet, batch=16, num_held_out=2000),

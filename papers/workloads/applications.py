@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.workloads import fashion_mnist, text
+from gradwire.workloads.convnet import ConvNet
+from gradwire.workloads.lstm import LSTMLM
 from gradwire.workloads.task import (
     Batch,
     TrainingTask,
@@ -26,9 +28,7 @@ from gradwire.workloads.task import (
 from gradwire.workloads.transformer import CausalLM
 
 from . import movielens
-from .convnet import ConvNet
 from .deepfm import DeepFM
-from .lstm import LSTMLM
 from .ncf import NeuMF
 from .resnet18 import ResNet18
 

@@ -23,7 +23,7 @@ _PATHS = """
     wrap.clipping.with_clipping wrap.decoupled_momentum.with_decoupled_momentum
     wrap.deep_gradient_compression.deep_gradient_compression wrap.density_warmup.with_density_warmup
     wrap.measured_scheme.with_measured_scheme wrap.momentum.with_momentum_correction
-    wrap.natural.with_natural_sparsity
+    wrap.natural.with_natural_sparsity wrap.warmup.with_warmup
 """
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 __all__ = ["__version__", "collective", "compress", "errors", *_HOME_OF]

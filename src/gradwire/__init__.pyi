@@ -43,3 +43,4 @@ from .wrap.density_warmup import with_density_warmup as with_density_warmup
 from .wrap.measured_scheme import with_measured_scheme as with_measured_scheme
 from .wrap.momentum import with_momentum_correction as with_momentum_correction
 from .wrap.natural import with_natural_sparsity as with_natural_sparsity
+from .wrap.warmup import with_warmup as with_warmup

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gradwire.bench.demo import Demo
+from gradwire.bench.demo import Demo, DemoResult, write_report
 from gradwire.bench.tasks import make_task
 from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.trace.span import Span, Trace
 
 
 def test_any_compressor_is_taken_by_name() -> None:
@@ -24,6 +27,18 @@ def test_everybody_trains_the_same_whatever_data_there_are() -> None:
 def test_a_name_that_no_compressor_has_is_refused() -> None:
     with pytest.raises(UnknownName, match="did you mean 'qsgd'"):
         Demo(compressors=("qsdg",))
+
+
+def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace = Trace.of([Span(0, "forward", "forward", 0.0, 1.0, step=0)])
+    rows: list[dict[str, object]] = [
+        {"name": "ddp", "step_s": 1.0, "speedup_vs_ddp": 1.0, "wire_bytes_per_step": 8.0}
+    ]
+    outcome = DemoResult(rows, {"ddp": trace}, {"ddp": [3.0, 2.0]}, {"ddp": [0.5, 0.25]}, [])
+    page = write_report(outcome, tmp_path, command="gradwire demo", machine={})
+    assert {"loss-over-steps.png", "loss-over-seconds.png"} < {p.name for p in tmp_path.iterdir()}
+    assert "Training loss over seconds" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("steps", [4, 41])

@@ -22,7 +22,7 @@ def test_a_peer_does_what_the_compressor_does(name: str) -> None:
     residual_N, sum_N = torch.zeros(numel), torch.zeros(numel)
     peer.merge(peer.encode(grad_N, residual_N), sum_N)
     torch.testing.assert_close(sum_N + residual_N, grad_N, atol=1e-5, rtol=0)
-    if codec.traits.unbiased:
+    if hasattr(codec, "seed"):
         spread = float(ours[1].norm())
         assert abs(float(residual_N.norm()) / spread - 1) < 0.05
     else:

@@ -17,6 +17,7 @@ from gradwire.laws.tolerance import same_bits
 from gradwire.wrap.clipping import norm
 from gradwire.wrap.decoupled_momentum import DecoupledMomentum
 from gradwire.wrap.momentum import MomentumCorrection
+from gradwire.wrap.warmup import Warmup
 
 from . import broken_decoupled, broken_momentum
 from .cases import ALWAYS, rotated
@@ -120,19 +121,23 @@ def test_every_decoupled_law_has_a_specimen_and_accepts_the_sound() -> None:
             law(exchange, ALWAYS)
 
 
-WARMING = tuple(
-    gw.with_density_warmup(inner, steps_per_stage=2, densities=(0.5, 0.2, 0.05))
-    for inner in (
-        pair(codecs.topk(), together.allgather_sparse()),
-        pair(codecs.dgc(), together.allgather_sparse()),
-    )
+WARMING = (
+    *(
+        gw.with_density_warmup(inner, steps_per_stage=2, densities=(0.5, 0.2, 0.05))
+        for inner in (
+            pair(codecs.topk(), together.allgather_sparse()),
+            pair(codecs.dgc(), together.allgather_sparse()),
+        )
+    ),
+    gw.with_warmup(pair(codecs.onebit(block=64), together.casync_ps()), steps=2),
+    Warmup(codecs.powersgd(rank=1), steps=1),
 )
 """The law's few steps go through all stages; each law wraps them in error feedback itself."""
 
 
 @pytest.mark.parametrize("exchange", WARMING, ids=repr)
 @pytest.mark.parametrize("law", exchanges.LAWS, ids=lambda law: law.__name__)
-def test_density_warmup(law: Callable[..., None], exchange: Exchange) -> None:
+def test_warmup(law: Callable[..., None], exchange: Exchange) -> None:
     for case in (ALWAYS, rotated(WARMING.index(exchange) + exchanges.LAWS.index(law))):
         law(exchange, case)
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from gradwire.errors import InvalidSetting
+from gradwire.workloads.convnet import ConvNet
+from gradwire.workloads.lstm import LSTMLM
 from gradwire.workloads.transformer import CausalLM
-from papers.workloads.convnet import ConvNet
 from papers.workloads.deepfm import DeepFM
-from papers.workloads.lstm import LSTMLM
 from papers.workloads.ncf import NeuMF
 from papers.workloads.resnet18 import ResNet18
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ class DemoResult:
     rows: list[dict[str, object]]
     traces: dict[str, Trace]
     losses: dict[str, list[float]]
+    step_s: dict[str, list[float]]
     notes: list[str]
 
 
@@ -91,6 +94,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
         [_row(demo, method, results, shaped) for method in demo.methods],
         {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
         {m: results[0][m]["losses"] for m in demo.methods},
+        {m: results[0][m]["all_step_s"] for m in demo.methods},
         notes,
     )
 
@@ -135,16 +139,7 @@ def write_report(
         "One step of rank 0": timeline.draw(
             first, folder / "timeline.png", title="One step of rank 0, by method"
         ),
-        "Training loss": curves.draw(
-            {
-                name: [(float(i), loss) for i, loss in enumerate(losses)]
-                for name, losses in outcome.losses.items()
-            },
-            folder / "loss.png",
-            title="Training loss, mean over ranks",
-            x_label="step",
-            y_label="cross-entropy (nats)",
-        ),
+        **_loss_curves(outcome, folder),
     }
     return html.write(
         folder / "report.html",
@@ -155,6 +150,27 @@ def write_report(
         pictures=pictures,
         notes=outcome.notes,
     )
+
+
+def _loss_curves(outcome: DemoResult, folder: Path) -> dict[str, Path]:
+    """The same losses over steps and over seconds."""
+
+    def xs(what: str, method: str, losses: list[float]) -> Iterable[float]:
+        return accumulate(outcome.step_s[method]) if what == "seconds" else range(len(losses))
+
+    return {
+        f"Training loss over {what}": curves.draw(
+            {
+                method: list(zip(xs(what, method, losses), losses, strict=True))
+                for method, losses in outcome.losses.items()
+            },
+            folder / f"loss-over-{what}.png",
+            title="Training loss, mean over ranks",
+            x_label=what,
+            y_label="cross-entropy (nats)",
+        )
+        for what in ("steps", "seconds")
+    }
 
 
 def _of_rank(trace: Trace, rank: int) -> Trace:

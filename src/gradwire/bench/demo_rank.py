@@ -110,6 +110,7 @@ def _result(run: MethodRun, task: TrainingTask) -> dict[str, Any]:
     trace = _gradwire_trace(run.handle) if run.handle else _ddp_trace(run, task)
     return {
         "step_s": middle,
+        "all_step_s": run.step_s,
         "step_p20_s": low,
         "step_p80_s": high,
         "sent_bytes": run.sent_bytes / run.counted_steps,

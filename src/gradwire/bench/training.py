@@ -1,126 +1,165 @@
-"""Training costs of compressors' errors: one small GPT, by each compressor, for the same steps.
+"""Training costs of compressors' errors: small models, by each method, for the same steps.
 
-All replicas train in one process, so losses and bytes are real and seconds are not measured. The
-recipe is nanoGPT's: AdamW with weight decay on matrices, a warm-up, half a cosine, clipped norms;
-nothing is tuned for any compressor. Messages are those that ``attach`` makes.
+All replicas train in one process, so losses and bytes are real and seconds are not measured.
+Learning rates go up and then down by half a cosine. Messages are those that ``attach`` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from statistics import mean
 
-import torch
-from torch import Tensor, nn
-
-from ..compress.none import none
-from ..contract import Compressor, Exchange
 from ..errors import invalid
-from ..exchange import exchange_for
-from ..load import load, names
+from ..load import names
 from ..report.table import Row
 from ..testbed.ranks import Report
-from ..workloads import text
-from ..workloads.gpt import GPT
-from ..workloads.task import Batch as Examples
-from ..workloads.task import TrainingTask, class_loss, mean_over, random_of
 from ..workloads.train import History, train
-
-CONTEXT, BATCH = 64, 4
-"""Bytes of a window, windows a rank draws for a step."""
+from .methods import DENSE, method
+from .tasks import OPTIMIZERS, TASKS, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """Settings of ``bench train``: ``only`` are names of compressors, all if it is empty."""
+    """Settings of ``bench train``: ``trained`` are names of methods; by default all compressors.
 
+    A method's learning rate is the best of ``learning_rates`` powers of two around the task's own,
+    by the held-out loss of the first seed. Every other seed is trained at that rate alone.
+    """
+
+    tasks: tuple[str, ...] = ("gpt",)
+    optimizers: tuple[str, ...] = ("adamw",)
     ranks: int = 4
     steps: int = 400
-    seed: int = 0
-    only: tuple[str, ...] = ()
+    seeds: int = 1
+    learning_rates: int = 1
+    trained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value, least in (("ranks", self.ranks, 2), ("steps", self.steps, 10)):
-            if value < least:
-                raise invalid(name, value, f"{least} or more", "leave it out")
+        for name, least in (("ranks", 2), ("steps", 10), ("seeds", 1), ("learning_rates", 1)):
+            if getattr(self, name) < least:
+                raise invalid(name, getattr(self, name), f"{least} or more", "leave it out")
+        if not self.learning_rates % 2:
+            raise invalid("learning_rates", self.learning_rates, "an odd number", "write 3")
+        for what, given, known in (
+            ("task", self.tasks, TASKS),
+            ("optimizer", self.optimizers, OPTIMIZERS),
+        ):
+            if unknown := [name for name in given if name not in known]:
+                raise invalid(what, unknown[0], " or ".join(known), "leave it out")
 
     @property
-    def algorithms(self) -> list[tuple[str, Compressor | Exchange]]:
-        """Every compressor with its defaults, by its name."""
-        return [(name, load("compress", name)()) for name in self.only or names("compress")]
+    def title(self) -> str:
+        """The tasks and settings in words."""
+        tasks = "; ".join(make_task(name).description for name in self.tasks)
+        ways = f"{self.ranks} ranks, {self.steps} steps of {' and '.join(self.optimizers)}"
+        return f"{tasks}; {ways}; means of {self.seeds} seeds"
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of all methods, uncompressed training first."""
+        return (DENSE, *(self.trained or names("compress")))
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factors of the task's own learning rate that are tried, that rate first.
+
+        >>> TrainBench(learning_rates=5).factors
+        (1.0, 0.5, 2.0, 0.25, 4.0)
+        """
+        pairs = [(2.0**-power, 2.0**power) for power in range(1, self.learning_rates // 2 + 1)]
+        return (1.0, *(factor for pair in pairs for factor in pair))
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """One method's trainings on one task: the chosen factor, and a history a seed."""
+
+    factor: float
+    histories: tuple[History, ...]
+
+    @property
+    def losses(self) -> list[float]:
+        return [history.scores[-1][1] for history in self.histories]
+
+    @property
+    def sent_bytes(self) -> float:
+        return mean(mean(history.sent_bytes) for history in self.histories)
 
 
 def run(bench: TrainBench, report: Report = lambda fraction, what: None) -> list[Row]:
-    """One row a compressor, the uncompressed training first."""
-    task = bytes_gpt(bench.seed)
-    todo = [("dense", none()), *bench.algorithms]
+    """One row a method, task and optimizer; uncompressed training first of each task's."""
+    for name in bench.methods:
+        method(name)
+    kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
+    total = len(kinds) * len(bench.methods) * (len(bench.factors) + bench.seeds - 1)
+    done = iter(range(total))
     rows: list[Row] = []
-    for place, (name, algorithm) in enumerate(todo):
+    for task, optimizer in kinds:
+        dense: _Tuned | None = None
+        for name in bench.methods:
+            what = f"{name}, {task}, {optimizer}"
+            tuned = _tuned(bench, task, optimizer, name, _shares(report, done, total, what))
+            dense = dense or tuned
+            rows.append({"task": task, "optimizer": optimizer, **_row(name, tuned, dense)})
+    return rows
 
-        def tell(done: float, what: str, place: int = place, name: str = name) -> None:
-            report((place + done) / len(todo), f"{name}: {what}")
 
-        history = train(
-            task,
-            exchange_for(algorithm),
+def _shares(report: Report, done: Iterator[int], total: int, what: str) -> Iterator[Report]:
+    """A report for each of the trainings that come next."""
+    for number in done:
+
+        def tell(part: float, step: str, number: int = number) -> None:
+            report((number + part) / total, f"{what}: {step}")
+
+        yield tell
+
+
+def _tuned(
+    bench: TrainBench, task: str, optimizer: str, name: str, reports: Iterator[Report]
+) -> _Tuned:
+    """The method at its best rate on the first seed, and on the other seeds at that rate."""
+
+    def trained(factor: float, seed: int) -> History:
+        made = make_task(task, optimizer, times_rate=factor, seed=seed)
+        recipe = method(name)(made, bench.steps)
+        return train(
+            recipe.task,
+            recipe.exchange,
             world=bench.ranks,
             num_steps=bench.steps,
             num_warm_up=bench.steps // 10,
             as_attached=True,
-            report=tell,
+            report=next(reports),
         )
-        rows.append(_row(name, history, rows))
-    return rows
+
+    tried = {factor: trained(factor, 0) for factor in bench.factors}
+    best = min(tried, key=lambda factor: tried[factor].scores[-1][1])
+    others = [trained(best, seed) for seed in range(1, bench.seeds)]
+    return _Tuned(best, (tried[best], *others))
 
 
-def _row(name: str, history: History, before: Sequence[Row]) -> Row:
-    loss = history.scores[-1][1]
-    sent = sum(history.sent_bytes) / len(history.sent_bytes)
-    dense = before[0] if before else {"loss": loss, "sent_bytes_per_step": sent}
+def _row(name: str, tuned: _Tuned, dense: _Tuned) -> Row:
+    losses = tuned.losses
     return {
         "name": name,
-        "loss": loss,
-        "loss_over_dense": loss / float(str(dense["loss"])),
-        "sent_bytes_per_step": sent,
-        "sent_over_dense": sent / float(str(dense["sent_bytes_per_step"])),
+        "loss": mean(losses),
+        "loss_low": min(losses),
+        "loss_high": max(losses),
+        "loss_over_dense": mean(losses) / mean(dense.losses),
+        "times_rate": tuned.factor,
+        "sent_bytes_per_step": tuned.sent_bytes,
+        "sent_over_dense": tuned.sent_bytes / dense.sent_bytes,
     }
 
 
-def bytes_gpt(seed: int = 0) -> TrainingTask:
-    """A GPT of 0.12 M parameters over the bytes of Python's documentation topics."""
-    text_N = torch.tensor(list(text.topics()), dtype=torch.uint8)
-    held_out_from = text_N.numel() * 9 // 10
-
-    def windows(starts_B: Tensor) -> Examples:
-        window = text_N[starts_B[:, None] + torch.arange(CONTEXT + 1)].long()
-        return window[:, :-1], window[:, 1:]
-
-    def draw(step: int, rank: int, world: int) -> Examples:
-        random = random_of(seed, step, rank, world)
-        return windows(torch.randint(held_out_from - CONTEXT - 1, (BATCH,), generator=random))
-
-    random = torch.Generator().manual_seed(-1)
-    last = text_N.numel() - CONTEXT - 1
-    held_out = windows(torch.randint(held_out_from, last, (64,), generator=random))
-    return TrainingTask(
-        name="gpt",
-        description=f"GPT over bytes of Python's documentation, {BATCH} x {CONTEXT} bytes a rank",
-        make_model=lambda: GPT(CONTEXT),
-        make_optimizer=partial(_adamw, rate=1e-3),
-        batch=draw,
-        loss=class_loss,
-        score=lambda model: mean_over(model, class_loss, held_out, 64),
-        metric="loss",
-        seed=seed,
-        max_norm=1.0,
-    )
-
-
-def _adamw(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    every = list(parameters)
-    groups = [
-        {"params": [p for p in every if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+def hidden(bench: TrainBench) -> set[str]:
+    """Keys that say nothing beside the title: what is the same in all rows."""
+    alike = {
+        "task": len(bench.tasks) == 1,
+        "optimizer": len(bench.optimizers) == 1,
+        "loss_low": bench.seeds == 1,
+        "loss_high": bench.seeds == 1,
+        "times_rate": bench.learning_rates == 1,
+    }
+    return {key for key, is_constant in alike.items() if is_constant}

@@ -15,6 +15,7 @@ from ..bench import schedule as schedule_bench
 from ..bench import select as select_bench
 from ..bench import sparse as sparse_bench
 from ..bench import training as training_bench
+from ..bench import training_links
 from ..bench.draws import IndexDraws
 from ..bench.likeness import draws_like
 from ..bench.sparse_rank import OWN, SCHEMES
@@ -69,26 +70,76 @@ def exchange(
 
 @app.command()
 def train(
-    ranks: Annotated[int, typer.Option(help="Replicas, all in this process.")] = 4,
+    task: Annotated[
+        list[str] | None, typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt].")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
+    ] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="A link's rate; seconds are measured on such links.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
-    seed: Annotated[int, typer.Option(help="Draws first values and batches.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    learning_rates: Annotated[
+        int, typer.Option(help="Rates that each method may choose from, twice one another.")
+    ] = 1,
+    goal_step: Annotated[
+        int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
+    ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="A compressor; may be repeated. Default: all.")
+        list[str] | None, typer.Option(help="A compressor or another method [see below].")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a small GPT by every compressor's defaults: the loss after as many steps.
+    """Train small models by several methods: the loss after as many steps, or over seconds.
 
-    loss_over_dense is that over the loss of uncompressed training, 1 the same.
+    Without --rate every compressor trains with its defaults, in one process. With it DDP, its hooks
+    and a few compressors train on hosts, in turn; a row says when a method reached the goal. Most
+    options may be repeated. times_rate is the best learning rate over the task's.
     """
     settings = training_bench.TrainBench(
-        ranks=ranks, steps=steps, seed=seed, only=tuple(only or ())
+        tasks=tuple(task or ["gpt"]),
+        optimizers=tuple(optimizer or ["adamw"]),
+        ranks=ranks,
+        steps=steps,
+        seeds=seeds,
+        learning_rates=learning_rates,
+        trained=tuple(only or ()),
     )
+    if rate or goal_step is not None or out is not None:
+        _train_on_links(settings, rate or [], goal_step, out, as_json)
+        return
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
-    task = training_bench.bytes_gpt(seed)
-    title = f"{task.description}; {ranks} ranks, {steps} steps of AdamW"
-    emit("bench train", rows, as_json=as_json, title=title)
+    hidden = training_bench.hidden(settings)
+    emit("bench train", rows, as_json=as_json, title=settings.title, hidden=hidden)
+
+
+def _train_on_links(
+    settings: training_bench.TrainBench,
+    rates: list[str],
+    goal_step: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    every = training_links.TrainingOnLinks.score_every
+    links = training_links.TrainingOnLinks(
+        bench=settings,
+        rates_bytes_per_s=tuple(map(parse_rate, rates)),
+        goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
+    )
+    with progress("bench train", total=1) as advance:
+        outcome = training_links.run(links, Fractions(advance))
+    hidden = training_bench.hidden(settings)
+    title = training_links.title(links)
+    emit("bench train", outcome.rows, as_json=as_json, title=title, hidden=hidden)
+    if out is not None:
+        training_links.draw(outcome, out)
 
 
 @app.command()

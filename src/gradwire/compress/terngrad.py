@@ -3,9 +3,13 @@
 Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping: section 3.3.
 Differences: the largest magnitude is taken over blocks of 128 elements instead of a layer, and
     each rank keeps its own (no scaler sharing), as payloads are decoded before they are summed. The
-    deviation that clipping goes by is taken about zero, not about the mean: elements that are all
-    equal would else be clipped to nothing. Clipping is off unless ``clip`` is given (the paper uses
-    2.5): it shrinks what lies beyond, and the result is unbiased no more.
+    deviation that clipping goes by is the block's, about zero and not about the mean: elements that
+    are all equal would else be clipped to nothing.
+Default: clipping at 1.5 deviations (the paper's is at 2.5 of a layer's). It shrinks what lies
+    beyond, so the result is not unbiased; without it one outlier turns all of its block to noise.
+    200 steps of ``gradwire bench train`` end at 1.08 of the dense loss (task convnet, SGD) and 1.02
+    (gpt, AdamW), without clipping at 1.52 and 1.06. The noise has no error feedback that takes it
+    back: half of the learning rate ends the same convnet at 1.17 without clipping.
 Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits 2 * (i % 4) of byte
     i // 4) -> 4 * ceil(N / block) + ceil(N / 4) bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
@@ -49,17 +53,17 @@ class terngrad(Program, unbiased=True):
     >>> payload, _ = codec.encode(None, torch.tensor([3.0, 0.0, -3.0, 3.0]))
     >>> codec.decode(payload, torch.empty(4)), payload.size_bytes
     (tensor([ 3.,  0., -3.,  3.]), 5)
-    >>> terngrad(clip=2.5).traits.unbiased
-    False
+    >>> codec.traits.unbiased, terngrad(clip=None).traits.unbiased
+    (False, True)
     """
 
-    clip: float | None = None
+    clip: float | None = 1.5
     block: int = 128
     seed: int = 0
 
     def check(self) -> None:
         if self.clip is not None:
-            check_positive("terngrad clip", self.clip, "write clip=2.5, or None for no clipping")
+            check_positive("terngrad clip", self.clip, "write clip=1.5, or None for no clipping")
 
     def stated(self) -> Traits:
         return replace(type(self).traits, unbiased=self.clip is None)
@@ -86,4 +90,4 @@ def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
     return where(limit > 0, smaller(top, limit), top)  # squares of tiny elements are 0
 
 
-EXAMPLES = (terngrad(), terngrad(clip=2.5, block=64))
+EXAMPLES = (terngrad(), terngrad(clip=None, block=64))

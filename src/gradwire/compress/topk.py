@@ -4,7 +4,9 @@ Source: Aji and Heafield, EMNLP 2017 (gradient dropping by magnitude); ZEN and D
 Differences: ties go to the lowest index, and NaN ranks above infinity above all numbers, so that
     what is kept follows from the bits alone.
 Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md). Under
+    SGD 200 steps of three tasks end 5 to 25 % behind, with ``with_density_warmup`` 9 and 13 % where
+    that was 25 and 18 (``gradwire bench train --optimizer sgd --only topk --only topk-warmup``).
 Density: as asked, to the element.
 Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1, round(density *
 N)).

@@ -8,9 +8,8 @@ Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.3 (warm-up
 Differences: counted in steps, as an exchange knows no epochs. Only the density is warmed up; the
     learning rate is the scheduler's.
 Wire: the inner exchange's at the stage's density; buffers change their size between stages only.
-State: step_T, the steps done (int64), once for each tensor of the message, so that it is saved by
-    parameter and training resumes inside a stage, however messages are fused; and the inner
-    state, which goes on from stage to stage.
+State: step_T, the steps done (int64), once for each tensor of the message, and the inner state,
+    which goes on from stage to stage.
 Contributed: the same as the inner exchange's.
 """
 
@@ -20,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..bounds import check_share, check_whole
@@ -30,6 +28,7 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..spec import TensorSpec
 from ..verbs import Steps
+from ._counted import Steps_T, count_step, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
@@ -38,7 +37,7 @@ DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 class WarmupState(NamedTuple):
     """Steps done, for every tensor of the message, and the inner exchange's state."""
 
-    step_T: tuple[Tensor, ...]
+    step_T: Steps_T
     inner: State
 
 
@@ -67,9 +66,7 @@ class DensityWarmup(Wrapper):
         if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
             accepted = "an exchange whose state has one form at all densities"
             raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
-        num_tensors = max(1, len(spec.shapes))
-        steps = tuple(torch.zeros((), dtype=torch.int64) for _ in range(num_tensors))
-        return WarmupState(steps, state)
+        return WarmupState(no_steps(spec), state)
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         stage = self.stage(state)
@@ -91,10 +88,10 @@ class DensityWarmup(Wrapper):
 
     def stage(self, state: WarmupState) -> Exchange:
         """The exchange of the step that comes next; in predictions, that of the last stage."""
-        done = _steps_done(state)
-        if done.is_meta:
+        done = steps_done(state.step_T)
+        if done is None:
             return self.stages[-1]
-        place = int(done) // self.steps_per_stage
+        place = done // self.steps_per_stage
         return self.stages[min(place, len(self.stages) - 1)]
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
@@ -138,15 +135,8 @@ def warming_to(density: float) -> tuple[float, ...]:
     return (*(stage for stage in DENSITIES if stage > density), density)
 
 
-def _steps_done(state: WarmupState) -> Tensor:
-    # A parameter that no rank used in some step is one step behind; the message is not.
-    return torch.stack(state.step_T).max()
-
-
 def _next(state: WarmupState, inner: State) -> WarmupState:
-    done = _steps_done(state) + 1
-    for step in state.step_T:
-        step.copy_(done)
+    count_step(state.step_T)
     return WarmupState(state.step_T, inner)
 
 

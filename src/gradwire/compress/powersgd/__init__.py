@@ -13,6 +13,8 @@ Differences from the paper:
     - Every rank orthogonalises for itself, as in the paper, so the mean has the same bits on all
       ranks where they run on processors of one kind, with as many threads each: LAPACK cuts a tall
       P by their number. ``attach`` holds ranks to the second.
+Default: rank 4, the largest of the paper. 200 steps of ``gradwire bench train --optimizer sgd`` end
+    at 1.08 (task convnet) and 1.02 (lstm, gpt) of the dense loss, with rank 8 at 0.98 and 1.00.
 Wire: two all-reduces, one after the other, each 2(W-1)/W of its bytes a rank: D dense elements and
     every P, D + sum of n * rank; then every Q, sum of m * rank (none: not sent). In the working
     dtype -> 4 bytes an element, 8 for float64.

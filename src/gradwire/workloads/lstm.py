@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gradwire.errors import invalid
+from ..errors import invalid
 
 
 class LSTMLM(nn.Module):

@@ -1,0 +1,79 @@
+"""Methods of training by name: a compressor with its defaults, or a recipe of several parts.
+
+A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the exchange does a
+part of the optimizer's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..compress.none import none
+from ..compress.onebit import onebit
+from ..compress.topk import topk
+from ..contract import Exchange
+from ..errors import invalid
+from ..exchange import exchange_for
+from ..load import load, names
+from ..workloads.task import TrainingTask
+from ..workloads.train import without_momentum
+from ..wrap.density_warmup import with_density_warmup
+from ..wrap.momentum import with_momentum_correction
+from ..wrap.warmup import with_warmup
+
+DENSE = "dense"
+"""The name of uncompressed training, which others are compared with."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The exchange of a method, and the task with the optimizer behind it."""
+
+    task: TrainingTask
+    exchange: Exchange
+
+
+Method = Callable[[TrainingTask, int], Recipe]
+"""A function of the task and the number of steps that it is trained for."""
+
+
+def method(name: str) -> Method:
+    """The method of a name: ``DENSE``, one of ``RECIPES``, or a compressor with its defaults.
+
+    Raises ``InvalidSetting`` for any other name.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    if name not in names("compress"):
+        raise invalid("method", name, ", ".join((*RECIPES, *names("compress"))), "name another")
+    algorithm = load("compress", name)()
+    return lambda task, num_steps: Recipe(task, exchange_for(algorithm))
+
+
+def _dense(task: TrainingTask, num_steps: int) -> Recipe:
+    return Recipe(task, exchange_for(none()))
+
+
+def _onebit_warmup(task: TrainingTask, num_steps: int) -> Recipe:
+    """The first tenth of the steps is dense."""
+    return Recipe(task, with_warmup(onebit(), max(1, num_steps // 10)))
+
+
+def _topk_warmup(task: TrainingTask, num_steps: int) -> Recipe:
+    """Each density above top-k's own has a twentieth of the steps."""
+    return Recipe(task, with_density_warmup(topk(), steps_per_stage=max(1, num_steps // 20)))
+
+
+def _topk_momentum(task: TrainingTask, num_steps: int) -> Recipe:
+    """Velocities are sent, unmasked, and SGD has no momentum of its own."""
+    return Recipe(without_momentum(task), with_momentum_correction(topk(), masking=False))
+
+
+RECIPES: dict[str, Method] = {
+    DENSE: _dense,
+    "onebit-warmup": _onebit_warmup,
+    "topk-warmup": _topk_warmup,
+    "topk-momentum": _topk_momentum,
+}
+"""Recipes by name: what is more than one compressor with its defaults."""

@@ -1,0 +1,69 @@
+"""One rank of ``bench train --rate``: trains one model by each method, in turn, against the clock.
+
+Methods take turns of a few steps each, so that all of them see the same moods of the machine. The
+clock stands still, and no byte is counted, while models are scored.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
+from .tasks import make_task
+from .trainers import Trainer, start
+
+
+def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
+    """The points of each of ``settings["entrants"]``: pairs of a method and a factor of the rate.
+
+    A point has the steps done, this rank's seconds and bytes up to there, and rank 0's held-out
+    loss.
+    """
+    torch.set_num_threads(1)
+    steps, every, entrants = settings["steps"], settings["score_every"], settings["entrants"]
+    trainers = [_started(settings, name, factor) for name, factor in entrants]
+    points: list[list[dict[str, float]]] = [[_point(one)] for one in trainers]
+    for turn in range(steps // every):
+        for place, trainer in enumerate(trainers):
+            done = (turn + place / len(trainers)) * every / steps
+            report(done, f"{entrants[place][0]}, step {turn * every} of {steps}")
+            seconds, sent_bytes = _turn(trainer, every)
+            last = points[place][-1]
+            points[place].append(
+                _point(trainer, last["seconds"] + seconds, last["sent_bytes"] + sent_bytes)
+            )
+    return points
+
+
+def _started(settings: dict[str, Any], name: str, factor: float) -> Trainer:
+    task = make_task(
+        settings["task"], settings["optimizer"], times_rate=factor, seed=settings["seed"]
+    )
+    return start(name, task, settings["steps"])
+
+
+def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
+    """Takes steps; returns the seconds and the bytes that this rank's interface sent in them."""
+    dist.barrier()
+    before, start_s = own_counters(), time.perf_counter()
+    for _ in range(num_steps):
+        trainer.step()
+    dist.barrier()
+    seconds = time.perf_counter() - start_s
+    return seconds, own_counters().since(before).tx_bytes
+
+
+def _point(trainer: Trainer, seconds: float = 0.0, sent_bytes: float = 0.0) -> dict[str, float]:
+    """All ranks hold one model here; rank 0 scores it, as the others would find the same."""
+    loss = trainer.task.score(trainer.plain) if dist.get_rank() == 0 else 0.0
+    return {
+        "step": trainer.steps_done,
+        "seconds": seconds,
+        "sent_bytes": sent_bytes,
+        "loss": loss,
+    }
