@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +20,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..data.exchanges import exchanges_of
 from ..data.plan import Plan
 from ..errors import invalid
-from ..exchange import named_collective
+from ..exchange import exchange_for
 from ..kernels.build import backend
-from ..wrap.momentum import momentum_of
 from . import ddp
+from .advice import overlaps, warn
 from .arrivals import Arrivals
+from .controls import Controls, Pilot, Way
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fused import fused_messages
@@ -36,6 +39,7 @@ from .handle import Handle
 from .hooks import ModuleHooks
 from .hosts import join_mesh, ranks_per_host
 from .membership import ALONE, Membership, join
+from .messages import Message
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .progress import Progress
@@ -53,7 +57,7 @@ _log = logging.getLogger("gradwire")
 
 def attach(
     model: nn.Module,
-    exchange: Exchange | Compressor | Plan | Path | str,
+    exchange: Exchange | Compressor | Plan | Pilot | Path | str,
     *,
     optimizer: Optimizer | None = None,
     group: Group | DeviceMesh | None = None,
@@ -82,6 +86,9 @@ def attach(
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
     waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
+
+    Or ``exchange`` is ``"auto"``, or ``gw.pilot.auto(...)`` with settings: in a few dense steps
+    layers, links and codecs are measured; then a plan is chosen for them, and watched.
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
@@ -133,6 +140,7 @@ def _attach(model: nn.Module, exchange: Any, choices: Choices, grid: Grid) -> Ha
         refuse_wrong_model(model)
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params = _params(model, settings)
+        _refuse_pilot(model, settings, shards)
         own = _fingerprint(model, params, settings, shards)
         messages = _messages(model, params, settings, who)
         refuse_float16(messages, settings.scaler)
@@ -191,10 +199,7 @@ def _connect(
     try:
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
-        _warn_of_no_overlap(model, settings)
-        _warn_of_two_momenta(settings)
-        _warn_of_no_momentum(model, params, settings)
-        _warn_of_another_way(model, params, settings)
+        warn(model, params, settings)
         synchroniser = Synchroniser(engine, messages, dict(params))
         progress = Progress(synchroniser, recorder, settings.scaler)
         handle = _hook(model, params, settings, progress, undo)
@@ -217,76 +222,24 @@ def _hook(
     undo.callback(mark_attached(model, params))
     strangers = Strangers(model, progress.give_up)
     undo.callback(strangers.remove)
-    hooks = overlap = None
+    hooks = controls = None
     if isinstance(model, DistributedDataParallel):
         undo.callback(ddp.register(progress, model, params))
     else:
-        arrivals = Arrivals(progress, params)
-        if settings.optimizer is not None and _overlaps(settings):
-            overlap = Overlap(model, params, settings.optimizer, arrivals)
+        arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
+        if optimizer is not None and overlaps(settings):
+            overlap = Overlap(model, params, optimizer, arrivals)
             undo.callback(overlap.detach)
         hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
         undo.callback(hooks.remove)
-    return Handle(model, settings.exchange, progress, hooks, overlap, undo)
-
-
-def _overlaps(settings: Settings) -> bool:
-    return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
-
-
-def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
-    """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
-    if not _overlaps(settings):
-        return
-    if isinstance(model, DistributedDataParallel):
-        why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"
-    elif settings.optimizer is None:
-        why = "attach got no optimizer=, whose step it would have to cut"
-    else:
-        return
-    _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
-
-
-def _warn_of_two_momenta(settings: Settings) -> None:
-    """Warns where the exchange and the optimizer both have momentum, which then counts twice."""
-    own = momentum_of(settings.exchange)
-    groups = settings.optimizer.param_groups if settings.optimizer is not None else []
-    twice = [group for group in groups if group.get("momentum") or group.get("betas", (0,))[0]]
-    if own and twice:
-        _log.warning(
-            "momentum counts twice: the exchange corrects for a momentum of %s, and %s has its "
-            "own; use torch.optim.SGD(params, lr=...) without momentum",
-            own,
-            type(settings.optimizer).__name__,
-        )
-
-
-def _warn_of_no_momentum(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-    """Warns where row-sparse gradients get no momentum: their rows travel as they are, and beside
-    momentum correction the optimizer should have none."""
-    sparse = sparse_weights(model)
-    rows = [name for name, param in params if id(param) in sparse]
-    if momentum_of(settings.exchange) and rows:
-        _log.warning(
-            "row-sparse gradients get no momentum from the exchange (%s, ...); make the embedding "
-            "with sparse=False, or give its weights an optimizer with momentum",
-            rows[0],
-        )
-
-
-def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-    """Warns where rows cannot take the user's collective, and names what they take instead."""
-    sparse, named = sparse_weights(model), named_collective(settings.exchange)
-    rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
-    if named is not None and rows and not named.carries_rows:
-        _log.warning(
-            "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
-            "that serve them, whichever takes less time in a step; make the embedding with "
-            "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps "
-            "or sparse_ps_broadcast",
-            rows[0],
-            named,
-        )
+        if isinstance(settings.exchange, Pilot):
+            who = progress.synchroniser.engine.who
+            made = partial(_flat_messages, model, params, settings, who)
+            cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
+            controls = Controls(model, params, progress, hooks, made, cut)
+            undo.callback(controls.end)
+            controls.begin(settings.exchange)
+    return Handle(model, settings.exchange, progress, hooks, controls, undo)
 
 
 def _tensors(
@@ -331,17 +284,49 @@ def _fingerprint(
     return fingerprint(_tensors(model, params, settings), shared)
 
 
-def _same_threads(exchange: Exchange | Plan) -> bool:
+def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:
+    if isinstance(exchange, Pilot):
+        return True  # as what it may choose asks for
     made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
     return any(one.same_threads for one in made)
 
 
-def _digest(exchange: Exchange | Plan) -> object:
+def _digest(exchange: Exchange | Plan | Pilot) -> object:
     """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
     if not isinstance(exchange, Plan):
         return exchange
     text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
     return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
+
+
+def _refuse_pilot(model: nn.Module, settings: Settings, shards: Membership) -> None:
+    """Raises ``InvalidSetting`` where a pilot cannot change the plan of a model that trains."""
+    if not isinstance(settings.exchange, Pilot):
+        return
+    name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
+    if isinstance(model, DistributedDataParallel):
+        accepted = f"a plain module beside {name}, as DDP's own buckets decide when gradients come"
+        raise invalid("model", "DistributedDataParallel", accepted, f"pass ddp.module, or {remedy}")
+    if settings.ranks_per_host > 1:
+        accepted = f"None beside {name}: it measures and plans for hosts of one rank each"
+        raise invalid("mesh", f"{settings.ranks_per_host} ranks a host", accepted, remedy)
+    if shards.world > 1:
+        raise invalid("shards", shards.world, f"None beside {name}", remedy)
+    if rows := [n for n, p in model.named_parameters() if id(p) in sparse_weights(model)]:
+        accepted = f"sparse=False beside {name}, which plans dense gradients"
+        raise invalid(f"the embedding of {rows[0]}", "sparse=True", accepted, remedy)
+
+
+def _flat_messages(
+    model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership, way: Way
+) -> list[Message]:
+    """The messages of a way that a pilot has chosen; none is of row-sparse gradients."""
+    if way is None:
+        made = fused_messages(model, params, settings, exchange_for(none()), who)
+    else:
+        check_for(way, params, set())
+        made = messages_of(way, params, set(), who)
+    return [message for message in made if isinstance(message, Message)]
 
 
 def _messages(
@@ -351,4 +336,6 @@ def _messages(
     if isinstance(settings.exchange, Plan):
         sparse = sparse_weights(model)
         return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
+    if isinstance(settings.exchange, Pilot):
+        return [*_flat_messages(model, params, settings, who, None)]
     return fused_messages(model, params, settings, settings.exchange, who)

@@ -38,13 +38,16 @@ class Progress:
         self, synchroniser: Synchroniser, recorder: Recorder, scaler: GradScaler | None = None
     ) -> None:
         self.synchroniser, self.recorder = synchroniser, recorder
-        self.messages = [m for m in synchroniser.messages if isinstance(m, Message)]
-        """All messages but those of row-sparse gradients, which keep no state."""
         self._engine, self._scaler = synchroniser.engine, scaler
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages but those of row-sparse gradients, which keep no state."""
+        return self.synchroniser.flat_messages
 
     def go_on_from(self, step: int) -> None:
         """Counts on from the step at which a state that was loaded had been saved."""

@@ -1,0 +1,85 @@
+"""What ``auto`` measures beside the steps themselves, and how ranks come to share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..data.cluster import Cluster, CodecFit, VerbName
+from ..measure.codecs import measure_codecs
+from ..measure.links import all_reduce_s, measure_cluster
+from ..runtime.engine import Engine
+from ..verbs import AllGather, Broadcast, Steps, Verb
+
+VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
+MESSAGE_S = 0.05
+"""Seconds that the largest message of a measurement may take, about."""
+FIRST_BYTES = 2**16
+LEAST_BYTES, MOST_BYTES = 2**15, 2**22
+BUDGET_S = 0.06
+"""Seconds that one size of a verb, or of a compressor, may take, about."""
+ROUNDS = 3
+CODEC_SIZES = (2**12, 2**15, 2**18, 2**21)
+
+
+def news(engine: Engine, verb: Verb) -> None:
+    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
+
+    def text() -> Steps[None]:
+        yield verb
+
+    engine.wait([engine.launch(0, "news", text(), is_news=True)])
+
+
+def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+    """Every rank's figures, in rank order."""
+    own_R = torch.tensor(own, dtype=torch.float64)
+    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64)
+    if engine.world == 1:
+        return [list(own)]
+    news(engine, AllGather(all_WR, own_R))
+    rows: list[list[float]] = all_WR.view(engine.world, -1).tolist()
+    return rows
+
+
+def told_by(engine: Engine, src: int, own: Any) -> Any:
+    """A value with a JSON form that rank ``src`` tells all others."""
+    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+    size = torch.tensor([text.numel()])
+    news(engine, Broadcast(src, size))
+    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
+    news(engine, Broadcast(src, text))
+    return json.loads(bytes(text.tolist()))
+
+
+def links(engine: Engine, most_bytes: int) -> Cluster:
+    """The cluster by messages of up to ``most_bytes``, or what a slow link carries in good time.
+
+    Between training steps, so it takes a second or a few, whatever the link's rate.
+    """
+    all_reduce_s(engine, FIRST_BYTES, 1)
+    rate = FIRST_BYTES / all_reduce_s(engine, FIRST_BYTES)
+    largest = LEAST_BYTES
+    while 2 * largest <= min(rate * MESSAGE_S, MOST_BYTES, max(most_bytes, LEAST_BYTES)):
+        largest *= 2
+    sizes = [largest >> shift for shift in (0, 1, 2, 4, 6, 8) if largest >> shift >= 2**12]
+    return measure_cluster(
+        engine, sizes_bytes=sorted(sizes), verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
+    )
+
+
+def slowness(engine: Engine, cluster: Cluster) -> float:
+    """The seconds of a message over those that it took when ``cluster`` was measured."""
+    samples = sorted(cluster.collectives["all_reduce"].samples)
+    size_bytes, taken_s = samples[-2]
+    return all_reduce_s(engine, size_bytes) / taken_s
+
+
+@cache
+def codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+    """The costs of compressors on this machine, measured once by each process."""
+    return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)

@@ -1,0 +1,84 @@
+"""Advice: warnings of arguments of ``attach`` that go together, but hardly as they were meant."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.plan import Plan
+from ..exchange import named_collective
+from ..wrap.momentum import momentum_of
+from .fusing import NamedParam
+from .settings import Settings, sparse_weights
+
+_log = logging.getLogger("gradwire")
+
+
+def warn(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+    """Logs a warning for each of them."""
+    _warn_of_no_overlap(model, settings)
+    _warn_of_two_momenta(settings)
+    _warn_of_no_momentum(model, params, settings)
+    _warn_of_another_way(model, params, settings)
+
+
+def overlaps(settings: Settings) -> bool:
+    """Whether a plan that overlaps the next forward pass is attached."""
+    return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
+
+
+def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
+    """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
+    if not overlaps(settings):
+        return
+    if isinstance(model, DistributedDataParallel):
+        why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"
+    elif settings.optimizer is None:
+        why = "attach got no optimizer=, whose step it would have to cut"
+    else:
+        return
+    _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
+
+
+def _warn_of_two_momenta(settings: Settings) -> None:
+    """Warns where the exchange and the optimizer both have momentum, which then counts twice."""
+    own = momentum_of(settings.exchange)
+    groups = settings.optimizer.param_groups if settings.optimizer is not None else []
+    twice = [group for group in groups if group.get("momentum") or group.get("betas", (0,))[0]]
+    if own and twice:
+        _log.warning(
+            "momentum counts twice: the exchange corrects for a momentum of %s, and %s has its "
+            "own; use torch.optim.SGD(params, lr=...) without momentum",
+            own,
+            type(settings.optimizer).__name__,
+        )
+
+
+def _warn_of_no_momentum(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+    """Warns where row-sparse gradients get no momentum: their rows travel as they are, and beside
+    momentum correction the optimizer should have none."""
+    sparse = sparse_weights(model)
+    rows = [name for name, param in params if id(param) in sparse]
+    if momentum_of(settings.exchange) and rows:
+        _log.warning(
+            "row-sparse gradients get no momentum from the exchange (%s, ...); make the embedding "
+            "with sparse=False, or give its weights an optimizer with momentum",
+            rows[0],
+        )
+
+
+def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+    """Warns where rows cannot take the user's collective, and names what they take instead."""
+    sparse, named = sparse_weights(model), named_collective(settings.exchange)
+    rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
+    if named is not None and rows and not named.carries_rows:
+        _log.warning(
+            "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
+            "that serve them, whichever takes less time in a step; make the embedding with "
+            "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps "
+            "or sparse_ps_broadcast",
+            rows[0],
+            named,
+        )
