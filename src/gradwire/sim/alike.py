@@ -1,7 +1,7 @@
 """Alike: many ranks that all do the same, of which one can be priced without the others.
 
-No rank then keeps another one waiting. Each sends to the rank so far ahead, and takes as much at the
-same time from the one so far behind. So the link of each serves one rank's verbs alone, and
+No rank then keeps another one waiting. Each sends to the rank so far ahead, and takes as much at
+the same time from the one so far behind. So the link of each serves one rank's verbs alone, and
 what takes seconds to play on 64 ranks takes milliseconds.
 """
 

@@ -12,10 +12,21 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..contract import Exchange
+from ..data.cluster import Cluster
 from ..spec import TensorSpec
 from .alike import alone_on, supersteps_of_alike
+from .demand import Demand, exchanges_on
+from .encoding import without_encodes
 from .engine import Traffic, play
 from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of_those_unlike
+
+
+def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
+    """The representative rank's supersteps, one entry for each message."""
+    exchanges = exchanges_on(demand.plan, cluster)
+    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
+    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    return without_encodes(every, demand)
 
 
 @lru_cache(maxsize=4096)
