@@ -28,7 +28,7 @@ ROWS = (
     ("wrap",),
     ("sim",),
     ("planning", "planner"),
-    ("testbed", "runtime", "measure", "adapt"),
+    ("testbed", "runtime", "measure", "pilot", "adapt"),
     ("report",),
     ("workloads", "bench"),
     ("laws",),

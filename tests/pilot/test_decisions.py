@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.pilot._decisions import Facts, Move, decide, is_worth
+from gradwire.pilot._decisions import Move, Review, decide, is_worth
 
 PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
 DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
@@ -34,14 +34,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_move_follows_from_the_facts(name: str) -> None:
-    facts, move = CASES[name]
-    assert decide(Facts(**facts)).move is move
+def test_the_move_follows_from_the_reviewed(name: str) -> None:
+    review, move = CASES[name]
+    assert decide(Review(**review)).move is move
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_changes_the_run_is_said_in_words(name: str) -> None:
-    decision = decide(Facts(**CASES[name][0]))
+    decision = decide(Review(**CASES[name][0]))
     assert bool(decision.why) is (decision.move in (Move.PLAN, Move.DENSE, Move.RETURN))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.controls import Controls, Flight, Pilot, Way
+from gradwire.runtime.controls import Controls, Flight, Pilot
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
@@ -39,14 +39,14 @@ def lossy(seed: int, exchange: ExchangeSetting = ONEBIT) -> Plan:
 class Route(Pilot):
     """Goes other ways after given steps."""
 
-    ways: Mapping[int, Way]
+    ways: Mapping[int, Plan | None]
 
     def begin(self, controls: Controls) -> Flight:
         return OnRoute(self.ways, controls)
 
 
 class OnRoute(Flight):
-    def __init__(self, ways: Mapping[int, Way], controls: Controls) -> None:
+    def __init__(self, ways: Mapping[int, Plan | None], controls: Controls) -> None:
         self.ways, self.controls, self.num_steps = ways, controls, 0
 
     def step_ended(self) -> None:

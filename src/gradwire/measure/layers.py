@@ -78,11 +78,7 @@ def profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=layers_of(
-            seen,
-            scaled_medians(times.forward_s, times.plain_forward_s),
-            scaled_medians(times.backward_s, times.plain_backward_s),
-        ),
+        layers=layers_of(seen, *times.layers_s),
         measurement=Measurement(
             iterations=iterations,
             profiling_s=time.perf_counter() - start_s,
@@ -223,6 +219,14 @@ class _Times:
     plain_forward_s: list[float]
     plain_backward_s: list[float]
     order: tuple[str, ...]
+
+    @property
+    def layers_s(self) -> tuple[list[float], list[float]]:
+        """Seconds of every layer, forward and backward."""
+        return (
+            scaled_medians(self.forward_s, self.plain_forward_s),
+            scaled_medians(self.backward_s, self.plain_backward_s),
+        )
 
     @property
     def step_s(self) -> float:

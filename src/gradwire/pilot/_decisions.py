@@ -19,7 +19,7 @@ HALF = 0.5
 
 
 class Move(Enum):
-    """What a pilot does after some steps."""
+    """A pilot's next move, after some steps."""
 
     STAY = "stay"
     EXPECT = "expect"
@@ -44,8 +44,8 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What all ranks know after some steps; seconds are those of the slowest rank's steps."""
+class Review:
+    """Figures that all ranks know after some steps; seconds are those of the slowest rank."""
 
     is_planned: bool
     """Whether gradients travel by a plan."""
@@ -54,11 +54,11 @@ class Facts:
     step_s: float
     """The median of the steps since the last decision."""
     expected_s: float | None = None
-    """What steps took when this way began; None where these are the first."""
+    """Seconds of a step when this plan, or dense steps, began; None where these are the first."""
     dense_s: float
-    """What a dense step took when it was last measured, or is predicted to take on a new link."""
+    """Seconds of a dense step when it was last measured, or predicted for a new link."""
     planned_s: float | None = None
-    """What a planned step took when it was last measured."""
+    """Seconds of a planned step when it was last measured."""
     slowness: float | None = None
     """The seconds of a message over those when the link was measured; None where not probed."""
     is_trial_due: bool = False
@@ -70,29 +70,29 @@ def is_worth(predicted_s: float, dense_s: float) -> bool:
     return predicted_s <= WORTH * dense_s
 
 
-def decide(facts: Facts) -> Decision:
+def decide(review: Review) -> Decision:
     """The next move.
 
-    >>> decide(Facts(is_planned=True, step_s=0.1, dense_s=0.4)).move
+    >>> decide(Review(is_planned=True, step_s=0.1, dense_s=0.4)).move
     <Move.EXPECT: 'expect'>
     """
-    slowness, step_s = facts.slowness, facts.step_s
+    slowness, step_s = review.slowness, review.step_s
     if slowness is not None and not HALF < slowness < 1 / HALF:
         return Decision(
             Move.PLAN,
             f"a message takes {slowness:.2g} times what it took when the link was measured: "
             "measured and planned anew",
         )
-    if facts.is_trial:
-        return _compared(step_s, facts.planned_s or step_s)
-    if facts.expected_s is None:
-        if facts.is_planned and step_s > GAIN * facts.dense_s:
-            return _compared(facts.dense_s, step_s)
+    if review.is_trial:
+        return _compared(step_s, review.planned_s or step_s)
+    if review.expected_s is None:
+        if review.is_planned and step_s > GAIN * review.dense_s:
+            return _compared(review.dense_s, step_s)
         return Decision(Move.EXPECT)
-    is_off = not 1 / OFF < step_s / facts.expected_s < OFF
+    is_off = not 1 / OFF < step_s / review.expected_s < OFF
     if is_off and slowness is None:
         return Decision(Move.PROBE)
-    if facts.is_planned and (is_off or facts.is_trial_due):
+    if review.is_planned and (is_off or review.is_trial_due):
         return Decision(Move.TRY_DENSE)
     return Decision(Move.EXPECT if is_off else Move.STAY)
 

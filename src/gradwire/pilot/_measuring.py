@@ -1,18 +1,20 @@
-"""What ``auto`` measures beside the steps themselves, and how ranks come to share it."""
+"""Measurements of ``auto`` beside the steps themselves, and how ranks come to share them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from ..data.cluster import Cluster, CodecFit, VerbName
+from ..errors import InvalidSetting
 from ..measure.codecs import measure_codecs
 from ..measure.links import all_reduce_s, measure_cluster
 from ..runtime.engine import Engine
+from ..travel import travel
 from ..verbs import AllGather, Broadcast, Steps, Verb
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
@@ -56,20 +58,25 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     return json.loads(bytes(text.tolist()))
 
 
-def links(engine: Engine, most_bytes: int) -> Cluster:
-    """The cluster by messages of up to ``most_bytes``, or what a slow link carries in good time.
+def links(engine: Engine) -> Cluster:
+    """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
 
     Between training steps, so it takes a second or a few, whatever the link's rate.
     """
     all_reduce_s(engine, FIRST_BYTES, 1)
     rate = FIRST_BYTES / all_reduce_s(engine, FIRST_BYTES)
     largest = LEAST_BYTES
-    while 2 * largest <= min(rate * MESSAGE_S, MOST_BYTES, max(most_bytes, LEAST_BYTES)):
+    while 2 * largest <= min(rate * MESSAGE_S, MOST_BYTES):
         largest *= 2
-    sizes = [largest >> shift for shift in (0, 1, 2, 4, 6, 8) if largest >> shift >= 2**12]
-    return measure_cluster(
-        engine, sizes_bytes=sorted(sizes), verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
+    sizes = [largest >> shift for shift in (8, 6, 4, 2, 1, 0) if largest >> shift >= 2**12]
+    measure = partial(
+        measure_cluster, engine, sizes_bytes=sizes, verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
     )
+    try:
+        return measure()
+    except InvalidSetting:  # more bytes took no longer, on all ranks' clocks; once more, then
+        ring = travel("all_reduce", engine.world)
+        return measure(rate_bytes_per_s=ring.copies * rate)
 
 
 def slowness(engine: Engine, cluster: Cluster) -> float:

@@ -8,11 +8,13 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..errors import InvalidSetting
-from ..load import load
-from ..sim.timeline import simulate
+from ..planner.auto import auto as plan_of
+from ..planner.ddp import ddp
+from ..planning.fidelity import admitted
+from ..planning.price import iteration_s
 
 
-class Planned(NamedTuple):
+class Proposal(NamedTuple):
     """A plan and what steps are predicted to take, the optimizer's share left out.
 
     There is no plan where the planner refused; ``words`` then say why.
@@ -28,42 +30,30 @@ class Planned(NamedTuple):
         return {**self._asdict(), "plan": None if self.plan is None else self.plan.to_json()}
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Planned:
+    def of(cls, told: dict[str, Any]) -> Proposal:
         """The same as it was told."""
         plan = told["plan"]
         return cls(**{**told, "plan": None if plan is None else Plan.parse(plan, "rank 0's plan")})
 
 
-def planned(
-    profile: Profile, cluster: Cluster, fidelity: str, *, can_overlap: bool, credit: int
-) -> Planned:
-    """The best plan of a fidelity, of at most ``credit`` channels."""
-    dense_s = simulate(load("planner", "ddp")(profile, cluster), profile, cluster).iteration_s
+def proposal(
+    profile: Profile, cluster: Cluster, fidelity: str, *, overlap_forward: bool
+) -> Proposal:
+    """The plan of the planner ``auto``, or its refusal."""
+    dense_s = iteration_s(ddp(profile, cluster), profile, cluster)
     try:
-        plan = _temporary(profile, cluster, fidelity)
-        predicted_s = simulate(plan, profile, cluster).iteration_s
+        plan = plan_of(profile, cluster, fidelity=fidelity, overlap_forward=overlap_forward)
     except InvalidSetting as error:
-        return Planned(None, dense_s, dense_s, f"no plan: {error}")
-    return Planned(plan, predicted_s, dense_s, words_of(plan))
-
-
-def _temporary(profile: Profile, cluster: Cluster, fidelity: str) -> Plan:
-    from ..data.plan import ExchangeSetting
-
-    plan = load("planner", "ddp")(profile, cluster)
-    name = "onebit"
-    ex = ExchangeSetting(compressor=name, collective="casync_ps", error_feedback=True)
-    msgs = tuple(m.model_copy(update={"exchange": name}) for m in plan.messages)
-    return plan.model_copy(update={"messages": msgs, "exchanges": {name: ex}})
+        return Proposal(None, dense_s, dense_s, f"the planner refuses: {error}")
+    return Proposal(plan, iteration_s(plan, profile, cluster), dense_s, words_of(plan))
 
 
 def words_of(plan: Plan) -> str:
     """A few words for what a plan sends.
 
     >>> from gradwire import catalogue
-    >>> words_of(load("planner", "ddp")(catalogue.load("vgg16"), Cluster(num_ranks=2,
-    ...     rate_bytes_per_s=1e9)))
-    '17 messages: 17 dense'
+    >>> words_of(ddp(catalogue.load("vgg16"), Cluster(num_ranks=2, rate_bytes_per_s=1e9)))
+    '6 messages: 6 dense'
     """
     kinds: dict[str, int] = {}
     for message in plan.messages:
@@ -76,5 +66,5 @@ def words_of(plan: Plan) -> str:
 
 
 def compressors_of(fidelity: str) -> tuple[str, ...]:
-    """The compressors whose costs a planner of this fidelity asks for."""
-    return ("onebit",)
+    """The compressors whose costs the planner asks for; raises for a fidelity there is not."""
+    return admitted(fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0)).not_measured

@@ -28,12 +28,15 @@ from ..measure.living import LayerWatch
 from ..runtime.controls import Controls, Flight, Pilot
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
-from ._decisions import Decision, Facts, Move, decide, is_worth
-from ._planning import Planned, compressors_of, planned
+from ._decisions import Decision, Move, Review, decide, is_worth
+from ._planning import Proposal, compressors_of, proposal
 
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
 """The first steps, in which kernels are built and memory is touched; they are not measured."""
+_LONG_S, _ENOUGH_S = 1.0, 3.0
+"""Seconds of a step after which there is no more warm-up, and of two or more measured steps after
+which there are no more of these: on a slow link dense steps are dear."""
 _TRIAL = 4
 """Dense steps that are taken to compare; the first delivers residuals and is not measured."""
 _MOST_BETWEEN_TRIALS = 4096
@@ -44,9 +47,10 @@ class auto(Pilot):
     """Chooses a plan while the model trains, and changes it when the network does.
 
     ``fidelity`` says what may become of gradients, as for the planner of the same name: "exact",
-    "half", "safe" or "any". ``measured_steps`` are the dense steps in which layers are measured,
-    after three more. What a step takes is looked at every ``review_steps``. The first comparison
-    with dense steps comes ``trial_steps`` after the plan; each later one twice as long after it.
+    "half", "safe" or "any". ``measured_steps`` are the most dense steps in which layers are
+    measured, after three more; on a slow link there are fewer of both. Every ``review_steps`` ranks
+    compare what a step takes. The first comparison with dense steps comes ``trial_steps`` after the
+    plan; each later one twice as long after it.
 
     >>> auto(fidelity="half")
     auto(fidelity='half', measured_steps=6, review_steps=8, trial_steps=128)
@@ -76,9 +80,9 @@ class _Watched(Flight):
         self._last_s = clock()
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
-        self._other_s = self._dense_s = self._measuring_s = 0.0
+        self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
         self._cluster: Cluster | None = None
-        self._planned: Planned | None = None
+        self._proposal: Proposal | None = None
         self._is_trial = False
         self._expected_s: float | None = None
         self._planned_s: float | None = None
@@ -86,10 +90,10 @@ class _Watched(Flight):
         self.decisions: list[str] = []
 
     def stats(self) -> dict[str, Any]:
-        cluster, made = self._cluster, self._planned
+        cluster, made = self._cluster, self._proposal
         return {
             "decisions": list(self.decisions),
-            "is_planned": self._controls.way is not None,
+            "is_planned": self._controls.plan is not None,
             "step_s": self._expected_s,
             "dense_s": self._dense_s or None,
             "predicted_s": None if made is None else made.predicted_s,
@@ -103,15 +107,15 @@ class _Watched(Flight):
             self._layers = None
 
     def step_ended(self) -> None:
-        now_s = clock()
+        taken_s = clock() - self._last_s
         self._num_steps += 1
         if self._skipped:
             self._skipped -= 1
         else:
-            self._steps_s.append(now_s - self._last_s)
+            self._steps_s.append(taken_s)
             self._until_trial -= 1
         if self._cluster is None:
-            self._measure()
+            self._measure(taken_s)
         elif len(self._steps_s) >= (_TRIAL - 1 if self._is_trial else self._settings.review_steps):
             self._review(median(self._steps_s))
             self._steps_s.clear()
@@ -119,19 +123,25 @@ class _Watched(Flight):
 
     # Measuring.
 
-    def _measure(self) -> None:
+    def _measure(self, taken_s: float) -> None:
         """Measures layers step by step; after the last of these steps links, and plans."""
-        controls = self._controls
-        if controls.engine.world == 1:
+        controls, engine = self._controls, self._controls.engine
+        if engine.world == 1:
             if self._num_steps == 1:
                 self._say("there is one rank, which exchanges nothing")
             return
-        if self._num_steps == _WARM_UP:
-            self._layers = LayerWatch(controls.model, controls.params)
+        longest_s = max(row[0] for row in measuring.figures_of_all(engine, [taken_s]))
         if self._layers is None:
+            if self._num_steps >= _WARM_UP or longest_s >= _LONG_S:
+                self._layers = LayerWatch(controls.model, controls.params)
+                self._layers.step_ended()
+                self._skipped = 0
             return
         self._layers.step_ended()
-        if len(self._steps_s) < self._settings.measured_steps:
+        self._measured_s += longest_s
+        num_steps = len(self._steps_s)
+        is_enough = num_steps > 1 and self._measured_s >= _ENOUGH_S
+        if num_steps < self._settings.measured_steps and not is_enough:
             return
         layers, self._layers = self._layers, None
         layers.remove()
@@ -157,9 +167,8 @@ class _Watched(Flight):
 
     def _measure_links(self) -> None:
         controls = self._controls
-        most = max((p.numel() * p.element_size() for p in controls.params.values()), default=1)
         with controls.on_all_channels() as engine:
-            self._cluster = measuring.links(engine, most)
+            self._cluster = measuring.links(engine)
             names = compressors_of(self._settings.fidelity)
             codecs = measuring.codecs(names, engine.world, torch.get_num_threads())
         self._cluster = self._cluster.model_copy(update={"codecs": codecs})
@@ -177,8 +186,8 @@ class _Watched(Flight):
         own = None
         if engine.rank == 0:
             given = self._profile, self._cluster, self._settings.fidelity
-            own = planned(*given, can_overlap=controls.can_overlap, credit=engine.num_channels)
-        made = self._planned = Planned.of(measuring.told_by(engine, 0, own and own.told()))
+            own = proposal(*given, overlap_forward=controls.can_overlap)
+        made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
         predicted_s = made.predicted_s + self._other_s
         if self._dense_s == 0.0:
             self._dense_s = made.dense_s + self._other_s
@@ -189,12 +198,13 @@ class _Watched(Flight):
         )
         worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
         self._go(made.plan if worth else None)
+        self._between_trials = self._until_trial = self._settings.trial_steps
         self._say(told if worth else f"{told}: not worth it, gradients stay dense")
 
     def _go(self, plan: Plan | None, *, is_trial: bool = False) -> None:
         """Goes over to a plan, or to dense messages."""
         self._is_trial = is_trial
-        if plan is not self._controls.way:
+        if plan is not self._controls.plan:
             self._controls.switch(plan)
         self._steps_s.clear()
         self._skipped, self._expected_s = 2, None
@@ -205,14 +215,14 @@ class _Watched(Flight):
         """Compares what steps take with what they took, and acts on it."""
         engine = self._controls.engine
         step_s = max(row[0] for row in measuring.figures_of_all(engine, [own_s]))
-        decision = decide(self._facts(step_s, None))
+        decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:
-            decision = decide(self._facts(step_s, self._slowness()))
+            decision = decide(self._reviewed(step_s, self._slowness()))
         self._act(decision, step_s)
 
-    def _facts(self, step_s: float, slowness: float | None) -> Facts:
-        return Facts(
-            is_planned=self._controls.way is not None,
+    def _reviewed(self, step_s: float, slowness: float | None) -> Review:
+        return Review(
+            is_planned=self._controls.plan is not None,
             is_trial=self._is_trial,
             step_s=step_s,
             expected_s=self._expected_s,
@@ -251,22 +261,21 @@ class _Watched(Flight):
                 self._planned_s = step_s
                 self._go(None, is_trial=True)
             case Move.RETURN:
-                assert self._planned is not None
+                assert self._proposal is not None
                 self._dense_s = step_s
                 self._between_trials = min(2 * self._between_trials, _MOST_BETWEEN_TRIALS)
                 self._until_trial = self._between_trials
-                self._go(self._planned.plan)
+                self._go(self._proposal.plan)
                 self._expected_s = self._planned_s
 
     def _expect(self, step_s: float) -> None:
         is_first, self._expected_s = self._expected_s is None, step_s
-        if self._controls.way is None:
+        if self._controls.plan is None:
             self._dense_s = step_s
-        elif is_first and self._planned is not None:
-            predicted_s = self._planned.predicted_s + self._other_s
-            self._say(
-                f"a step by the plan takes {format_seconds(step_s)}, and {100 * predicted_s / step_s:.0f} % of that was predicted"
-            )
+        elif is_first and self._proposal is not None:
+            predicted_s = self._proposal.predicted_s + self._other_s
+            told = f"a step by the plan takes {format_seconds(step_s)}"
+            self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
 
     def _say(self, sentence: str) -> None:
         self.decisions.append(f"step {self._num_steps}: {sentence}")

@@ -30,7 +30,7 @@ from ..kernels.build import backend
 from . import ddp
 from .advice import overlaps, warn
 from .arrivals import Arrivals
-from .controls import Controls, Pilot, Way
+from .controls import Controls, Pilot
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fused import fused_messages
@@ -85,10 +85,8 @@ def attach(
 
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
-    waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
-
-    Or ``exchange`` is ``"auto"``, or ``gw.pilot.auto(...)`` with settings: in a few dense steps
-    layers, links and codecs are measured; then a plan is chosen for them, and watched.
+    waits for its own parameters, which are updated as their gradients arrive; see `overlap`. Or it
+    is ``"auto"`` (or ``gw.pilot.auto(...)``): a plan is chosen while the model trains.
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
@@ -318,14 +316,18 @@ def _refuse_pilot(model: nn.Module, settings: Settings, shards: Membership) -> N
 
 
 def _flat_messages(
-    model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership, way: Way
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    who: Membership,
+    plan: Plan | None,
 ) -> list[Message]:
-    """The messages of a way that a pilot has chosen; none is of row-sparse gradients."""
-    if way is None:
+    """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
+    if plan is None:
         made = fused_messages(model, params, settings, exchange_for(none()), who)
     else:
-        check_for(way, params, set())
-        made = messages_of(way, params, set(), who)
+        check_for(plan, params, set())
+        made = messages_of(plan, params, set(), who)
     return [message for message in made if isinstance(message, Message)]
 
 

@@ -29,8 +29,6 @@ from .messages import Message, ParamRange
 from .overlap import Overlap
 from .progress import Progress
 
-Way = Plan | None
-"""What carries the gradients: a plan, or the dense messages that a model has without one (None)."""
 _NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
@@ -52,7 +50,7 @@ class Flight(ABC):
 
 
 class Pilot(ABC):
-    """What ``attach`` takes in place of a plan: it chooses the plan while the model trains.
+    """Settings that ``attach`` takes in place of a plan, and by which it is chosen in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.
     """
@@ -65,8 +63,8 @@ class Pilot(ABC):
 class Controls:
     """One attached model, as its pilot reaches it.
 
-    ``make_messages`` makes the messages of a way. ``overlapping`` makes the overlap of the next
-    forward pass, None where the user gave no optimizer.
+    ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping`` makes the
+    overlap of the next forward pass; it is None where the user gave no optimizer.
     """
 
     def __init__(
@@ -75,13 +73,14 @@ class Controls:
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
         hooks: ModuleHooks,
-        make_messages: Callable[[Way], list[Message]],
+        make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
         self.model, self.params = model, dict(params)
         self._progress, self._hooks, self._make_messages = progress, hooks, make_messages
         self._overlapping = overlapping
-        self.way: Way = None
+        self.plan: Plan | None = None
+        """The plan in force; None while gradients travel dense, as without a plan."""
         self._num_overlapped, self._fallbacks = 0, Counter[str]()  # of overlaps that have ended
         self._is_delivering = False
         self._flight: Flight | None = None
@@ -106,11 +105,11 @@ class Controls:
         if self._hooks.overlap is not None:
             self._hooks.overlap.settle(None)
 
-    def switch(self, way: Way) -> None:
-        """Has gradients travel another way from the next step on; nothing of the state is lost."""
+    def switch(self, plan: Plan | None) -> None:
+        """Has gradients travel by another plan from the next step on; no state is lost."""
         self.settle()
-        self.way = way
-        wants_overlap = way is not None and way.overlap_forward and self.can_overlap
+        self.plan = plan
+        wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
         if wants_overlap is not (self._hooks.overlap is not None):
             self._set_overlap(wants_overlap)
         self.put(self.prepared(self._collected()))
@@ -119,8 +118,8 @@ class Controls:
         return checkpoint.collect(self._progress.messages, _NOBODY)
 
     def prepared(self, saved: Mapping[str, Any]) -> list[Message]:
-        """Messages of the present way with a state that was collected under this or another."""
-        made = self._make_messages(self.way)
+        """Messages of the plan in force with a state that was collected under this or another."""
+        made = self._make_messages(self.plan)
         for place in checkpoint.homeless(saved, made):
             made[place] = self._delivering(made[place])
         for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
@@ -131,8 +130,9 @@ class Controls:
         """Puts messages that were prepared in the place of the present ones."""
         self._progress.synchroniser.replace(messages)
         self._is_delivering = any(message.exchange is _DELIVERING for message in messages)
-        engine, plan = self.engine, self.way
-        engine.use(engine.num_channels if plan is None else min(plan.credit, engine.num_channels))
+        engine, plan = self.engine, self.plan
+        most = engine.num_channels if plan is None else plan.credit
+        engine.use(min(most, max(1, len(messages))))
 
     @contextmanager
     def on_all_channels(self) -> Iterator[Engine]:
@@ -165,7 +165,7 @@ class Controls:
         if self._is_delivering:
             self.settle()
             # What was owed is in the means now: the messages get their own exchange.
-            made, saved = self._make_messages(self.way), self._collected()
+            made, saved = self._make_messages(self.plan), self._collected()
             for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
                 message.state = state
             self.put(made)

@@ -65,7 +65,7 @@ class Handle:
     def plan(self) -> Plan | None:
         """The plan in force; None where gradients travel without one."""
         if self._controls is not None:
-            return self._controls.way
+            return self._controls.plan
         return self.exchange if isinstance(self.exchange, Plan) else None
 
     @property

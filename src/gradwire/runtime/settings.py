@@ -86,7 +86,7 @@ class Settings:
     def _refuse_what_plans_decide(self) -> None:
         given = {
             "bucket_cap_mb": self.bucket_cap_mb,
-            "num_channels": None if isinstance(self.exchange, Pilot) else self.num_channels,
+            "num_channels": self.num_channels,
             "compress_if": None if self.compress_if is matrices else self.compress_if,
         }
         for name, value in given.items():
