@@ -98,8 +98,7 @@ def attach(
     the same steps; every backward pass must reach an attached parameter on every rank. ``timeout``
     bounds every wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
     Embeddings send their non-zero rows where that pays (see `natural`), those with ``sparse=True``
-    always (see `sparse_message`). ``scaler`` is the ``GradScaler`` that multiplies the loss, if one
-    does; no state that is kept has its scale then (see `scaling`).
+    always (see `sparse_message`). ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
