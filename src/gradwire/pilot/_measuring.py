@@ -19,9 +19,8 @@ from ..verbs import AllGather, Broadcast, Steps, Verb
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.05
-"""Seconds that the largest message of a measurement may take, about."""
-FIRST_BYTES = 2**16
-LEAST_BYTES, MOST_BYTES = 2**15, 2**22
+"""Seconds that the largest message of a measurement takes, about."""
+LEAST_BYTES, MOST_BYTES = 2**16, 2**22
 BUDGET_S = 0.06
 """Seconds that one size of a verb, or of a compressor, may take, about."""
 ROUNDS = 3
@@ -61,22 +60,27 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
 def links(engine: Engine) -> Cluster:
     """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
 
-    Between training steps, so it takes a second or a few, whatever the link's rate.
+    Between training steps, so it takes a second or a few, whatever the link's rate. The largest
+    message is found by sending: what short ones take says nothing of a link that passes some bytes
+    at once after a pause.
     """
-    all_reduce_s(engine, FIRST_BYTES, 1)
-    rate = FIRST_BYTES / all_reduce_s(engine, FIRST_BYTES)
-    largest = LEAST_BYTES
-    while 2 * largest <= min(rate * MESSAGE_S, MOST_BYTES):
+    all_reduce_s(engine, LEAST_BYTES, 1)
+    largest, taken_s = LEAST_BYTES, all_reduce_s(engine, LEAST_BYTES)
+    while taken_s < MESSAGE_S and largest < MOST_BYTES:
         largest *= 2
+        taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 6, 4, 2, 1, 0) if largest >> shift >= 2**12]
     measure = partial(
         measure_cluster, engine, sizes_bytes=sizes, verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
     )
+    copies = travel("all_reduce", engine.world).copies
     try:
-        return measure()
+        found = measure()
     except InvalidSetting:  # more bytes took no longer, on all ranks' clocks; once more, then
-        ring = travel("all_reduce", engine.world)
-        return measure(rate_bytes_per_s=ring.copies * rate)
+        return measure(rate_bytes_per_s=copies * largest / taken_s)
+    # Short messages, which a link may take at once, make the fitted line too steep or too flat.
+    tail_s = found.collectives["all_reduce"].tail_s
+    return found.model_copy(update={"rate_bytes_per_s": copies / tail_s}) if tail_s else found
 
 
 def slowness(engine: Engine, cluster: Cluster) -> float:

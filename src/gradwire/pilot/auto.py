@@ -81,6 +81,7 @@ class _Watched(Flight):
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
+        self._correction = 1.0
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
         self._is_trial = False
@@ -96,10 +97,22 @@ class _Watched(Flight):
             "is_planned": self._controls.plan is not None,
             "step_s": self._expected_s,
             "dense_s": self._dense_s or None,
-            "predicted_s": None if made is None else made.predicted_s,
+            "predicted_s": None
+            if made is None
+            else self._predicted_s(
+                made.dense_s if self._controls.plan is None else made.predicted_s
+            ),
             "rate_bytes_per_s": None if cluster is None else cluster.rate_bytes_per_s,
             "measuring_s": self._measuring_s,
         }
+
+    def _predicted_s(self, iteration_s: float) -> float:
+        """Seconds of a step whose exchange and layers are to take ``iteration_s``.
+
+        The optimizer's share is added, and all is corrected by what dense steps took: a machine
+        that is slower than the model is so for any plan.
+        """
+        return self._correction * (iteration_s + self._other_s)
 
     def end(self) -> None:
         if self._layers is not None:
@@ -188,9 +201,11 @@ class _Watched(Flight):
             given = self._profile, self._cluster, self._settings.fidelity
             own = proposal(*given, overlap_forward=controls.can_overlap)
         made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
-        predicted_s = made.predicted_s + self._other_s
-        if self._dense_s == 0.0:
-            self._dense_s = made.dense_s + self._other_s
+        if self._dense_s:
+            self._correction = self._dense_s / (made.dense_s + self._other_s)
+        else:
+            self._dense_s = self._predicted_s(made.dense_s)
+        predicted_s = self._predicted_s(made.predicted_s)
         told = (
             f"links carry {format_rate(self._cluster.rate_bytes_per_s)}, a dense step takes "
             f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
@@ -273,7 +288,7 @@ class _Watched(Flight):
         if self._controls.plan is None:
             self._dense_s = step_s
         elif is_first and self._proposal is not None:
-            predicted_s = self._proposal.predicted_s + self._other_s
+            predicted_s = self._predicted_s(self._proposal.predicted_s)
             told = f"a step by the plan takes {format_seconds(step_s)}"
             self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
 
