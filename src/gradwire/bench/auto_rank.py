@@ -29,8 +29,8 @@ PAUSE_S = 3.0
 """Seconds that ranks leave for the links' rate to be changed."""
 CHANGE = "changing the links"
 """The report at which the links' rate is to be changed."""
-AFTER = 40
-"""Steps after the change."""
+MOST_AFTER, WATCHED = 30, 4
+"""The most steps after the change, and those that are taken under the new plan."""
 
 
 @dataclass
@@ -117,8 +117,12 @@ def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, A
     report(0.5, CHANGE)
     time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
     dist.barrier()
-    for _ in range(AFTER):
+    known, left = len(_pilot(side)["decisions"]), MOST_AFTER
+    while left > 0:
         _train_step(side, task)
+        left -= 1
+        if len(_pilot(side)["decisions"]) > known:  # all ranks decide at the same step
+            known, left = MOST_STEPS, WATCHED
     side.handle.synchronize()
     whole = hashlib.sha256()
     for param in side.model.parameters():

@@ -52,7 +52,8 @@ class LayerWatch:
         self._batch_size = 1
         self._clear()
         self._undo = ExitStack()
-        for module in model.modules():
+        # Hooks inside of a compiled model would cut its graph: it is one layer.
+        for module in (model,) if hasattr(model, "_orig_mod") else model.modules():
             hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
             self._undo.callback(hook.remove)
         self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
