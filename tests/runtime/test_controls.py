@@ -16,6 +16,7 @@ from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from tests.runtime import plans
+from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
 
@@ -229,3 +230,14 @@ def test_what_a_pilot_cannot_fly_is_refused_by_name(one: Ranks) -> None:
         assert word in text
         assert ";" in text, "it says what to do"
     assert "review_steps" in told[5]
+
+
+def refused_on_hosts(rank: int, world: int) -> str:
+    with pytest.raises(InvalidSetting) as caught:
+        gw.attach(Net(), "auto", mesh=mesh())
+    return str(caught.value)
+
+
+def test_hosts_of_several_ranks_are_refused_by_name(four: Ranks) -> None:
+    for told in four.run(refused_on_hosts):
+        assert "2 ranks a host" in told
