@@ -24,10 +24,11 @@ from ..data.exchanges import exchange_of_setting
 from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import InvalidSetting
+from ..sim.alike import MANY
 from ..sim.clock import ByPriority, FixedOrder, backward_ends, carry, forward_times
 from ..sim.curves import MessageParts, parts_between, supersteps_of_parts
 from ..sim.engine import Traffic, play
-from ..sim.supersteps import Tariff
+from ..sim.supersteps import MOST_PLAYED, Tariff
 from ..spec import CHUNK_ALIGNMENT
 from ..wrap.hosts import on_hosts
 
@@ -54,10 +55,25 @@ class Draft(NamedTuple):
     overlap_forward: bool
 
 
-class DraftedMessage(NamedTuple):
-    """A message of a draft: ranges of tensors by their places, and its exchange's name."""
+class DraftedRange(NamedTuple):
+    """Elements ``start`` up to ``stop`` of the tensor at a place in backward order."""
 
-    ranges: tuple[tuple[int, int, int], ...]
+    place: int
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+Ranges = tuple[DraftedRange, ...]
+
+
+class DraftedMessage(NamedTuple):
+    """A message of a draft: ranges of tensors in backward order, and its exchange's name."""
+
+    ranges: Ranges
     exchange: str
 
 
@@ -91,10 +107,15 @@ class Blend:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the exchange can be simulated here: hosts of several ranks cut every tensor, and
-        an exchange that looks at values has no verbs without them."""
+        """Whether the exchange can be simulated here, which one that looks at values cannot.
+
+        Hosts of several ranks cut every tensor, and more ranks than can be played none knows.
+        """
         assert self.setting is not None
-        if self.cluster.ranks_per_host > 1 and exchange_of_setting(self.setting).keeps_whole:
+        is_cut = self.cluster.ranks_per_host > 1
+        if self.cluster.num_ranks > MOST_PLAYED or (
+            is_cut and exchange_of_setting(self.setting).keeps_whole
+        ):
             return False
         try:
             parts_between(self.exchange, 64, torch.float32, self.tariff)
@@ -128,20 +149,25 @@ class Blend:
     def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
         """The messages of a draft, those of each stream in backward order."""
         limit_bytes = draft.dense_share * self.upto_bytes_T[-1] if self.tensors else 0.0
-        first, matrices, vectors = list[int](), list[int](), list[int]()
+        first, matrices, vectors = list[DraftedRange](), list[DraftedRange](), list[DraftedRange]()
         for place, (tensor, _) in enumerate(self.tensors):
+            whole = DraftedRange(place, 0, tensor.numel)
             if self.setting is None or self.upto_bytes_T[place] <= limit_bytes:
-                first.append(place)
+                first.append(whole)
             else:
-                (matrices if len(tensor.shape) > 1 else vectors).append(place)
+                (matrices if len(tensor.shape) > 1 else vectors).append(whole)
         for ranges in self._cut(first, draft.num_dense, is_whole=False):
             yield DraftedMessage(ranges, DENSE)
         pieces = list(self._cut(matrices, draft.num_pieces, is_whole=self._keeps_whole))
+        if vectors and self.cluster.num_ranks >= MANY and not self._keeps_whole:
+            trimmed = [self._trimmed(ranges) for ranges in pieces]
+            pieces = [kept for kept, _ in trimmed if kept]
+            vectors = sorted((*vectors, *(one for _, left in trimmed for one in left)))
         for ranges in pieces:
             yield DraftedMessage(ranges, self.name)
-        lasts = [] if draft.vectors_last else [ranges[-1][0] for ranges in pieces[:-1]]
+        lasts = [] if draft.vectors_last else [ranges[-1].place for ranges in pieces[:-1]]
         for last, before in zip((*lasts, len(self.tensors)), (-1, *lasts), strict=True):
-            beside = [place for place in vectors if before < place <= last]
+            beside = [one for one in vectors if before < one.place <= last]
             for ranges in self._cut(beside, 1, is_whole=True):
                 yield DraftedMessage(ranges, DENSE)
 
@@ -149,36 +175,53 @@ class Blend:
     def _keeps_whole(self) -> bool:
         return self.setting is not None and self.exchange.keeps_whole
 
+    @property
+    def _even(self) -> int:
+        """Elements of which messages hold multiples, so that the chunks of ranks are alike."""
+        return CHUNK_ALIGNMENT * self.cluster.num_ranks
+
     def _cut(
-        self, places: Sequence[int], count: int, *, is_whole: bool
-    ) -> Iterator[tuple[tuple[int, int, int], ...]]:
-        """Ranges of tensors in about ``count`` messages of one dtype each, as equal as may be."""
-        total = sum(self.tensors[place][0].numel for place in places)
-        by_dtype: dict[str, list[int]] = {}
-        for place in places:
-            by_dtype.setdefault(self.tensors[place][0].dtype, []).append(place)
+        self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
+    ) -> Iterator[Ranges]:
+        """Ranges in about ``count`` messages of one dtype each, as equal as may be."""
+        total = sum(one.numel for one in every)
+        by_dtype: dict[str, list[DraftedRange]] = {}
+        for one in every:
+            by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
+        length = max(1, -(-total // count // self._even) * self._even)
         for own in by_dtype.values():
-            even = CHUNK_ALIGNMENT * self.cluster.num_ranks  # so that chunks of ranks are alike
-            length = max(1, -(-total // count // even) * even)
-            held, ranges = 0, list[tuple[int, int, int]]()
-            for place in own:
-                numel, start = self.tensors[place][0].numel, 0
-                while start < numel:
-                    stop = numel if is_whole else min(numel, start + length - held)
-                    ranges.append((place, start, stop))
-                    held, start = held + stop - start, stop
+            held, ranges = 0, list[DraftedRange]()
+            for place, start, stop in own:
+                while start < stop:
+                    until = stop if is_whole else min(stop, start + length - held)
+                    ranges.append(DraftedRange(place, start, until))
+                    held, start = held + until - start, until
                     if held >= length:
                         yield tuple(ranges)
                         held, ranges = 0, []
             if ranges:
                 yield tuple(ranges)
 
+    def _trimmed(self, ranges: Ranges) -> tuple[Ranges, Ranges]:
+        """A message's ranges up to a multiple of ``_even`` elements, and what is behind it.
+
+        It takes seconds to price an exchange of many ranks whose chunks differ.
+        """
+        room = sum(one.numel for one in ranges) // self._even * self._even
+        kept, left = list[DraftedRange](), list[DraftedRange]()
+        for place, start, stop in ranges:
+            border = min(stop, start + room)
+            room -= border - start
+            kept += [DraftedRange(place, start, border)] * (border > start)
+            left += [DraftedRange(place, border, stop)] * (stop > border)
+        return tuple(kept), tuple(left)
+
     def _first_layer(self, message: DraftedMessage) -> int:
-        return self.tensors[message.ranges[-1][0]][1]
+        return self.tensors[message.ranges[-1].place][1]
 
     def _parts(self, message: DraftedMessage) -> MessageParts:
-        numel = sum(stop - start for _, start, stop in message.ranges)
-        first = self.tensors[message.ranges[0][0]][0]
+        numel = sum(one.numel for one in message.ranges)
+        first = self.tensors[message.ranges[0].place][0]
         if message.exchange != DENSE:
             return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
         size_bytes = numel * (first.size_bytes // first.numel)

@@ -34,7 +34,7 @@ class AdmittedExchanges(NamedTuple):
     """The exchanges that a fidelity admits on a cluster, and the compressors that it cannot."""
 
     exchanges: dict[str, ExchangeSetting]
-    """By the compressor's name."""
+    """By the compressor's name; those of ``LOSS_OVER_DENSE`` first, and in its order."""
     not_measured: tuple[str, ...]
     """Compressors that the fidelity admits, and of which the cluster knows no costs."""
 
@@ -52,7 +52,11 @@ def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
         "exact": (),
         "half": HALF,
         "safe": tuple(LOSS_OVER_DENSE),
-        "any": tuple(name for name in names("compress") if name not in LOSSLESS),
+        "any": tuple(
+            name
+            for name in dict.fromkeys((*LOSS_OVER_DENSE, *names("compress")))
+            if name not in LOSSLESS
+        ),
     }
     exchanges = {name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs}
     return AdmittedExchanges(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..contract import Exchange
 from ..spec import TensorSpec
-from .supersteps import Hop, Joint, Price, Superstep, Tariff, supersteps_of_rank
+from .supersteps import MOST_PLAYED, Hop, Joint, Price, Superstep, Tariff, supersteps_of_rank
 
 
 def supersteps_of_alike(
@@ -21,7 +21,7 @@ def supersteps_of_alike(
     long by itself.
     """
     world = tariff.num_ranks
-    if world < MANY or tariff.ranks_per_host > 1:
+    if not MANY <= world <= MOST_PLAYED or tariff.ranks_per_host > 1:
         return None
     first = supersteps_of_rank(exchange, spec, tariff)
     seen = _from_own_place(first, 0, world)
