@@ -19,6 +19,7 @@ KINDS = {
     "compress": "compressor",
     "collective": "collective",
     "planner": "planner",
+    "pilot": "pilot",
     "sparse.formats": "sparse format",
 }
 """Packages that are registries, and what one of their files is called."""

@@ -28,7 +28,7 @@ ROWS = (
     ("wrap",),
     ("sim",),
     ("planning", "planner"),
-    ("testbed", "runtime", "measure", "integrations"),
+    ("testbed", "runtime", "measure", "pilot", "integrations"),
     ("report",),
     ("workloads", "bench"),
     ("laws",),

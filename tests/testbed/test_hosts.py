@@ -53,6 +53,24 @@ def test_the_rate_limits_and_is_reached(num_senders: int) -> None:
 
 
 @pytest.mark.netns
+def test_the_rate_of_links_can_be_changed() -> None:
+    """From 1 Gbit to 10 Mbit: never faster than that, however busy the machine is."""
+    slow = Testbed(hosts=2, rate_bytes_per_s=RATE / 10)
+    with shaped_hosts(Testbed(hosts=2, rate_bytes_per_s=10 * RATE)) as hosts:
+        hosts.change_rate(slow)
+        seconds, _, _ = transfer(hosts, 1_000_000)
+    assert seconds > 0.8 * 1_000_000 / (slow.rate_bytes_per_s * PAYLOAD_SHARE)
+
+
+def test_plain_loopback_has_no_rate_to_change() -> None:
+    with (
+        loopback_hosts(Testbed(hosts=2)) as hosts,
+        pytest.raises(TestbedUnavailable, match="loopback"),
+    ):
+        hosts.change_rate(Testbed(hosts=2))
+
+
+@pytest.mark.netns
 def test_ranks_of_one_host_do_not_use_its_link() -> None:
     """Rank 0 receives from three ranks, of which one is on its own host."""
     settings = Testbed(hosts=2, ranks_per_host=2, rate_bytes_per_s=RATE)

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ..bench import auto as auto_bench
 from ..bench import exchange as exchange_bench
 from ..bench import kernel as kernel_bench
 from ..bench import schedule as schedule_bench
@@ -66,6 +67,54 @@ def exchange(
     title = f"{hosts} hosts{ranks} at {rate}, {numel} float32"
     hidden = exchange_bench.CONSTANT
     emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+
+
+@app.command()
+def auto(
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
+    ] = None,
+    then: Annotated[
+        str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each turn.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 3,
+    fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
+    single: Annotated[
+        list[str] | None, typer.Option(help="Only this single exchange; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
+
+    predicted is what auto predicts of its own step. With --then: steps from a change of the links
+    to the plan for it.
+    """
+    rates = [None if one == "loopback" else parse_rate(one) for one in rate or ()]
+    settings = auto_bench.AutoBench(
+        models=tuple(model or auto_bench.MODELS),
+        rates=tuple(rates) or auto_bench.RATES,
+        hosts=hosts,
+        steps=steps,
+        rounds=rounds,
+        fidelity=fidelity,
+        singles=tuple(single or ()),
+    )
+    with progress("bench auto", total=1) as advance:
+        told = Fractions(advance)
+        if then is None:
+            rows, notes = auto_bench.run(settings, told)
+        else:
+            first = rates[0] if rates and rates[0] else parse_rate("1gbit")
+            rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
+    hidden = auto_bench.CONSTANT
+    title = f"{hosts} hosts, fidelity {fidelity}"
+    emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Profile
 from ..errors import InvalidSetting, invalid
-from ..planning.explain import alternatives, explain
+from ..planning.explain import alternatives, explain, own_reasons
 from ..planning.exposed import Account
 from ..planning.plan import plan as make_plan
 from ..report.output import emit, progress
@@ -113,10 +113,16 @@ def _contents(message: PlannedMessage, most: int = 1) -> str:
 def _emit_reasons(
     plan: Plan, profile: Profile, cluster: Cluster, title: str, as_json: bool
 ) -> None:
-    """The sentences, then the table of planners; as JSON they stand in the plan's own row."""
+    """The sentences, then the table of planners; as JSON they stand in the plan's own row.
+
+    A planner that explains itself has compared plans already, and needs no table.
+    """
+    explains_itself = own_reasons(plan) is not None
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
-        rows = alternatives(plan, profile, cluster)
+        rows: list[dict[str, object]] = [{"name": plan.planner}]
+        if not explains_itself:
+            rows = alternatives(plan, profile, cluster)
     if as_json:
         own = next(row for row in rows if row["name"] == plan.planner)
         own["reasons"] = sentences
@@ -125,7 +131,8 @@ def _emit_reasons(
         for sentence in sentences:
             print(f"* {sentence}")
         print()
-    emit("plan", rows, as_json=as_json, title="planners, this one with its settings")
+    if as_json or not explains_itself:
+        emit("plan", rows, as_json=as_json, title="planners, this one with its settings")
 
 
 def _profile_of(plan: Plan) -> Profile:

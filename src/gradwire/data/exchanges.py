@@ -12,7 +12,7 @@ from ..contract import Exchange
 from ..errors import InvalidSetting
 from ..exchange import by_name, exchange_for
 from ..spec import TensorSpec
-from .plan import DENSE, Plan, PlannedMessage
+from .plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from .profile import ProfiledTensor
 
 
@@ -22,17 +22,21 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
     Raises ``InvalidSetting`` for an unknown compressor, collective or setting, and for a compressor
     and a collective that do not go together.
     """
-    made = {
-        name: by_name(
-            one.compressor,
-            one.settings,
-            one.collective,
-            collective_settings=one.collective_settings,
-            error_feedback=one.error_feedback,
-        )
-        for name, one in plan.exchanges.items()
+    return {
+        DENSE: exchange_for(none()),
+        **{name: exchange_of_setting(one) for name, one in plan.exchanges.items()},
     }
-    return {DENSE: exchange_for(none()), **made}
+
+
+def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
+    """The exchange that a plan's setting names; raises ``InvalidSetting`` as ``exchanges_of``."""
+    return by_name(
+        setting.compressor,
+        setting.settings,
+        setting.collective,
+        collective_settings=setting.collective_settings,
+        error_feedback=setting.error_feedback,
+    )
 
 
 def turns_of(exchanges: Iterable[Hashable]) -> list[int]:

@@ -73,12 +73,12 @@ def profile(
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        times = _measure(seen, step, iterations, _synchroniser(devices), advance or no_progress)
+        times = _measure(seen, step, iterations, device_waiter(devices), advance or no_progress)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=_layers(seen, times),
+        layers=layers_of(seen, *times.layers_s),
         measurement=Measurement(
             iterations=iterations,
             profiling_s=time.perf_counter() - start_s,
@@ -96,7 +96,7 @@ def _number_of_steps(wanted: int | None, devices: set[torch.device]) -> int:
     return default if wanted is None else wanted
 
 
-def _synchroniser(devices: set[torch.device]) -> Callable[[], None]:
+def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
     """A function that waits until all GPUs have done what was asked; a CPU has done it already."""
     on_gpu = [device for device in devices if device.type == "cuda"]
 
@@ -121,7 +121,7 @@ def looked_into(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """A model as one step showed it: its layers, in the order of first calls."""
 
     layers: list[tuple[str, nn.Module]]
@@ -131,7 +131,7 @@ class _Seen:
     batch_size: int | None
 
 
-def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> _Seen:
+def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
     """Runs a step and looks which modules it calls and which parameters get gradients."""
     called: dict[nn.Module, None] = {}
     sizes: list[int] = []
@@ -164,7 +164,7 @@ def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingS
         )
     # A model that is only called in parts is entered when its step begins.
     order = list(called) if model in called else [model, *called]
-    return _in_order(model, watched, order, sizes[0] if sizes else None)
+    return in_order(model, watched, order, sizes[0] if sizes else None)
 
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
@@ -178,12 +178,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _in_order(
+def in_order(
     model: nn.Module,
     watched: dict[str, nn.Parameter],
     called: list[nn.Module],
     batch_size: int | None,
-) -> _Seen:
+) -> Seen:
     """Gives every parameter to a module of ``called``, which are in the order of first calls."""
     place = {module: i for i, module in enumerate(called)}
     names = {module: name for name, module in model.named_modules()}
@@ -195,7 +195,7 @@ def _in_order(
                 holders[parameter] = min(at, holders.get(parameter, at))
     kept = sorted({holders[parameter] for parameter in watched.values()})
     number = {at: i for i, at in enumerate(kept)}
-    return _Seen(
+    return Seen(
         layers=[(names[called[at]] or type(model).__name__, called[at]) for at in kept],
         parameters={key: (p, number[holders[p]]) for key, p in watched.items()},
         batch_size=batch_size,
@@ -221,13 +221,21 @@ class _Times:
     order: tuple[str, ...]
 
     @property
+    def layers_s(self) -> tuple[list[float], list[float]]:
+        """Seconds of every layer, forward and backward."""
+        return (
+            scaled_medians(self.forward_s, self.plain_forward_s),
+            scaled_medians(self.backward_s, self.plain_backward_s),
+        )
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step without hooks."""
         return statistics.median(self.plain_forward_s) + statistics.median(self.plain_backward_s)
 
 
 def _measure(
-    seen: _Seen,
+    seen: Seen,
     step: TrainingStep,
     iterations: int,
     synchronise: Callable[[], None],
@@ -262,9 +270,10 @@ def _forget(parameters: Sequence[Tensor]) -> None:
         parameter.grad = None
 
 
-def _layers(seen: _Seen, times: _Times) -> tuple[Layer, ...]:
-    forward_s = _scaled(times.forward_s, times.plain_forward_s)
-    backward_s = _scaled(times.backward_s, times.plain_backward_s)
+def layers_of(
+    seen: Seen, forward_s: Sequence[float], backward_s: Sequence[float]
+) -> tuple[Layer, ...]:
+    """The layers of a profile, with the seconds of each."""
     return tuple(
         Layer(
             name=name,
@@ -280,7 +289,7 @@ def _layers(seen: _Seen, times: _Times) -> tuple[Layer, ...]:
     )
 
 
-def _scaled(by_step: list[list[float]], plain_s: list[float]) -> list[float]:
+def scaled_medians(by_step: Sequence[Sequence[float]], plain_s: Sequence[float]) -> list[float]:
     """Each layer's median, all times one factor so that they add up to the plain steps' median."""
     medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
     total_s = sum(medians_s)

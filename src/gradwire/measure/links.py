@@ -66,6 +66,7 @@ def measure_cluster(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     verbs: Sequence[VerbName] = VERBS,
     budget_s: float = BUDGET_S,
+    rounds: int = ROUNDS,
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] | None = None,
 ) -> Cluster:
@@ -73,7 +74,8 @@ def measure_cluster(
 
     ``rate_bytes_per_s`` is the links' known rate; without it that of a ring with the measured
     all-reduce is stated. ``sizes_bytes`` are those of the largest buffer of a verb, so of an
-    all-gather's result, rounded up to whole float32 a rank. ``codecs`` of rank 0 are passed on.
+    all-gather's result, rounded up to whole float32 a rank. A time is the median of ``rounds``.
+    ``codecs`` of rank 0 are passed on.
     ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
     repeated follows from the slowest rank's first time, which all ranks know; every rank returns
     rank 0's cluster. Raises ``InvalidSetting`` for one rank, fewer than three sizes or an unknown
@@ -94,7 +96,7 @@ def measure_cluster(
             per_rank = -(-size_bytes // (ITEM_BYTES * engine.world))
             numel = per_rank * (1 if verb == "all_gather" else engine.world)
             cases.append(_Case(verb, numel, [_maker(verb, numel, engine)]))
-    seconds = _message_s(engine, cases, budget_s, advance)
+    seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = {
         verb: fit_line(
             (case.numel * ITEM_BYTES, taken_s)
@@ -103,11 +105,26 @@ def measure_cluster(
         )
         for verb in verbs
     }
-    share = host_share(engine, budget_s=budget_s)
+    share = host_share(engine, budget_s=budget_s, rounds=rounds)
     return rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
 
 
-def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDGET_S) -> float:
+def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
+    """Seconds of an all-reduce of a dense message: the median of ``count``, on the slowest rank.
+
+    All ranks call this alike and return the same.
+    """
+    makers = [_maker("all_reduce", -(-size_bytes // ITEM_BYTES), engine)]
+    return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
+
+
+def host_share(
+    engine: Engine,
+    size_bytes: int = 4096,
+    *,
+    budget_s: float = BUDGET_S,
+    rounds: int = ROUNDS,
+) -> float:
     """The share of a short all-reduce's seconds that others under way at once cannot hide.
 
     0: as many at once as there are channels take as long as one; 1: they take as long as one behind
@@ -120,7 +137,7 @@ def host_share(engine: Engine, size_bytes: int = 4096, *, budget_s: float = BUDG
     numel = -(-size_bytes // ITEM_BYTES)
     makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
     cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
-    alone_s, together_s = _message_s(engine, cases, budget_s)
+    alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
     share = min(1.0, together_s / alone_s)
     # So many channels cannot show a smaller share than this: it is theirs, not the host's.
     return 0.0 if share < LEAST_SHOWN / num_channels else share
@@ -139,6 +156,7 @@ def _message_s(
     engine: Engine,
     cases: Sequence[_Case],
     budget_s: float,
+    rounds: int,
     advance: Callable[..., None] | None = None,
 ) -> list[float]:
     """Seconds a message of each case: the median of one run in each round.
@@ -151,13 +169,13 @@ def _message_s(
         warming_s = [_run_s(engine, case.makers, len(case.makers)) for _ in range(2)]
         # Known to all ranks: how many messages are sent may not be decided by one of them.
         first_s = _slowest(engine, warming_s)[-1]
-        per_run.append(len(case.makers) * max(2, min(20, round(budget_s / ROUNDS / first_s))))
+        per_run.append(len(case.makers) * max(2, min(20, round(budget_s / rounds / first_s))))
     runs_s: list[list[float]] = [[] for _ in cases]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for case, count, taken_s in zip(cases, per_run, runs_s, strict=True):
             taken_s.append(_run_s(engine, case.makers, count) / count)
             if advance is not None:
-                advance(1 / ROUNDS, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
+                advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
     return [statistics.median(_slowest(engine, taken_s)) for taken_s in runs_s]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..load import make_registry
 
 if TYPE_CHECKING:
+    from .auto import auto as auto
     from .bytescheduler import bytescheduler as bytescheduler
     from .cupcake import cupcake as cupcake
     from .ddp import ddp as ddp

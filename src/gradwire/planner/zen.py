@@ -14,62 +14,17 @@ Order: backward; a sparse tensor is a message of its own. Nothing is cut; the ne
 
 from __future__ import annotations
 
-from ..contract import Compressor
 from ..data.cluster import Cluster
-from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from ..data.plan import Plan
 from ..data.profile import Profile
-from ..data.sparsity import SparsityProfile, UnitSparsity
-from ..exchange import algorithm_by_name
-from ..planning.sparse import schemes_of
+from ..planning.sparse import SparsePart
 from .mgwfbp import mgwfbp
 
 
 def zen(profile: Profile, cluster: Cluster) -> Plan:
     """The plan of the fastest scheme for each tensor, by the profile's sparsity."""
-    chosen = {
-        name: (at, found.scheme)
-        for name, (at, found) in schemes_of(profile, cluster).items()
-        if found.scheme != DENSE
-    }
-    layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
-    exchanges, own = {}, []
-    for name, (at, scheme) in chosen.items():
-        assert profile.sparsity is not None
-        exchanges[f"{scheme}: {name}"] = _exchange(profile.sparsity, name, at.units, scheme)
-        chunk = Chunk(tensor=name, start=0, stop=at.numel)
-        own.append(PlannedMessage(chunks=(chunk,), exchange=f"{scheme}: {name}"))
-    rest = mgwfbp(_without(profile, set(chosen)), cluster).messages
-    # A message is ready with the layer that ends its backward last, the lowest of its own.
-    ordered = sorted((*own, *rest), key=lambda m: -min(layer_of[c.tensor] for c in m.chunks))
-    return Plan(planner="zen", model=profile.model, messages=tuple(ordered), exchanges=exchanges)
-
-
-def _exchange(
-    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
-) -> ExchangeSetting:
-    one = sparsity.of(name)
-    if sparsity.compressor is None or (one is not None and one.is_rows):
-        settings: dict[str, Setting] = {
-            "width": units.width,
-            "expected_density": float(f"{units.density:.3g}"),
-        }
-        return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
-    codec: Compressor = algorithm_by_name(sparsity.compressor, sparsity.settings)
-    return ExchangeSetting(
-        compressor=sparsity.compressor,
-        settings=sparsity.settings,
-        collective=scheme,
-        error_feedback=codec.traits.error_feedback,
-    )
-
-
-def _without(profile: Profile, names: set[str]) -> Profile:
-    """The profile of the other tensors alone; layers keep their times."""
-    layers = tuple(
-        layer.model_copy(update={"tensors": tuple(t for t in layer.tensors if t.name not in names)})
-        for layer in profile.layers
-    )
-    return profile.model_copy(update={"layers": layers, "sparsity": None})
+    sparse = SparsePart.of(profile, cluster)
+    return sparse.beside(mgwfbp(sparse.rest, cluster)).model_copy(update={"planner": "zen"})
 
 
 EXAMPLES = (zen,)

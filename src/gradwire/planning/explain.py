@@ -6,6 +6,7 @@ the bytes per second that the cluster file says.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from itertools import compress
@@ -33,7 +34,14 @@ Planned = Callable[[Cluster], float]
 
 
 def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
-    """Sentences: the bound, what is not hidden and why, whether scheduling helps at all."""
+    """Sentences: the bound, what is not hidden and why, whether scheduling helps at all.
+
+    A planner whose file defines ``reasons``, of the same arguments, says in its own words how it
+    chose.
+    """
+    own = own_reasons(plan)
+    if own is not None:
+        return own(plan, profile, cluster)
     account = Account.of(plan, profile, cluster)
     return [
         *_bounds(account, cluster),
@@ -43,6 +51,13 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
         *sentences(profile, cluster),
         *_helps(plan, profile, cluster),
     ]
+
+
+def own_reasons(plan: Plan) -> Callable[[Plan, Profile, Cluster], list[str]] | None:
+    """The function ``reasons`` in the file of the plan's planner; None where there is none."""
+    if plan.planner not in names("planner"):
+        return None
+    return getattr(inspect.getmodule(load("planner", plan.planner)), "reasons", None)
 
 
 def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
+from ..contract import Compressor
 from ..cost.sparse_schemes import (
     OF_ROWS,
     SCHEMES,
@@ -16,7 +18,10 @@ from ..cost.sparse_schemes import (
     inputs_of,
 )
 from ..data.cluster import Cluster
+from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
+from ..data.sparsity import SparsityProfile, UnitSparsity
+from ..exchange import algorithm_by_name
 
 MOST_EXPLAINED = 12
 
@@ -39,6 +44,82 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
         )
         found[one.name] = at, fastest_scheme(at, OF_ROWS if one.is_rows else SCHEMES)
     return found
+
+
+@dataclass(frozen=True)
+class SparsePart:
+    """The tensors that take a sparse scheme, a message for each, and the profile of all others."""
+
+    profile: Profile
+    messages: tuple[PlannedMessage, ...]
+    exchanges: dict[str, ExchangeSetting]
+    rest: Profile
+    """The profile of the other tensors; layers keep their times."""
+
+    @classmethod
+    def of(cls, profile: Profile, cluster: Cluster, *, only_rows: bool = False) -> SparsePart:
+        """The part for which a sparse scheme is the fastest, or no other carries its rows."""
+        sparsity = profile.sparsity
+        exchanges, messages = {}, []
+        for name, (at, found) in schemes_of(profile, cluster).items():
+            assert sparsity is not None
+            one = sparsity.of(name)
+            is_rows = one is not None and one.is_rows
+            if found.scheme == DENSE or (only_rows and not is_rows):
+                continue
+            key = f"{found.scheme}: {name}"
+            exchanges[key] = _exchange(sparsity, name, at.units, found.scheme)
+            chunk = Chunk(tensor=name, start=0, stop=at.numel)
+            messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
+        names = {message.chunks[0].tensor for message in messages}
+        return cls(profile, tuple(messages), exchanges, _without(profile, names))
+
+    def beside(self, plan: Plan) -> Plan:
+        """A plan of the rest with these messages among its own.
+
+        Each stands before the first one that is ready no sooner than it is.
+        """
+        layer_of = {
+            t.name: place for place, la in enumerate(self.profile.layers) for t in la.tensors
+        }
+
+        def first_layer(message: PlannedMessage) -> int:
+            return min(layer_of[chunk.tensor] for chunk in message.chunks)
+
+        # The lower a layer, the later its backward ends.
+        every = list(plan.messages)
+        for own in sorted(self.messages, key=first_layer):
+            later = (n for n, one in enumerate(every) if first_layer(one) <= first_layer(own))
+            every.insert(next(later, len(every)), own)
+        exchanges = {**plan.exchanges, **self.exchanges}
+        return plan.model_copy(update={"messages": tuple(every), "exchanges": exchanges})
+
+
+def _exchange(
+    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
+) -> ExchangeSetting:
+    one = sparsity.of(name)
+    if sparsity.compressor is None or (one is not None and one.is_rows):
+        settings: dict[str, Setting] = {
+            "width": units.width,
+            "expected_density": float(f"{units.density:.3g}"),
+        }
+        return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
+    codec: Compressor = algorithm_by_name(sparsity.compressor, sparsity.settings)
+    return ExchangeSetting(
+        compressor=sparsity.compressor,
+        settings=sparsity.settings,
+        collective=scheme,
+        error_feedback=codec.traits.error_feedback,
+    )
+
+
+def _without(profile: Profile, names: set[str]) -> Profile:
+    layers = tuple(
+        layer.model_copy(update={"tensors": tuple(t for t in layer.tensors if t.name not in names)})
+        for layer in profile.layers
+    )
+    return profile.model_copy(update={"layers": layers, "sparsity": None})
 
 
 def sentences(profile: Profile, cluster: Cluster) -> Iterator[str]:

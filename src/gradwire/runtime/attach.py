@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,33 +23,29 @@ from ..data.exchanges import exchanges_of
 from ..data.plan import Plan
 from ..errors import invalid
 from ..kernels.build import backend
-from . import ddp
-from .arrivals import Arrivals
-from .cautions import caution, overlaps
+from .attachment import Attachment
+from .backward import EVERY_BACKWARD
+from .controls import Pilot
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
-from .fused import fused_messages
 from .fusing import NamedParam
 from .handle import Handle
-from .hooks import ModuleHooks
 from .hosts import join_mesh, ranks_per_host
 from .membership import ALONE, Membership, join
-from .overlap import Overlap
-from .planned import check_for, messages_of
+from .planned import check_for
 from .progress import Progress
 from .recorder import Recorder
-from .refusals import mark_attached, refuse_wrong_model, sole_ddp
+from .refusals import refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
 from .settings import Choices, Settings, matrices, resolve, sparse_weights, tables, trained
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
-from .strangers import Strangers
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group
 
 
 def attach(
     model: nn.Module,
-    exchange: Exchange | Compressor | Plan | Path | str,
+    exchange: Exchange | Compressor | Plan | Pilot | Path | str,
     *,
     optimizer: Optimizer | None = None,
     group: Group | DeviceMesh | None = None,
@@ -77,7 +73,8 @@ def attach(
 
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
     the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
-    waits for its own parameters, which are updated as their gradients arrive; see `overlap`.
+    waits for its own parameters, which are updated as their gradients arrive; see `overlap`. Or it
+    is ``"auto"`` (or ``gw.pilot.auto(...)``): a plan is chosen while the model trains.
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
@@ -89,14 +86,15 @@ def attach(
     the same steps; every backward pass must reach an attached parameter on every rank. ``timeout``
     bounds every wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
     Embeddings send their non-zero rows where that pays (see `natural`), those with ``sparse=True``
-    always (see `sparse_message`). ``scaler`` is the ``GradScaler`` that multiplies the loss, if one
-    does; no state that is kept has its scale then (see `scaling`).
+    always (see `sparse_message`). ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     model = sole_ddp(model)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return attach_in(_EVERY, model, exchange, Choices(*given), grid_of(model, group, shards, mesh))
+    return attach_in(
+        EVERY_BACKWARD, model, exchange, Choices(*given), grid_of(model, group, shards, mesh)
+    )
 
 
 class Grid(NamedTuple):
@@ -120,33 +118,6 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
     return Grid(join_mesh(mesh, found, shards), ALONE, mesh)
 
 
-class Attachment(Protocol):
-    """The way in which a model is attached: what of it is exchanged, and when."""
-
-    def prepare(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings
-    ) -> Mapping[str, object]:
-        """Checks and makes what only this way needs; returns settings that ranks must share."""
-
-    def messages(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
-    ) -> list[AnyMessage]:
-        """All messages in issue order."""
-
-    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-        """Warns of settings that can be carried out, and hardly mean what they say."""
-
-    def hook(
-        self,
-        model: nn.Module,
-        params: list[NamedParam],
-        settings: Settings,
-        progress: Progress,
-        undo: ExitStack,
-    ) -> Handle:
-        """Hooks the model, whose parameters are the same on all ranks by now."""
-
-
 def attach_in(
     way: Attachment, model: nn.Module, exchange: Any, choices: Choices, grid: Grid
 ) -> Handle:
@@ -160,6 +131,7 @@ def attach_in(
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params = _params(model, settings)
         special = way.prepare(model, params, settings)
+        _refuse_pilot_among_shards(settings, shards)
         own = _fingerprint(model, params, settings, shards, special)
         messages = way.messages(model, params, settings, who)
         refuse_float16(messages, settings.scaler)
@@ -231,55 +203,6 @@ def _connect(
     return handle
 
 
-class _EveryBackward(Attachment):
-    """Gradients are exchanged, in every backward pass."""
-
-    def prepare(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings
-    ) -> Mapping[str, object]:
-        return {}
-
-    def messages(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
-    ) -> list[AnyMessage]:
-        if isinstance(settings.exchange, Plan):
-            sparse = sparse_weights(model)
-            return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
-        return fused_messages(model, params, settings, settings.exchange, who)
-
-    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-        caution(model, params, settings)
-
-    def hook(
-        self,
-        model: nn.Module,
-        params: list[NamedParam],
-        settings: Settings,
-        progress: Progress,
-        undo: ExitStack,
-    ) -> Handle:
-        """Whoever is made here knows those made before it, and none made after."""
-        undo.callback(mark_attached(model, params))
-        strangers = Strangers(model, progress.give_up)
-        undo.callback(strangers.remove)
-        hooks = overlap = None
-        if isinstance(model, DistributedDataParallel):
-            undo.callback(ddp.register(progress, model, params))
-        else:
-            arrivals = Arrivals(progress, params)
-            if settings.optimizer is not None and overlaps(settings):
-                overlap = Overlap(model, params, settings.optimizer, arrivals)
-                undo.callback(overlap.detach)
-            hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
-            undo.callback(hooks.remove)
-        handle = Handle(model, settings.exchange, progress, hooks, overlap, undo)
-        handle.time_forward()
-        return handle
-
-
-_EVERY = _EveryBackward()
-
-
 def _tensors(
     model: nn.Module, params: list[NamedParam], settings: Settings
 ) -> list[tuple[str, Tensor, str]]:
@@ -327,14 +250,22 @@ def _fingerprint(
     return fingerprint(_tensors(model, params, settings), shared)
 
 
-def _same_threads(exchange: Exchange | Plan) -> bool:
+def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:
+    if isinstance(exchange, Pilot):
+        return True  # as what it may choose asks for
     made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
     return any(one.same_threads for one in made)
 
 
-def _digest(exchange: Exchange | Plan) -> object:
+def _digest(exchange: Exchange | Plan | Pilot) -> object:
     """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
     if not isinstance(exchange, Plan):
         return exchange
     text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
     return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
+
+
+def _refuse_pilot_among_shards(settings: Settings, shards: Membership) -> None:
+    if isinstance(settings.exchange, Pilot) and shards.world > 1:
+        name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
+        raise invalid("shards", shards.world, f"None beside {name}", remedy)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..contract import State
+from ..error_feedback import residuals
 from ..errors import InvalidSetting, invalid
 from .messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
@@ -92,6 +93,16 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
     return numels
 
 
+def refuse_other(saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool) -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these parameters.
+
+    Their fields may be others, for whoever moves them.
+    """
+    check_form(saved)
+    _check_origin(saved, origin)
+    _compare_names(saved["params"], set(_numels(messages)), strict)
+
+
 def loaded(
     saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool = True
 ) -> list[State]:
@@ -122,6 +133,51 @@ def loaded(
             lost[0],
         )
     return states
+
+
+def moved(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[State]:
+    """The states of messages that go on where others, of which ``saved`` was collected, have ended.
+
+    Each field goes to the field of its path. A parameter's residuals are added up where its new
+    exchange keeps them under another path; one that keeps none must not have been given any (see
+    `homeless`). What else the new messages do not keep ends here.
+    """
+    numels, states = _numels(messages), []
+    with torch.no_grad(), torch.inference_mode(False):
+        for message in messages:
+            fields = {
+                slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
+                for slot in message.slots
+            }
+            states.append(_filled(message, fields, numels, saved["messages"], is_whole=False))
+    return states
+
+
+def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
+    """Places of the messages that keep no residuals, of parameters for which some were saved.
+
+    It follows from the names of fields alone, and so is the same on all ranks.
+    """
+    owed = {name for name, fields in saved["params"].items() if any(map(_is_residual, fields))}
+    return [
+        place
+        for place, message in enumerate(messages)
+        if owed & {*message.names} and not residuals(message.state)
+    ]
+
+
+def _housed(fields: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One parameter's saved fields, the residuals under paths that its new state ``own`` has."""
+    saved, kept = filter(_is_residual, fields), sorted(filter(_is_residual, own), key=len)
+    paths = [*saved]
+    if not kept or {*paths} <= {*kept}:
+        return dict(fields)
+    others = {path: tensor for path, tensor in fields.items() if path not in paths}
+    return {**others, kept[0]: torch.stack([fields[path] for path in paths]).sum(0)}
+
+
+def _is_residual(path: str) -> bool:
+    return path.rpartition(".")[2].startswith("residual")
 
 
 _ON_HOSTS = (
@@ -174,14 +230,7 @@ def _paths(messages: Sequence[Message]) -> dict[str, set[str]]:
 
 
 def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) -> None:
-    missing, unknown = sorted(set(known) - set(params)), sorted(set(params) - set(known))
-    if strict and (missing or unknown):
-        raise InvalidSetting(
-            f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
-            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
-        )
-    if missing or unknown:
-        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+    _compare_names(params, set(known), strict)
     for name in sorted(set(known) & set(params)):
         lost, absent = (
             sorted(set(params[name]) - known[name]),
@@ -199,6 +248,17 @@ def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) ->
             )
         if lost or absent:
             _log.warning("%s: state not loaded for %s; state of %s dropped", name, absent, lost)
+
+
+def _compare_names(params: Fields, known: set[str], strict: bool) -> None:
+    missing, unknown = sorted(known - set(params)), sorted(set(params) - known)
+    if strict and (missing or unknown):
+        raise InvalidSetting(
+            f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
+            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
+        )
+    if missing or unknown:
+        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
 
 
 def _filled(

@@ -69,7 +69,7 @@ class Engine:
         name, self.rank, self.world = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
         self.timeout = timeout
-        self.num_channels = num_channels
+        self.num_channels = self.credit = num_channels
         # One channel more than asked for: small news must not wait behind a large message.
         lanes = [f"communication {i}" for i in range(num_channels + 1)]
         self._routes = Routes(lanes)
@@ -127,6 +127,14 @@ class Engine:
         except RuntimeError as error:
             raise self._attach_failed("broadcast", error) from error
 
+    def use(self, credit: int) -> None:
+        """Has messages take the first ``credit`` channels from now on, as those of a plan do.
+
+        To be called on all ranks alike, while no message is under way.
+        """
+        assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
+        self.credit = credit
+
     def begin_step(self, step: int) -> None:
         """Names the step that the next messages belong to."""
         self._step = step
@@ -155,7 +163,7 @@ class Engine:
         ``last_behind`` are done; without it, the returned task's result is the value that the text
         returned. ``is_news`` puts the message on the channel that gradients do not take.
         """
-        lane = self.num_channels if is_news else index % self.num_channels
+        lane = self.num_channels if is_news else index % self.credit
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns

@@ -17,6 +17,7 @@ from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
 from .accounting import spread
+from .controls import Controls, Pilot
 from .hooked import Hooked
 from .hooks import ModuleHooks
 from .lanes import wall_clock
@@ -31,27 +32,39 @@ from .shards import place_in
 class Handle:
     """One attached model. Made by ``gw.attach``; ended by ``detach``.
 
-    ``hooks`` are those of a plain module (under DDP there are none), ``overlap`` is there where the
-    next forward pass is overlapped, and ``undo`` ends what ``attach`` has begun. The model's hooks
-    keep the handle alive, and the handle all else.
+    ``hooks`` are those of a plain module (under DDP there are none), ``controls`` are there where a
+    pilot chooses the plan, and ``undo`` ends what ``attach`` has begun. The model's hooks keep the
+    handle alive, and the handle all else.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        exchange: Exchange | Plan,
+        exchange: Exchange | Plan | Pilot,
         progress: Progress,
         hooks: ModuleHooks | None,
-        overlap: Overlap | None,
+        controls: Controls | None,
         undo: ExitStack,
     ) -> None:
-        self.exchange, self.overlap = exchange, overlap
+        self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self._engine = self.synchroniser.engine
         self.attached = True
-        self._algorithm = algorithm(exchange) if isinstance(exchange, Plan) else repr(exchange)
+        self._algorithm = algorithm(exchange)
         self._run = run_of(self._engine.who)
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """The overlap of the next forward pass; None where it waits for all means."""
+        return None if self._hooks is None else self._hooks.overlap
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None where gradients travel without one."""
+        if self._controls is not None:
+            return self._controls.plan
+        return self.exchange if isinstance(self.exchange, Plan) else None
 
     @property
     def rank(self) -> int:
@@ -111,6 +124,7 @@ class Handle:
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
         - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
           inner exchange.
+        - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
@@ -128,6 +142,8 @@ class Handle:
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
+            "pilot": None,
+            **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),
         }
 
@@ -172,6 +188,9 @@ class Handle:
         ``strict=False`` parameters that the state lacks begin afresh, and state of parameters that
         the model lacks is dropped.
 
+        Under a pilot (``auto``) the plan in force stays: state goes over to it by name, residuals
+        that it has no place for arrive with the next gradients. A new run plans anew.
+
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
         or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
         another moment: in both cases the present state stays. For another number of ranks, or of
@@ -191,12 +210,19 @@ class Handle:
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""
-        messages = self._progress.messages
-        states = checkpoint.loaded(saved, messages, self._origin, strict=strict)
+        messages, controls = self._progress.messages, self._controls
+        if controls is not None:
+            checkpoint.refuse_other(saved, messages, self._origin, strict=strict)
+            made = controls.prepared(saved)
+        else:
+            states = checkpoint.loaded(saved, messages, self._origin, strict=strict)
 
         def put_in_place() -> None:
-            for message, state in zip(messages, states, strict=True):
-                message.state = state
+            if controls is not None:
+                controls.put(made)
+            else:
+                for message, state in zip(messages, states, strict=True):
+                    message.state = state
             self._progress.go_on_from(saved["step"])
 
         return put_in_place

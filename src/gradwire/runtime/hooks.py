@@ -23,8 +23,9 @@ from .strangers import Strangers
 class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
-    A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. While
-    ``is_paused``, gradients accumulate on this rank and are not exchanged.
+    A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. Then
+    ``on_end`` is called, still inside backward(). While ``is_paused``, gradients accumulate on this
+    rank and are not exchanged.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class ModuleHooks:
         strangers: Strangers,
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
-        self._arrivals, self._overlap, self._strangers = arrivals, overlap, strangers
+        self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
         self._params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
         self._end: Callable[[], object] = lambda: None
+        self.on_end: Callable[[], None] | None = None
         self.is_paused = False
         self._is_attached = True
         self._hooks = {name: self._hook(param, name) for name, param in params}
@@ -75,9 +77,9 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _begin_overlap(self, name: str) -> None:
-        if self._overlap is not None:
-            self._overlap.begin_backward()
-            self._overlap.check(name)
+        if self.overlap is not None:
+            self.overlap.begin_backward()
+            self.overlap.check(name)
 
     def _begin_backward(self, name: str) -> None:
         """Opens a step, if this is the first gradient of a backward pass."""
@@ -148,10 +150,12 @@ class ModuleHooks:
             synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
-        if self._overlap is None:
+        if self.overlap is None:
             self._arrivals.finish()
         else:
-            self._overlap.defer({name: param.grad for name, param in self._params.items()})
+            self.overlap.defer({name: param.grad for name, param in self._params.items()})
+        if self.on_end is not None:
+            self.on_end()
 
 
 def _holders(grad: Tensor) -> int:

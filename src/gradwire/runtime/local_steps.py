@@ -45,8 +45,10 @@ from torch.optim import Optimizer
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import invalid
-from .attach import Attachment, attach_in, grid_of
+from .attach import attach_in, grid_of
+from .attachment import Attachment
 from .cautions import warn_of_two_momenta
+from .controls import Pilot
 from .fused import fused_messages
 from .fusing import NamedParam
 from .handle import Handle
@@ -128,7 +130,7 @@ class _Locally(Attachment):
         if isinstance(model, DistributedDataParallel):
             remedy = "give the module inside: DDP averages gradients in every step"
             raise invalid("model", "a DistributedDataParallel", "a plain nn.Module", remedy)
-        if isinstance(settings.exchange, Plan):
+        if isinstance(settings.exchange, Plan | Pilot):
             remedy = "give the exchange itself, compress_if= and delay="
             accepted = "a compressor or an exchange, as plans follow the backward pass"
             raise invalid("exchange", "a plan", accepted, remedy)

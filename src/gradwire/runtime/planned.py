@@ -15,6 +15,7 @@ from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
 from ..wrap.hosts import on_hosts
+from .controls import Pilot
 from .driver import COMPUTE, INLINE
 from .fusing import NamedParam
 from .membership import Membership
@@ -63,10 +64,18 @@ def _rows_way(exchange: Exchange) -> Collective | None:
     return exchange.collective if exchange.collective.carries_rows else None
 
 
-def algorithm(plan: Plan) -> str:
-    """A text for the part of a plan that gives saved state its meaning: the exchanges it uses."""
-    used = {message.exchange for message in plan.messages}
-    texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
+def algorithm(exchange: Exchange | Plan | Pilot) -> str:
+    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
+
+    State that was saved under a pilot means the same whatever plan was in force: it is moved to
+    another by name.
+    """
+    if isinstance(exchange, Pilot):
+        return "whatever a pilot chooses"
+    if isinstance(exchange, Exchange):
+        return repr(exchange)
+    used = {message.exchange for message in exchange.messages}
+    texts = {repr(made) for name, made in exchanges_of(exchange).items() if name in used}
     return f"plan of {', '.join(sorted(texts))}"
 
 

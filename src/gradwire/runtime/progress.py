@@ -39,16 +39,19 @@ class Progress:
         self, synchroniser: Synchroniser, recorder: Recorder, scaler: GradScaler | None = None
     ) -> None:
         self.synchroniser, self.recorder = synchroniser, recorder
-        self.messages = [m for m in synchroniser.messages if isinstance(m, Message)]
-        """All messages but those of row-sparse gradients, which keep no state."""
-        self._in_step = self.messages
         self._engine, self._scaler = synchroniser.engine, scaler
+        self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages but those of row-sparse gradients, which keep no state."""
+        return self.synchroniser.flat_messages
 
     def go_on_from(self, step: int) -> None:
         """Counts on from the step at which a state that was loaded had been saved."""
@@ -59,9 +62,8 @@ class Progress:
 
         Parameters that are not in ``names`` take no part in it; None stands for all.
         """
-        if names is not None:
-            found = self.synchroniser.of(names)
-            self._in_step = [message for message in found if isinstance(message, Message)]
+        found = self.synchroniser.messages if names is None else self.synchroniser.of(names)
+        self._in_step = [message for message in found if isinstance(message, Message)]
         for message in self._in_step:
             message.notes_norms = self._looks() and not self._warned
         self.synchroniser.begin(self.step, scale_of(self._scaler), names)

@@ -20,6 +20,7 @@ from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
 from ..spec import DTYPE_NAMES, DTYPES
+from .controls import Pilot
 from .fusing import NamedParam
 from .scaling import check_scaler
 
@@ -49,7 +50,7 @@ class Choices(NamedTuple):
 class Settings:
     """The arguments of ``attach``; raises ``InvalidSetting`` for any that cannot be used."""
 
-    exchange: Exchange | Plan
+    exchange: Exchange | Plan | Pilot
     ranks_per_host: int
     optimizer: Optimizer | None
     bucket_cap_mb: float | None
@@ -67,7 +68,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise invalid(name, value, f"an integer of at least {least}", "write 4")
-        if isinstance(self.exchange, Plan):
+        if isinstance(self.exchange, Plan | Pilot):
             self._refuse_what_plans_decide()
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             kind = type(self.optimizer).__name__
@@ -100,11 +101,13 @@ class Settings:
         return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
 
 
-def resolve(given: Any) -> Exchange | Plan:
-    """The exchange or the plan that a user's argument stands for."""
+def resolve(given: Any) -> Exchange | Plan | Pilot:
+    """The exchange, the plan or the pilot that a user's argument stands for."""
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         given = Plan.load(given)
-    if isinstance(given, Plan):
+    if isinstance(given, str) and given in names("pilot"):
+        given = load("pilot", given)()
+    if isinstance(given, Plan | Pilot):
         return given
     if isinstance(given, str) and given in names("planner"):
         raise invalid(
@@ -123,7 +126,7 @@ def resolve(given: Any) -> Exchange | Plan:
     raise invalid(
         "exchange",
         given,
-        "a compressor, an exchange, a plan, a compressor's name, or a plan's file",
+        "a compressor, an exchange, a plan, a compressor's name, a plan's file, or 'auto'",
         "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or derive "
         "your own from gw.Exchange",
     )

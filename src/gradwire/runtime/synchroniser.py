@@ -48,20 +48,14 @@ class Synchroniser:
     ) -> None:
         self.engine = engine
         self._streams = Streams(Cuda()) if streams is None else streams
-        self.messages = list(messages)
         self._params = params
         self.names = list(params)
-        self._messages_of: dict[str, list[AnyMessage]] = {name: [] for name in params}
-        for message in self.messages:
-            for name in message.names:
-                self._messages_of[name].append(message)
-        slots = [slot for m in self.messages if isinstance(m, Message) for slot in m.slots]
-        self._cut = {slot.name for slot in slots if not slot.is_whole}
         self._lock = threading.Lock()
         self._used = torch.zeros(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
         self._step = 0
         self._scale = 1.0
+        self.replace(messages)
         self.grads: Grads = {}
         self._marks: dict[str, Mark] = {}
         self._shared: set[str] = set()
@@ -72,6 +66,21 @@ class Synchroniser:
         self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
         self._presence: Task | None = None
+
+    def replace(self, messages: Sequence[AnyMessage]) -> None:
+        """Has other messages carry the same parameters, from the next step on."""
+        assert not self.open, "messages are replaced between two steps"
+        self.messages = list(messages)
+        self.flat_messages = [m for m in self.messages if isinstance(m, Message)]
+        """All messages but those of row-sparse gradients, which keep no state."""
+        self._messages_of: dict[str, list[AnyMessage]] = {name: [] for name in self.names}
+        for message in self.messages:
+            for name in message.names:
+                self._messages_of[name].append(message)
+        slots = [slot for message in self.flat_messages for slot in message.slots]
+        self._cut = {slot.name for slot in slots if not slot.is_whole}
+        for message in self.flat_messages:
+            message.scale = self._scale
 
     def begin(self, step: int, scale: float = 1.0, names: Collection[str] | None = None) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
@@ -84,9 +93,8 @@ class Synchroniser:
         self._step = step
         if scale != self._scale:
             self._scale = scale
-            for message in self.messages:
-                if isinstance(message, Message):
-                    message.scale = scale
+            for message in self.flat_messages:
+                message.scale = scale
         self.grads = {}
         self._marks = {}
         self._queue = self.messages if names is None else self.of(names)

@@ -1,9 +1,10 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-An exchange is played once on all ranks, with nothing else on the network. The slowest rank's
-supersteps then stand for every rank, but a stretch of verbs for the network becomes one collective
-that takes as long as the stretch took alone. The seconds in which its links were in use are shared
-with other messages; the rest is latency.
+An exchange is played once on all ranks, with nothing else on the network; where many ranks all do
+the same, one of them with the others always there. The slowest rank's supersteps then stand for
+every rank, but a stretch of verbs for the network becomes one collective that takes as long as the
+stretch took alone. The seconds in which its links were in use are shared with other messages; the
+rest is latency.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from ..contract import Exchange
 from ..data.cluster import Cluster
 from ..spec import TensorSpec
+from .alike import alone_on, supersteps_of_alike
 from .demand import Demand, exchanges_on
 from .encoding import without_encodes
 from .engine import Traffic, play
@@ -32,6 +34,9 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
     if tariff.num_ranks == 1:
         return ()
+    alike = supersteps_of_alike(exchange, spec, tariff)
+    if alike is not None:
+        return _folded(alike, [sum(alone_on(one.wire)) for one in alike if one.wire])
     every = supersteps_of_those_unlike(exchange, spec, tariff)
     per_host = tariff.ranks_per_host if len(every) > 1 else 1
     outcome = play(
@@ -73,15 +78,7 @@ def _joint(superstep: Superstep, took_s: float) -> Joint:
 
     Its links are in use as long as the busier of the two directions is.
     """
-    sends_s = receives_s = together_s = 0.0
-    for verb in superstep.wire:
-        if isinstance(verb, Joint):
-            together_s += verb.price.work_s
-        elif verb.sends:
-            sends_s += verb.price.work_s
-        else:
-            receives_s += verb.price.work_s
-    work_s = min(took_s, together_s + max(sends_s, receives_s))
+    work_s = min(took_s, alone_on(superstep.wire).work_s)
     return Joint(superstep.name, (), superstep.sent_bytes, Price(took_s - work_s, work_s))
 
 

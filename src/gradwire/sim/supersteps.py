@@ -180,6 +180,16 @@ def supersteps_of(
     return found
 
 
+def supersteps_of_rank(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff, rank: int = 0
+) -> tuple[Superstep, ...]:
+    """The supersteps of one rank in the exchange of one gradient.
+
+    Raises ``InvalidSetting`` if the exchange looks at values.
+    """
+    return _priced(record(exchange, spec, rank, tariff.num_ranks).rows, rank, tariff)
+
+
 def supersteps_of_those_unlike(
     exchange: Exchange, spec: TensorSpec, tariff: Tariff
 ) -> list[tuple[Superstep, ...]]:

@@ -14,7 +14,15 @@ from typing import ClassVar, Literal
 
 from ..errors import TestbedUnavailable, invalid
 from .counters import LOOPBACK, InterfaceCounters, read_counters
-from .netns import INTERFACE, MAX_HOSTS, Namespaces, Privilege, host_address, open_namespaces
+from .netns import (
+    INTERFACE,
+    MAX_HOSTS,
+    Namespaces,
+    Privilege,
+    host_address,
+    open_namespaces,
+    shape,
+)
 from .tc import choose_shaper
 
 _logger = logging.getLogger("gradwire")
@@ -99,6 +107,16 @@ class Hosts:
         if self.namespaces is None:
             return command
         return [*self.namespaces.enter(self.namespaces.pids[host]), *command]
+
+    def change_rate(self, settings: Testbed) -> None:
+        """Gives all links the rate of other settings, in the midst of whatever they carry.
+
+        Raises ``TestbedUnavailable`` where links are not shaped.
+        """
+        if self.namespaces is None:
+            raise TestbedUnavailable("plain loopback has no rate that can be changed")
+        given = settings.rate_bytes_per_s, settings.mtu, settings.burst_s
+        shape(self.namespaces, choose_shaper(*given))
 
     def read_counters(self) -> tuple[InterfaceCounters, ...]:
         """Counters of every host's interface, read inside the host."""

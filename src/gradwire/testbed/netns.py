@@ -130,11 +130,17 @@ def _wire_up(spaces: Namespaces, shaper: Shaper, mtu: int) -> None:
     in_bridge = spaces.enter(spaces.holder_pid)
     num_hosts = len(spaces.pids)
     _batch(in_bridge, "ip", _bridge_lines(spaces.pids, mtu))
-    _batch(in_bridge, "tc", [shaper.line(f"port{host}") for host in range(num_hosts)])
     for host, pid in enumerate(spaces.pids):
-        inside = spaces.enter(pid)
-        _batch(inside, "ip", _host_lines(host, num_hosts, shaper.segment_bytes))
-        _batch(inside, "tc", [shaper.line(INTERFACE)])
+        _batch(spaces.enter(pid), "ip", _host_lines(host, num_hosts, shaper.segment_bytes))
+    shape(spaces, shaper)
+
+
+def shape(spaces: Namespaces, shaper: Shaper) -> None:
+    """Gives all links another rate, also while bytes are on their way."""
+    ports = [shaper.line(f"port{host}") for host in range(len(spaces.pids))]
+    _batch(spaces.enter(spaces.holder_pid), "tc", ports)
+    for pid in spaces.pids:
+        _batch(spaces.enter(pid), "tc", [shaper.line(INTERFACE)])
 
 
 def _start_holder(

@@ -45,9 +45,9 @@ class Shaper:
     segment_bytes: int
 
     def line(self, device: str) -> str:
-        """The ``tc -batch`` line that shapes what ``device`` sends."""
+        """The ``tc -batch`` line that shapes what ``device`` sends, anew where it is shaped."""
         return (
-            f"qdisc add dev {device} root tbf rate {round(self.rate_bytes_per_s * 8)}bit"
+            f"qdisc replace dev {device} root tbf rate {round(self.rate_bytes_per_s * 8)}bit"
             f" burst {self.burst_bytes} limit {self.limit_bytes}"
         )
 

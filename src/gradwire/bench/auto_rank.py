@@ -1,0 +1,130 @@
+"""One rank of ``bench auto``: one model by DDP, by ``auto`` and by single exchanges, in turn.
+
+``auto`` begins by itself, until its first plan, or its first dense answer, has been watched. Then
+all take turns of a few steps, so that all of them see the same moods of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..pilot.auto import auto
+from ..runtime.attach import attach
+from ..runtime.handle import Handle
+from ..testbed.ranks import Report
+from ..workloads.task import TrainingTask
+from .tasks import make_task
+
+MOST_STEPS = 120
+"""The most steps in which ``auto`` is to come to a decision."""
+PAUSE_S = 3.0
+"""Seconds that ranks leave for the links' rate to be changed."""
+CHANGE = "changing the links"
+"""The report at which the links' rate is to be changed."""
+MOST_AFTER, WATCHED = 30, 4
+"""The most steps after the change, and those that are taken under the new plan."""
+
+
+@dataclass
+class Contender:
+    """One model on its way, and the seconds of its steps so far."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    handle: Handle | None
+    step: int = 0
+    step_s: list[float] = field(default_factory=list)
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds of every side's steps, and the words of ``auto``."""
+    torch.set_num_threads(1)
+    task, pilot = make_task(settings["task"]), auto(fidelity=settings["fidelity"])
+    report(0.0, "auto decides")
+    sides = {"ddp": _start(task, None), "auto": _start(task, pilot)}
+    _decide(sides["auto"], task)
+    if settings["changes"]:
+        return _changed(sides["auto"], task, report)
+    sides |= {name: _start(task, name) for name in settings["singles"]}
+    rounds = settings["rounds"]
+    for turn in range(rounds + 1):  # the first warms up
+        for place, (name, side) in enumerate(sides.items()):
+            report((turn + place / len(sides)) / (rounds + 1), name)
+            _take_turn(side, task, settings["steps"] if turn else 2, is_measured=turn > 0)
+    return {
+        "step_s": {name: side.step_s for name, side in sides.items()},
+        "pilot": _pilot(sides["auto"]),
+        "description": task.description,
+    }
+
+
+def _start(task: TrainingTask, chosen: auto | str | None) -> Contender:
+    torch.manual_seed(0)
+    model = task.make_model()
+    optimizer = task.make_optimizer(model.parameters())
+    if chosen is None:
+        return Contender(DistributedDataParallel(model), optimizer, None)
+    handle = attach(model, chosen, optimizer=optimizer, trace_steps=0)
+    return Contender(model, optimizer, handle)
+
+
+def _pilot(side: Contender) -> dict[str, Any]:
+    assert side.handle is not None
+    found: dict[str, Any] = side.handle.stats()["pilot"]
+    return found
+
+
+def _decide(side: Contender, task: TrainingTask) -> None:
+    while _pilot(side)["step_s"] is None and side.step < MOST_STEPS:
+        _train_step(side, task)
+
+
+def _take_turn(side: Contender, task: TrainingTask, num_steps: int, *, is_measured: bool) -> None:
+    """A few steps; the one before them ends what other sides have left in queues and caches."""
+    _train_step(side, task)
+    dist.barrier()
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        _train_step(side, task)
+        if is_measured:
+            side.step_s.append(time.perf_counter() - start_s)
+    if side.handle is not None:
+        side.handle.synchronize()
+    dist.barrier()
+
+
+def _train_step(side: Contender, task: TrainingTask) -> None:
+    inputs, targets = task.batch(side.step, dist.get_rank(), dist.get_world_size())
+    side.optimizer.zero_grad()
+    loss = task.loss(side.model, inputs, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    side.optimizer.step()
+    side.step += 1
+
+
+def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, Any]:
+    """The same training before and after the links' rate is changed."""
+    assert side.handle is not None
+    before = side.step
+    report(0.5, CHANGE)
+    time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
+    dist.barrier()
+    known, left = len(_pilot(side)["decisions"]), MOST_AFTER
+    while left > 0:
+        _train_step(side, task)
+        left -= 1
+        if len(_pilot(side)["decisions"]) > known:  # all ranks decide at the same step
+            known, left = MOST_STEPS, WATCHED
+    side.handle.synchronize()
+    whole = hashlib.sha256()
+    for param in side.model.parameters():
+        whole.update(param.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return {"changed_at": before, "pilot": _pilot(side), "digest": whole.hexdigest()}

@@ -1,0 +1,159 @@
+"""LayerWatch: what every layer of a model takes, measured in the steps of its own training.
+
+Unlike ``profile`` it runs no step itself and changes none: hooks note the time where a layer is
+entered and where a gradient is ready. Every moment of a step, from its first layer's entry to the
+last gradient, is charged to some layer, by the rules of ``_layer_timer``; but what lies between the
+end of the model's forward and the first gradient, the loss with it, counts as backward of the layer
+whose gradient that is, as no hook tells where the backward pass begins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from time import perf_counter as clock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.profile import Profile
+from ..runtime.hooked import Hooked
+from .layers import Seen, device_waiter, in_order, layers_of, scaled_medians
+
+
+class _Marks(NamedTuple):
+    """The marks of one step: its forward pass, and the gradients in the order in which they came.
+
+    ``other_s`` are the seconds between the end of the step before it and its first layer's entry.
+    """
+
+    other_s: float
+    entered: list[tuple[nn.Module, float]]
+    left_s: float
+    ready: list[tuple[str, float]]
+
+
+class LayerWatch:
+    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what they took.
+
+    ``params`` are the parameters whose gradients count, by name. Of several backward passes that
+    accumulate before an exchange the last one counts, and those before it are ``other_s``.
+    """
+
+    def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
+        self._model, self._params = model, dict(params)
+        self._wait = device_waiter({param.device for param in params.values()})
+        self._steps: list[_Marks] = []
+        self._last_s: float | None = None
+        self._batch_size = 1
+        self._clear()
+        self._undo = ExitStack()
+        # Hooks inside of a compiled model would cut its graph: it is one layer.
+        for module in (model,) if hasattr(model, "_orig_mod") else model.modules():
+            hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
+            self._undo.callback(hook.remove)
+        self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
+        for name, param in self._params.items():
+            self._undo.callback(self._watch(name, param).remove)
+
+    def remove(self) -> None:
+        """Removes all hooks."""
+        self._undo.close()
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were seen as a whole."""
+        return len(self._steps)
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of a step in which neither layers nor the exchange are at work: the optimizer,
+        the next batch."""
+        return statistics.median(step.other_s for step in self._steps)
+
+    def step_ended(self) -> None:
+        """Closes a step whose means have arrived."""
+        if self._entered and self._grads and self._last_s is not None:
+            other_s = self._entered[0][1] - self._last_s
+            self._steps.append(_Marks(other_s, self._entered, self._left_s, self._grads))
+        self._clear()
+        self._last_s = clock()
+
+    def profile(self) -> Profile:
+        """The profile of the steps so far; there is at least one."""
+        seen = self._seen()
+        charged = [_charged(step, seen) for step in self._steps]
+        forward_s, backward_s = ([pair[part] for pair in charged] for part in (0, 1))
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return Profile(
+            model=type(self._model).__name__,
+            source=f"measured in {len(charged)} dense steps of the training itself, {today}",
+            batch_size=self._batch_size,
+            layers=layers_of(
+                seen,
+                scaled_medians(forward_s, [sum(step) for step in forward_s]),
+                scaled_medians(backward_s, [sum(step) for step in backward_s]),
+            ),
+        )
+
+    def _seen(self) -> Seen:
+        called = list(dict.fromkeys(module for module, _ in self._steps[0].entered))
+        order = called if self._model in called else [self._model, *called]
+        watched: dict[str, Any] = dict(self._params)
+        return in_order(self._model, watched, order, self._batch_size)
+
+    def _clear(self) -> None:
+        self._entered: list[tuple[nn.Module, float]] = []
+        self._grads: list[tuple[str, float]] = []
+        self._left_s = 0.0
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A forward pass inside of a backward one is a recomputation, and counts there.
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return
+        if self._grads:  # of a backward pass that accumulated
+            self._clear()
+        self._wait()
+        self._entered.append((module, clock()))
+        if module is self._model:
+            given = (*args, *kwargs.values())
+            sizes = [len(one) for one in given if isinstance(one, Tensor) and one.dim()]
+            self._batch_size = sizes[0] if sizes and sizes[0] else 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._entered and not self._grads:
+            self._wait()
+            self._left_s = clock()
+
+    def _watch(self, name: str, param: Any) -> Any:
+        this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
+
+        def ready(param: Tensor) -> None:
+            watch = this()
+            if watch is not None:
+                watch._wait()
+                watch._grads.append((name, clock()))
+
+        return param.register_post_accumulate_grad_hook(ready)
+
+
+def _charged(step: _Marks, seen: Seen) -> tuple[list[float], list[float]]:
+    """Seconds of a step's layers, forward and backward."""
+    place = {module: number for number, (_, module) in enumerate(seen.layers)}
+    forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
+    at, last_s = 0, step.entered[0][1]
+    for module, now_s in step.entered:
+        if module in place:
+            forward_s[at] += now_s - last_s
+            at, last_s = place[module], now_s
+    end_s = max(step.left_s, last_s)
+    forward_s[at] += end_s - last_s
+    last_s = end_s
+    for name, now_s in step.ready:
+        backward_s[seen.parameters[name][1]] += now_s - last_s
+        last_s = now_s
+    return forward_s, backward_s

@@ -1,0 +1,104 @@
+"""Decisions of ``auto``: pure functions of figures that all ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from ..units import format_seconds
+
+WORTH = 0.97
+"""A plan is taken if its steps are to take no more than this share of a dense step's seconds."""
+GAIN = 0.99
+"""A plan is kept as long as its steps take no more than this share of a dense step's seconds."""
+OFF = 1.25
+"""Steps that take so many times longer, or shorter, than they did are looked into."""
+HALF = 0.5
+"""A link whose messages take this share of their time, or one over it, is another link."""
+
+
+class Move(Enum):
+    """A pilot's next move, after some steps."""
+
+    STAY = "stay"
+    EXPECT = "expect"
+    """Takes the present seconds of a step for those to be expected."""
+    PROBE = "probe"
+    """Measures the link, and decides with that."""
+    PLAN = "plan"
+    """Measures links anew and plans anew."""
+    DENSE = "dense"
+    """Steps back to dense messages for good, which is until the link changes."""
+    TRY_DENSE = "try dense"
+    """Takes a few dense steps, to know what they take."""
+    RETURN = "return"
+    """Goes on with the plan after dense steps."""
+
+
+class Decision(NamedTuple):
+    """A move, and its reason in words; "" where there is nothing to say."""
+
+    move: Move
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """Figures that all ranks know after some steps; seconds are those of the slowest rank."""
+
+    is_planned: bool
+    """Whether gradients travel by a plan."""
+    is_trial: bool = False
+    """Whether these are a few dense steps, taken to compare."""
+    step_s: float
+    """The median of the steps since the last decision."""
+    expected_s: float | None = None
+    """Seconds of a step when this plan, or dense steps, began; None where these are the first."""
+    dense_s: float
+    """Seconds of a dense step when it was last measured, or predicted for a new link."""
+    planned_s: float | None = None
+    """Seconds of a planned step when it was last measured."""
+    slowness: float | None = None
+    """The seconds of a message over those when the link was measured; None where not probed."""
+    is_trial_due: bool = False
+    """Whether it is time to compare with dense steps."""
+
+
+def is_worth(predicted_s: float, dense_s: float) -> bool:
+    """Whether a plan is to be tried, by its predicted and the measured dense seconds of a step."""
+    return predicted_s <= WORTH * dense_s
+
+
+def decide(review: Review) -> Decision:
+    """The next move.
+
+    >>> decide(Review(is_planned=True, step_s=0.1, dense_s=0.4)).move
+    <Move.EXPECT: 'expect'>
+    """
+    slowness, step_s = review.slowness, review.step_s
+    if slowness is not None and not HALF < slowness < 1 / HALF:
+        return Decision(
+            Move.PLAN,
+            f"a message takes {slowness:.2g} times what it took when the link was measured: "
+            "measured and planned anew",
+        )
+    if review.is_trial:
+        return _compared(step_s, review.planned_s or step_s)
+    if review.expected_s is None:
+        if review.is_planned and step_s > GAIN * review.dense_s:
+            return _compared(review.dense_s, step_s)
+        return Decision(Move.EXPECT)
+    is_off = not 1 / OFF < step_s / review.expected_s < OFF
+    if is_off and slowness is None:
+        return Decision(Move.PROBE)
+    if review.is_planned and (is_off or review.is_trial_due):
+        return Decision(Move.TRY_DENSE)
+    return Decision(Move.EXPECT if is_off else Move.STAY)
+
+
+def _compared(dense_s: float, planned_s: float) -> Decision:
+    told = f"{format_seconds(planned_s)} a step by the plan, {format_seconds(dense_s)} dense"
+    if planned_s > GAIN * dense_s:
+        return Decision(Move.DENSE, f"{told}: the plan does not gain, back to dense")
+    return Decision(Move.RETURN, f"{told}: the plan stays")

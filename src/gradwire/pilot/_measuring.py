@@ -1,0 +1,96 @@
+"""Measurements of ``auto`` beside the steps themselves, and how ranks come to share them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from ..data.cluster import Cluster, CodecFit, VerbName
+from ..errors import InvalidSetting
+from ..measure.codecs import measure_codecs
+from ..measure.links import all_reduce_s, measure_cluster
+from ..runtime.engine import Engine
+from ..travel import travel
+from ..verbs import AllGather, Broadcast, Steps, Verb
+
+VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
+MESSAGE_S = 0.05
+"""Seconds that the largest message of a measurement takes, about."""
+LEAST_BYTES, MOST_BYTES = 2**16, 2**22
+BUDGET_S = 0.06
+"""Seconds that one size of a verb, or of a compressor, may take, about."""
+ROUNDS = 3
+CODEC_SIZES = (2**12, 2**15, 2**18, 2**21)
+
+
+def news(engine: Engine, verb: Verb) -> None:
+    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
+
+    def text() -> Steps[None]:
+        yield verb
+
+    engine.wait([engine.launch(0, "news", text(), is_news=True)])
+
+
+def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+    """Every rank's figures, in rank order."""
+    own_R = torch.tensor(own, dtype=torch.float64)
+    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64)
+    if engine.world == 1:
+        return [list(own)]
+    news(engine, AllGather(all_WR, own_R))
+    rows: list[list[float]] = all_WR.view(engine.world, -1).tolist()
+    return rows
+
+
+def told_by(engine: Engine, src: int, own: Any) -> Any:
+    """A value with a JSON form that rank ``src`` tells all others."""
+    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+    size = torch.tensor([text.numel()])
+    news(engine, Broadcast(src, size))
+    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
+    news(engine, Broadcast(src, text))
+    return json.loads(bytes(text.tolist()))
+
+
+def links(engine: Engine) -> Cluster:
+    """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
+
+    Between training steps, so it takes a second or a few, whatever the link's rate. The largest
+    message is found by sending: what short ones take says nothing of a link that passes some bytes
+    at once after a pause.
+    """
+    all_reduce_s(engine, LEAST_BYTES, 1)
+    largest, taken_s = LEAST_BYTES, all_reduce_s(engine, LEAST_BYTES)
+    while taken_s < MESSAGE_S and largest < MOST_BYTES:
+        largest *= 2
+        taken_s = all_reduce_s(engine, largest)
+    sizes = [largest >> shift for shift in (8, 6, 4, 2, 1, 0) if largest >> shift >= 2**12]
+    measure = partial(
+        measure_cluster, engine, sizes_bytes=sizes, verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
+    )
+    copies = travel("all_reduce", engine.world).copies
+    try:
+        found = measure()
+    except InvalidSetting:  # more bytes took no longer, on all ranks' clocks; once more, then
+        return measure(rate_bytes_per_s=copies * largest / taken_s)
+    # Short messages, which a link may take at once, make the fitted line too steep or too flat.
+    tail_s = found.collectives["all_reduce"].tail_s
+    return found.model_copy(update={"rate_bytes_per_s": copies / tail_s}) if tail_s else found
+
+
+def slowness(engine: Engine, cluster: Cluster) -> float:
+    """The seconds of a message over those that it took when ``cluster`` was measured."""
+    samples = sorted(cluster.collectives["all_reduce"].samples)
+    size_bytes, taken_s = samples[-2]
+    return all_reduce_s(engine, size_bytes) / taken_s
+
+
+@cache
+def codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+    """The costs of compressors on this machine, measured once by each process."""
+    return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)

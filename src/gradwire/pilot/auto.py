@@ -1,0 +1,298 @@
+"""auto: a few dense steps while layers, links and codecs are measured, then the best plan for them.
+
+After that it watches. Every few steps ranks tell each other what a step took. Where that has
+changed they time a message: if the link is another one, it is measured and planned for anew. Now
+and then a few steps are dense again, to see whether the plan still gains; if it does not, gradients
+stay dense. Each decision is made from what all ranks share, at the same step on all of them, and is
+said once in words: in the log (as INFO, by rank 0) and in ``handle.stats()["pilot"]``.
+
+A checkpoint holds the state of the plan in force and not the plan: a run that is resumed measures
+and plans anew. Residuals of the old plan arrive with the first gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter as clock
+from typing import Any
+
+import torch
+
+from ..bounds import check_whole
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+from ..measure.living import LayerWatch
+from ..runtime.controls import Controls, Flight, Pilot
+from ..units import format_rate, format_seconds
+from . import _measuring as measuring
+from ._decisions import Decision, Move, Review, decide, is_worth
+from ._planning import Proposal, compressors_of, proposal
+
+_log = logging.getLogger("gradwire")
+_WARM_UP = 3
+"""The first steps, in which kernels are built and memory is touched; they are not measured."""
+_LONG_S, _ENOUGH_S = 1.0, 3.0
+"""Seconds of a step after which there is no more warm-up, and of two or more measured steps after
+which there are no more of these: on a slow link dense steps are dear."""
+_TRIAL = 4
+"""Dense steps that are taken to compare; the first delivers residuals and is not measured."""
+_MOST_BETWEEN_TRIALS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class auto(Pilot):
+    """Chooses a plan while the model trains, and changes it when the network does.
+
+    ``fidelity`` says what may become of gradients, as for the planner of the same name: "exact",
+    "half", "safe" or "any". ``measured_steps`` are the most dense steps in which layers are
+    measured, after three more; on a slow link there are fewer of both. Every ``review_steps`` ranks
+    compare what a step takes. The first comparison with dense steps comes ``trial_steps`` after the
+    plan; each later one twice as long after it.
+
+    >>> auto(fidelity="half")
+    auto(fidelity='half', measured_steps=6, review_steps=8, trial_steps=128)
+    """
+
+    fidelity: str = "safe"
+    measured_steps: int = 6
+    review_steps: int = 8
+    trial_steps: int = 128
+
+    def __post_init__(self) -> None:
+        compressors_of(self.fidelity)
+        for name in ("measured_steps", "review_steps", "trial_steps"):
+            check_whole(name, getattr(self, name), "leave it out")
+
+    def begin(self, controls: Controls) -> Flight:
+        return _Watched(self, controls)
+
+
+class _Watched(Flight):
+    """One model under ``auto``."""
+
+    def __init__(self, settings: auto, controls: Controls) -> None:
+        self._settings, self._controls = settings, controls
+        self._num_steps, self._skipped = 0, _WARM_UP
+        self._steps_s: list[float] = []
+        self._last_s = clock()
+        self._layers: LayerWatch | None = None
+        self._profile: Profile | None = None
+        self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
+        self._correction = 1.0
+        self._cluster: Cluster | None = None
+        self._proposal: Proposal | None = None
+        self._is_trial = False
+        self._expected_s: float | None = None
+        self._planned_s: float | None = None
+        self._between_trials = self._until_trial = settings.trial_steps
+        self.decisions: list[str] = []
+
+    def stats(self) -> dict[str, Any]:
+        cluster, made = self._cluster, self._proposal
+        return {
+            "decisions": list(self.decisions),
+            "is_planned": self._controls.plan is not None,
+            "step_s": self._expected_s,
+            "dense_s": self._dense_s or None,
+            "predicted_s": None
+            if made is None
+            else self._predicted_s(
+                made.dense_s if self._controls.plan is None else made.predicted_s
+            ),
+            "rate_bytes_per_s": None if cluster is None else cluster.rate_bytes_per_s,
+            "measuring_s": self._measuring_s,
+        }
+
+    def _predicted_s(self, iteration_s: float) -> float:
+        """Seconds of a step whose exchange and layers are to take ``iteration_s``.
+
+        The optimizer's share is added, and all is corrected by what dense steps took: a machine
+        that is slower than the model is so for any plan.
+        """
+        return self._correction * (iteration_s + self._other_s)
+
+    def end(self) -> None:
+        if self._layers is not None:
+            self._layers.remove()
+            self._layers = None
+
+    def step_ended(self) -> None:
+        taken_s = clock() - self._last_s
+        self._num_steps += 1
+        if self._skipped:
+            self._skipped -= 1
+        else:
+            self._steps_s.append(taken_s)
+            self._until_trial -= 1
+        if self._cluster is None:
+            self._measure(taken_s)
+        elif len(self._steps_s) >= (_TRIAL - 1 if self._is_trial else self._settings.review_steps):
+            self._review(median(self._steps_s))
+            self._steps_s.clear()
+        self._last_s = clock()
+
+    # Measuring.
+
+    def _measure(self, taken_s: float) -> None:
+        """Measures layers step by step; after the last of these steps links, and plans."""
+        controls, engine = self._controls, self._controls.engine
+        if engine.world == 1:
+            if self._num_steps == 1:
+                self._say("there is one rank, which exchanges nothing")
+            return
+        longest_s = max(row[0] for row in measuring.figures_of_all(engine, [taken_s]))
+        if self._layers is None:
+            if self._num_steps >= _WARM_UP or longest_s >= _LONG_S:
+                self._layers = LayerWatch(controls.model, controls.params)
+                self._layers.step_ended()
+                self._skipped = 0
+            return
+        self._layers.step_ended()
+        self._measured_s += longest_s
+        num_steps = len(self._steps_s)
+        is_enough = num_steps > 1 and self._measured_s >= _ENOUGH_S
+        if num_steps < self._settings.measured_steps and not is_enough:
+            return
+        layers, self._layers = self._layers, None
+        layers.remove()
+        start_s = clock()
+        self._share(layers)
+        self._measure_links()
+        self._plan()
+        self._measuring_s += clock() - start_s
+
+    def _share(self, layers: LayerWatch) -> None:
+        """Takes the profile of the rank that computes longest, as the others wait for it."""
+        engine = self._controls.engine
+        own = layers.profile() if layers.num_steps else None
+        own_s = -1.0 if own is None else own.forward_s + own.backward_s
+        rows = measuring.figures_of_all(engine, [own_s, median(self._steps_s)])
+        self._dense_s = max(step_s for _, step_s in rows)
+        slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
+        if rows[slowest][0] < 0:
+            return
+        mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+        told = measuring.told_by(engine, slowest, mine)
+        self._profile, self._other_s = Profile.parse(told["profile"], "layers"), told["other_s"]
+
+    def _measure_links(self) -> None:
+        controls = self._controls
+        with controls.on_all_channels() as engine:
+            self._cluster = measuring.links(engine)
+            names = compressors_of(self._settings.fidelity)
+            codecs = measuring.codecs(names, engine.world, torch.get_num_threads())
+        self._cluster = self._cluster.model_copy(update={"codecs": codecs})
+
+    # Planning.
+
+    def _plan(self) -> None:
+        """Has rank 0 plan, and goes over to the plan where it is worth it."""
+        controls, engine = self._controls, self._controls.engine
+        assert self._cluster is not None
+        if self._profile is None:
+            self._go(None)
+            self._say("no module of the model was called by its own name, so nothing is planned")
+            return
+        own = None
+        if engine.rank == 0:
+            given = self._profile, self._cluster, self._settings.fidelity
+            own = proposal(*given, overlap_forward=controls.can_overlap)
+        made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
+        if self._dense_s:
+            self._correction = self._dense_s / (made.dense_s + self._other_s)
+        else:
+            self._dense_s = self._predicted_s(made.dense_s)
+        predicted_s = self._predicted_s(made.predicted_s)
+        told = (
+            f"links carry {format_rate(self._cluster.rate_bytes_per_s)}, a dense step takes "
+            f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
+            f"{format_seconds(predicted_s)} are predicted"
+        )
+        worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
+        self._go(made.plan if worth else None)
+        self._between_trials = self._until_trial = self._settings.trial_steps
+        self._say(told if worth else f"{told}: not worth it, gradients stay dense")
+
+    def _go(self, plan: Plan | None, *, is_trial: bool = False) -> None:
+        """Goes over to a plan, or to dense messages."""
+        self._is_trial = is_trial
+        if plan is not self._controls.plan:
+            self._controls.switch(plan)
+        self._steps_s.clear()
+        self._skipped, self._expected_s = 2, None
+
+    # Watching.
+
+    def _review(self, own_s: float) -> None:
+        """Compares what steps take with what they took, and acts on it."""
+        engine = self._controls.engine
+        step_s = max(row[0] for row in measuring.figures_of_all(engine, [own_s]))
+        decision = decide(self._reviewed(step_s, None))
+        if decision.move is Move.PROBE:
+            decision = decide(self._reviewed(step_s, self._slowness()))
+        self._act(decision, step_s)
+
+    def _reviewed(self, step_s: float, slowness: float | None) -> Review:
+        return Review(
+            is_planned=self._controls.plan is not None,
+            is_trial=self._is_trial,
+            step_s=step_s,
+            expected_s=self._expected_s,
+            dense_s=self._dense_s,
+            planned_s=self._planned_s,
+            slowness=slowness,
+            is_trial_due=self._until_trial <= 0,
+        )
+
+    def _slowness(self) -> float:
+        assert self._cluster is not None
+        start_s = clock()
+        with self._controls.on_all_channels() as engine:
+            found = measuring.slowness(engine, self._cluster)
+        self._measuring_s += clock() - start_s
+        self._skipped = 1
+        return found
+
+    def _act(self, decision: Decision, step_s: float) -> None:
+        if decision.why:
+            self._say(decision.why)
+        match decision.move:
+            case Move.EXPECT:
+                self._expect(step_s)
+            case Move.PLAN:
+                start_s = clock()
+                self._measure_links()
+                self._dense_s = 0.0
+                self._plan()
+                self._measuring_s += clock() - start_s
+            case Move.DENSE:
+                if self._is_trial:
+                    self._dense_s = step_s
+                self._go(None)
+            case Move.TRY_DENSE:
+                self._planned_s = step_s
+                self._go(None, is_trial=True)
+            case Move.RETURN:
+                assert self._proposal is not None
+                self._dense_s = step_s
+                self._between_trials = min(2 * self._between_trials, _MOST_BETWEEN_TRIALS)
+                self._until_trial = self._between_trials
+                self._go(self._proposal.plan)
+                self._expected_s = self._planned_s
+
+    def _expect(self, step_s: float) -> None:
+        is_first, self._expected_s = self._expected_s is None, step_s
+        if self._controls.plan is None:
+            self._dense_s = step_s
+        elif is_first and self._proposal is not None:
+            predicted_s = self._predicted_s(self._proposal.predicted_s)
+            told = f"a step by the plan takes {format_seconds(step_s)}"
+            self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
+
+    def _say(self, sentence: str) -> None:
+        self.decisions.append(f"step {self._num_steps}: {sentence}")
+        if self._controls.engine.rank == 0:
+            _log.info("auto, %s", self.decisions[-1])

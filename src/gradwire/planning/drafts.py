@@ -1,0 +1,309 @@
+"""Drafts: plans of one blend, each by a few numbers, so that a search can go through many of them.
+
+A blend has one exchange beside the dense one. The first tensors in backward order stay dense, which
+the backward pass may hide. Of the others matrices go through the exchange and vectors stay dense.
+Each of these streams is cut into messages of equal length, sent in the order of readiness or, where
+the next forward pass is overlapped, of urgency.
+
+Letters: T tensors in backward order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from ..contract import Exchange
+from ..data.cluster import Cluster
+from ..data.exchanges import exchange_of_setting
+from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from ..data.profile import Profile, ProfiledTensor
+from ..errors import InvalidSetting
+from ..sim.alike import MANY
+from ..sim.clock import ByPriority, FixedOrder, backward_ends, carry, forward_times
+from ..sim.curves import MessageParts, parts_between, supersteps_of_parts
+from ..sim.engine import Traffic, play
+from ..sim.supersteps import MOST_PLAYED, Tariff
+from ..spec import CHUNK_ALIGNMENT
+from ..wrap.hosts import on_hosts
+
+CREDITS = (1, 2, 4)
+NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0)
+"""Values that are tried: of messages at once, of messages, and of the bytes that stay dense."""
+SWEEPS = 3
+"""The most times that each number of a draft is tried anew."""
+
+
+class Draft(NamedTuple):
+    """The numbers that a plan of a blend is made from."""
+
+    dense_share: float
+    """The share of all bytes, from the first gradient on, that stays dense."""
+    num_dense: int
+    """The messages that these travel in."""
+    num_pieces: int
+    """The messages of what goes through the exchange."""
+    vectors_last: bool
+    """Whether the other vectors travel together, and not behind the piece that they came with."""
+    credit: int
+    overlap_forward: bool
+
+
+class DraftedRange(NamedTuple):
+    """Elements ``start`` up to ``stop`` of the tensor at a place in backward order."""
+
+    place: int
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+Ranges = tuple[DraftedRange, ...]
+
+
+class DraftedMessage(NamedTuple):
+    """A message of a draft: ranges of tensors in backward order, and its exchange's name."""
+
+    ranges: Ranges
+    exchange: str
+
+
+@dataclass(frozen=True)
+class Blend:
+    """One exchange beside the dense one, or none, for one model on one cluster."""
+
+    profile: Profile
+    cluster: Cluster
+    name: str = DENSE
+    setting: ExchangeSetting | None = None
+
+    @cached_property
+    def tensors(self) -> list[tuple[ProfiledTensor, int]]:
+        """All tensors that hold elements in backward order, each with its layer's number."""
+        return [
+            (tensor, place)
+            for place, layer in reversed(list(enumerate(self.profile.layers)))
+            for tensor in reversed(layer.tensors)
+            if tensor.numel
+        ]
+
+    @cached_property
+    def ends_s(self) -> list[float]:
+        return backward_ends(self.profile)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        assert self.setting is not None
+        return on_hosts(exchange_of_setting(self.setting), self.cluster.ranks_per_host)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the exchange can be simulated here, which one that looks at values cannot.
+
+        Hosts of several ranks cut every tensor, and more ranks than can be played none knows.
+        """
+        assert self.setting is not None
+        is_cut = self.cluster.ranks_per_host > 1
+        if self.cluster.num_ranks > MOST_PLAYED or (
+            is_cut and exchange_of_setting(self.setting).keeps_whole
+        ):
+            return False
+        try:
+            parts_between(self.exchange, 64, torch.float32, self.tariff)
+        except InvalidSetting:
+            return False
+        return True
+
+    @cached_property
+    def tariff(self) -> Tariff:
+        return Tariff.of(self.exchange, self.cluster)
+
+    @cached_property
+    def upto_bytes_T(self) -> list[int]:
+        """Bytes of the tensors up to each place, that one among them."""
+        return list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
+
+    def messages(self, draft: Draft) -> list[DraftedMessage]:
+        """The messages of a draft in issue order."""
+        found = list(self._messages(draft))
+        if not draft.overlap_forward:
+            return sorted(found, key=lambda one: -self._first_layer(one))
+        urgency = [self._first_layer(one) for one in found]
+        ready_s = [self.ends_s[layer] for layer in urgency]
+        costs = []
+        for one in found:
+            parts = self._parts(one)
+            costs.append((parts.before_s + parts.latency_s, parts.work_s + parts.after_s))
+        carried = carry(ByPriority(ready_s, urgency), costs, draft.credit)
+        return [found[place] for place in carried.order]
+
+    def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
+        """The messages of a draft, those of each stream in backward order."""
+        limit_bytes = draft.dense_share * self.upto_bytes_T[-1] if self.tensors else 0.0
+        first, matrices, vectors = list[DraftedRange](), list[DraftedRange](), list[DraftedRange]()
+        for place, (tensor, _) in enumerate(self.tensors):
+            whole = DraftedRange(place, 0, tensor.numel)
+            if self.setting is None or self.upto_bytes_T[place] <= limit_bytes:
+                first.append(whole)
+            else:
+                (matrices if len(tensor.shape) > 1 else vectors).append(whole)
+        for ranges in self._cut(first, draft.num_dense, is_whole=False):
+            yield DraftedMessage(ranges, DENSE)
+        pieces = list(self._cut(matrices, draft.num_pieces, is_whole=self._keeps_whole))
+        if vectors and self.cluster.num_ranks >= MANY and not self._keeps_whole:
+            trimmed = [self._trimmed(ranges) for ranges in pieces]
+            pieces = [kept for kept, _ in trimmed if kept]
+            vectors = sorted((*vectors, *(one for _, left in trimmed for one in left)))
+        for ranges in pieces:
+            yield DraftedMessage(ranges, self.name)
+        lasts = [] if draft.vectors_last else [ranges[-1].place for ranges in pieces[:-1]]
+        for last, before in zip((*lasts, len(self.tensors)), (-1, *lasts), strict=True):
+            beside = [one for one in vectors if before < one.place <= last]
+            for ranges in self._cut(beside, 1, is_whole=True):
+                yield DraftedMessage(ranges, DENSE)
+
+    @property
+    def _keeps_whole(self) -> bool:
+        return self.setting is not None and self.exchange.keeps_whole
+
+    @property
+    def _even(self) -> int:
+        """Elements of which messages hold multiples, so that the chunks of ranks are alike."""
+        return CHUNK_ALIGNMENT * self.cluster.num_ranks
+
+    def _cut(
+        self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
+    ) -> Iterator[Ranges]:
+        """Ranges in about ``count`` messages of one dtype each, as equal as may be."""
+        total = sum(one.numel for one in every)
+        by_dtype: dict[str, list[DraftedRange]] = {}
+        for one in every:
+            by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
+        length = max(1, -(-total // count // self._even) * self._even)
+        for own in by_dtype.values():
+            held, ranges = 0, list[DraftedRange]()
+            for place, start, stop in own:
+                while start < stop:
+                    until = stop if is_whole else min(stop, start + length - held)
+                    ranges.append(DraftedRange(place, start, until))
+                    held, start = held + until - start, until
+                    if held >= length:
+                        yield tuple(ranges)
+                        held, ranges = 0, []
+            if ranges:
+                yield tuple(ranges)
+
+    def _trimmed(self, ranges: Ranges) -> tuple[Ranges, Ranges]:
+        """A message's ranges up to a multiple of ``_even`` elements, and what is behind it.
+
+        It takes seconds to price an exchange of many ranks whose chunks differ.
+        """
+        room = sum(one.numel for one in ranges) // self._even * self._even
+        kept, left = list[DraftedRange](), list[DraftedRange]()
+        for place, start, stop in ranges:
+            border = min(stop, start + room)
+            room -= border - start
+            kept += [DraftedRange(place, start, border)] * (border > start)
+            left += [DraftedRange(place, border, stop)] * (stop > border)
+        return tuple(kept), tuple(left)
+
+    def _first_layer(self, message: DraftedMessage) -> int:
+        return self.tensors[message.ranges[-1].place][1]
+
+    def _parts(self, message: DraftedMessage) -> MessageParts:
+        numel = sum(one.numel for one in message.ranges)
+        first = self.tensors[message.ranges[0].place][0]
+        if message.exchange != DENSE:
+            return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
+        size_bytes = numel * (first.size_bytes // first.numel)
+        latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
+        return MessageParts(0.0, 0.0, latency_s, work_s, 0.0)
+
+    def seconds(self, draft: Draft) -> float:
+        """About what ``price.iteration_s`` says of the draft's plan."""
+        messages = self.messages(draft)
+        ready_s, soonest_s = [], 0.0
+        for one in messages:
+            soonest_s = max(soonest_s, self.ends_s[self._first_layer(one)])
+            ready_s.append(soonest_s)
+        every = [self._parts(one) for one in messages]
+        if all(one.exchange == DENSE for one in messages):
+            costs = [(parts.latency_s, parts.work_s) for parts in every]
+            end_s = carry(FixedOrder(ready_s), costs, draft.credit).end_s
+        else:
+            supersteps = [supersteps_of_parts(parts) for parts in every]
+            end_s = play(Traffic([supersteps], [ready_s], [""] * len(every), draft.credit)).end_s[0]
+        may_start_s = [self.ends_s[0]] * len(self.profile.layers)
+        for one, ended_s in zip(messages, end_s, strict=True):
+            layers = {self.tensors[place][1] for place, _, _ in one.ranges}
+            for layer in layers if draft.overlap_forward else (0,):
+                may_start_s[layer] = max(may_start_s[layer], ended_s)
+        forward_s = [layer.forward_s for layer in self.profile.layers]
+        return forward_times(forward_s, may_start_s)[1][-1]
+
+    def plan(self, draft: Draft) -> Plan:
+        """The plan of a draft."""
+        messages = [
+            PlannedMessage(
+                chunks=tuple(
+                    Chunk(tensor=self.tensors[place][0].name, start=start, stop=stop)
+                    for place, start, stop in one.ranges
+                ),
+                exchange=one.exchange,
+            )
+            for one in self.messages(draft)
+        ]
+        used = {message.exchange for message in messages} - {DENSE}
+        return Plan(
+            planner=self.name,
+            model=self.profile.model,
+            messages=tuple(messages),
+            credit=draft.credit,
+            overlap_forward=draft.overlap_forward,
+            exchanges={self.name: self.setting} if used and self.setting is not None else {},
+        )
+
+
+FIRST = tuple(
+    Draft(share, 2, count, True, 2, False) for share in (0.0, 0.3) for count in (2, 8, 24)
+)
+"""The drafts that tell which of several blends are worth a climb."""
+
+
+def first_seconds(blend: Blend) -> float:
+    """The least seconds of the first drafts."""
+    return min(blend.seconds(draft) for draft in FIRST)
+
+
+def best_draft(blend: Blend, *, overlaps: Sequence[bool]) -> tuple[float, Draft]:
+    """The draft of least seconds that a climb finds, number by number."""
+    values: dict[str, Sequence[Any]] = {
+        "overlap_forward": overlaps,
+        "num_pieces": NUMBERS,
+        "credit": CREDITS,
+        "dense_share": SHARES,
+        "num_dense": NUMBERS,
+        "vectors_last": (True, False),
+    }
+    best = Draft(0.0, 4, 4, True, 2, overlaps[0])
+    known = {best: blend.seconds(best)}
+    for _ in range(SWEEPS):
+        before = best
+        for name, tried in values.items():
+            for value in tried:
+                other = best._replace(**{name: value})
+                if other not in known:
+                    known[other] = blend.seconds(other)
+            best = min(known, key=lambda one: (known[one], one))
+        if best == before:
+            break
+    return known[best], best

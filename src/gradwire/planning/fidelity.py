@@ -1,0 +1,74 @@
+"""Fidelity: which compressors a planner that chooses may take, and the evidence that admits them.
+
+``LOSS_OVER_DENSE`` is the table of trainings in ``docs/measured.md``, made by ``gradwire bench
+train``: held-out loss over that of dense training, every compressor with its default settings
+through the collective that suits it, matrices only. So that is what a planner admits: a compressor
+with its defaults, its suited collective and the error feedback that it asks for, for matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from ..contract import Compressor
+from ..data.cluster import Cluster
+from ..data.plan import ExchangeSetting
+from ..errors import invalid
+from ..load import load, names
+from ..pairing import suited
+
+Fidelity = Literal["exact", "half", "safe", "any"]
+FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
+
+LOSS_OVER_DENSE = {"cast16": 1.00, "fp8": 1.00, "int8": 1.00, "uniform": 1.00, "qsgd": 1.01}
+"""The compressors that trained to the loss of dense training, or within 1 % of it."""
+
+HALF = ("cast16",)
+"""Compressors that send the gradient itself, in 16 bits."""
+
+LOSSLESS = ("none", "nonzero")
+"""Compressors that are no choice: what they send is dense training, by more bytes or by as many."""
+
+
+class AdmittedExchanges(NamedTuple):
+    """The exchanges that a fidelity admits on a cluster, and the compressors that it cannot."""
+
+    exchanges: dict[str, ExchangeSetting]
+    """By the compressor's name; those of ``LOSS_OVER_DENSE`` first, and in its order."""
+    not_measured: tuple[str, ...]
+    """Compressors that the fidelity admits, and of which the cluster knows no costs."""
+
+
+def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
+    """The exchanges that may be chosen; raises ``InvalidSetting`` for a fidelity there is not.
+
+    >>> admitted("half", Cluster(num_ranks=4, rate_bytes_per_s=1e9))
+    AdmittedExchanges(exchanges={}, not_measured=('cast16',))
+    """
+    if not isinstance(fidelity, str) or fidelity not in FIDELITIES:
+        accepted = ", ".join(map(repr, FIDELITIES))
+        raise invalid("fidelity", fidelity, accepted, "leave it out for 'safe'")
+    wanted: dict[str, tuple[str, ...]] = {
+        "exact": (),
+        "half": HALF,
+        "safe": tuple(LOSS_OVER_DENSE),
+        "any": tuple(
+            name
+            for name in dict.fromkeys((*LOSS_OVER_DENSE, *names("compress")))
+            if name not in LOSSLESS
+        ),
+    }
+    exchanges = {name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs}
+    return AdmittedExchanges(
+        exchanges, tuple(n for n in wanted[fidelity] if n not in cluster.codecs)
+    )
+
+
+def setting_of(compressor: str) -> ExchangeSetting:
+    """A compressor as it trained: default settings, suited collective, feedback if it asks."""
+    made = load("compress", compressor)()
+    return ExchangeSetting(
+        compressor=compressor,
+        collective=type(suited(made)).__name__ if isinstance(made, Compressor) else None,
+        error_feedback=made.traits.error_feedback,
+    )

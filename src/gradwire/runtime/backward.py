@@ -1,0 +1,124 @@
+"""Every backward pass: gradients are exchanged as they come, by one plan or by a pilot's plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..compress.none import none
+from ..data.plan import Plan
+from ..errors import invalid
+from ..exchange import exchange_for
+from . import ddp
+from .arrivals import Arrivals
+from .attachment import Attachment
+from .cautions import caution, overlaps
+from .controls import Controls, Pilot
+from .fused import fused_messages
+from .fusing import NamedParam
+from .handle import Handle
+from .hooks import ModuleHooks
+from .membership import Membership
+from .messages import Message
+from .overlap import Overlap
+from .planned import check_for, messages_of
+from .progress import Progress
+from .refusals import mark_attached
+from .settings import Settings, sparse_weights
+from .strangers import Strangers
+from .synchroniser import AnyMessage
+
+
+class _EveryBackward(Attachment):
+    """Gradients are exchanged, in every backward pass."""
+
+    def prepare(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings
+    ) -> Mapping[str, object]:
+        _refuse_pilot(model, settings)
+        return {}
+
+    def messages(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
+    ) -> list[AnyMessage]:
+        if isinstance(settings.exchange, Plan):
+            sparse = sparse_weights(model)
+            return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
+        if isinstance(settings.exchange, Pilot):
+            return [*_flat_messages(model, params, settings, who, None)]
+        return fused_messages(model, params, settings, settings.exchange, who)
+
+    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+        caution(model, params, settings)
+
+    def hook(
+        self,
+        model: nn.Module,
+        params: list[NamedParam],
+        settings: Settings,
+        progress: Progress,
+        undo: ExitStack,
+    ) -> Handle:
+        """Whoever is made here knows those made before it, and none made after."""
+        undo.callback(mark_attached(model, params))
+        strangers = Strangers(model, progress.give_up)
+        undo.callback(strangers.remove)
+        hooks = controls = None
+        if isinstance(model, DistributedDataParallel):
+            undo.callback(ddp.register(progress, model, params))
+        else:
+            arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
+            if optimizer is not None and overlaps(settings):
+                overlap = Overlap(model, params, optimizer, arrivals)
+                undo.callback(overlap.detach)
+            hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
+            undo.callback(hooks.remove)
+            if isinstance(settings.exchange, Pilot):
+                who = progress.synchroniser.engine.who
+                made = partial(_flat_messages, model, params, settings, who)
+                cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
+                controls = Controls(model, params, progress, hooks, made, cut)
+                undo.callback(controls.end)
+                controls.begin(settings.exchange)
+        handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
+        handle.time_forward()
+        return handle
+
+
+EVERY_BACKWARD = _EveryBackward()
+
+
+def _refuse_pilot(model: nn.Module, settings: Settings) -> None:
+    """Raises ``InvalidSetting`` where a pilot cannot change the plan of a model that trains."""
+    if not isinstance(settings.exchange, Pilot):
+        return
+    name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
+    if isinstance(model, DistributedDataParallel):
+        accepted = f"a plain module beside {name}, as DDP's own buckets decide when gradients come"
+        raise invalid("model", "DistributedDataParallel", accepted, f"pass ddp.module, or {remedy}")
+    if settings.ranks_per_host > 1:
+        accepted = f"None beside {name}: it measures and plans for hosts of one rank each"
+        raise invalid("mesh", f"{settings.ranks_per_host} ranks a host", accepted, remedy)
+    if rows := [n for n, p in model.named_parameters() if id(p) in sparse_weights(model)]:
+        accepted = f"sparse=False beside {name}, which plans dense gradients"
+        raise invalid(f"the embedding of {rows[0]}", "sparse=True", accepted, remedy)
+
+
+def _flat_messages(
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    who: Membership,
+    plan: Plan | None,
+) -> list[Message]:
+    """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
+    if plan is None:
+        made = fused_messages(model, params, settings, exchange_for(none()), who)
+    else:
+        check_for(plan, params, set())
+        made = messages_of(plan, params, set(), who)
+    return [message for message in made if isinstance(message, Message)]

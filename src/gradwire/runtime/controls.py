@@ -1,0 +1,191 @@
+"""Controls: what a pilot may do with an attached model between two steps.
+
+A pilot changes the plan of a model that trains. All ranks do the same after the same step: what a
+pilot decides must follow from what they all know. Messages are replaced, and their state goes over
+by parameter name, as a checkpoint's does. Process groups stay: they are opened once, at attach.
+
+Residuals of parameters whose next exchange keeps none are delivered: for one step such a message
+travels dense, with its residuals added to the gradient, and takes its own exchange after that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..compress.none import none
+from ..data.plan import Plan
+from ..error_feedback import with_error_feedback
+from ..exchange import exchange_for
+from . import checkpoint
+from .engine import Engine
+from .hooks import ModuleHooks
+from .messages import Message, ParamRange
+from .overlap import Overlap
+from .progress import Progress
+
+_NOBODY = checkpoint.Origin("", 1, 0, "")
+_DELIVERING = with_error_feedback(exchange_for(none()))
+
+
+class Flight(ABC):
+    """One attached model under a pilot; its methods are called on all ranks alike."""
+
+    @abstractmethod
+    def step_ended(self) -> None:
+        """Acts after a backward pass whose means have arrived, or are left to the overlap."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Figures and decisions so far, for ``handle.stats()``."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Removes all hooks of its own."""
+
+
+class Pilot(ABC):
+    """Settings that ``attach`` takes in place of a plan, and by which it is chosen in mid-run.
+
+    Its text (``repr``) must tell its settings, as ranks compare them by it.
+    """
+
+    @abstractmethod
+    def begin(self, controls: Controls) -> Flight:
+        """Takes over a model, whose gradients travel dense."""
+
+
+class Controls:
+    """One attached model, as its pilot reaches it.
+
+    ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping`` makes the
+    overlap of the next forward pass; it is None where the user gave no optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[tuple[str, Tensor]],
+        progress: Progress,
+        hooks: ModuleHooks,
+        make_messages: Callable[[Plan | None], list[Message]],
+        overlapping: Callable[[], Overlap] | None,
+    ) -> None:
+        self.model, self.params = model, dict(params)
+        self._progress, self._hooks, self._make_messages = progress, hooks, make_messages
+        self._overlapping = overlapping
+        self.plan: Plan | None = None
+        """The plan in force; None while gradients travel dense, as without a plan."""
+        self._num_overlapped, self._fallbacks = 0, Counter[str]()  # of overlaps that have ended
+        self._is_delivering = False
+        self._flight: Flight | None = None
+        hooks.on_end = self._step_ended
+
+    @property
+    def engine(self) -> Engine:
+        return self._progress.synchroniser.engine
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether plans can overlap the next forward pass."""
+        return self._overlapping is not None
+
+    def begin(self, pilot: Pilot) -> Flight:
+        """Hands the model over to its pilot."""
+        self._flight = pilot.begin(self)
+        return self._flight
+
+    def settle(self) -> None:
+        """Waits for all that an overlapping plan has left pending of the last backward pass."""
+        if self._hooks.overlap is not None:
+            self._hooks.overlap.settle(None)
+
+    def switch(self, plan: Plan | None) -> None:
+        """Has gradients travel by another plan from the next step on; no state is lost."""
+        self.settle()
+        self.plan = plan
+        wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
+        if wants_overlap is not (self._hooks.overlap is not None):
+            self._set_overlap(wants_overlap)
+        self.put(self.prepared(self._collected()))
+
+    def _collected(self) -> dict[str, Any]:
+        return checkpoint.collect(self._progress.messages, _NOBODY)
+
+    def prepared(self, saved: Mapping[str, Any]) -> list[Message]:
+        """Messages of the plan in force with a state that was collected under this or another."""
+        made = self._make_messages(self.plan)
+        for place in checkpoint.homeless(saved, made):
+            made[place] = self._delivering(made[place])
+        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
+            message.state = state
+        return made
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Puts messages that were prepared in the place of the present ones."""
+        self._progress.synchroniser.replace(messages)
+        self._is_delivering = any(message.exchange is _DELIVERING for message in messages)
+        engine, plan = self.engine, self.plan
+        most = engine.num_channels if plan is None else plan.credit
+        engine.use(min(most, max(1, len(messages))))
+
+    @contextmanager
+    def on_all_channels(self) -> Iterator[Engine]:
+        """The engine, for messages of the pilot's own; nothing of the model's is under way."""
+        self.settle()
+        before = self.engine.credit
+        self.engine.use(self.engine.num_channels)
+        try:
+            yield self.engine
+        finally:
+            self.engine.use(before)
+
+    def stats(self) -> dict[str, Any]:
+        """The flight's figures, and the counts of all overlaps."""
+        overlap = self._hooks.overlap
+        return {
+            "overlapped_steps": self._num_overlapped + (overlap.num_overlapped if overlap else 0),
+            "fallbacks": dict(self._fallbacks + (overlap.fallbacks if overlap else Counter())),
+            "pilot": None if self._flight is None else self._flight.stats(),
+        }
+
+    def end(self) -> None:
+        """Ends the flight, and the overlap if there is one."""
+        if self._flight is not None:
+            self._flight.end()
+        if self._hooks.overlap is not None:
+            self._set_overlap(False)
+
+    def _step_ended(self) -> None:
+        if self._is_delivering:
+            self.settle()
+            # What was owed is in the means now: the messages get their own exchange.
+            made, saved = self._make_messages(self.plan), self._collected()
+            for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
+                message.state = state
+            self.put(made)
+        if self._flight is not None:
+            self._flight.step_ended()
+
+    def _delivering(self, message: Message) -> Message:
+        """A message of the same gradients that sends them and their residuals dense."""
+        params = self.params
+        ranges = [ParamRange(s.name, params[s.name], s.first, s.last) for s in message.slots]
+        who = self.engine.who
+        return Message(message.index, ranges, _DELIVERING, who.rank, who.world, after=message.after)
+
+    def _set_overlap(self, is_wanted: bool) -> None:
+        hooks = self._hooks
+        if is_wanted:
+            assert self._overlapping is not None
+            hooks.overlap = self._overlapping()
+        elif hooks.overlap is not None:
+            self._num_overlapped += hooks.overlap.num_overlapped
+            self._fallbacks += hooks.overlap.fallbacks
+            hooks.overlap.detach()
+            hooks.overlap = None

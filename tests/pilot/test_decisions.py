@@ -1,0 +1,51 @@
+"""What auto decides follows from figures alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.pilot._decisions import Move, Review, decide, is_worth
+
+PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
+DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
+CASES = {
+    "a plan as fast as ever": ({**PLANNED, "step_s": 0.11}, Move.STAY),
+    "a plan's first steps": ({**PLANNED, "step_s": 0.1, "expected_s": None}, Move.EXPECT),
+    "a plan that does not gain": ({**PLANNED, "step_s": 0.4, "expected_s": None}, Move.DENSE),
+    "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),
+    "faster than it was": ({**PLANNED, "step_s": 0.05}, Move.PROBE),
+    "the rate has halved": ({**PLANNED, "step_s": 0.2, "slowness": 2.0}, Move.PLAN),
+    "the rate has doubled": ({**PLANNED, "step_s": 0.05, "slowness": 0.5}, Move.PLAN),
+    "slower on the same link": ({**PLANNED, "step_s": 0.2, "slowness": 1.1}, Move.TRY_DENSE),
+    "time to compare": ({**PLANNED, "step_s": 0.1, "is_trial_due": True}, Move.TRY_DENSE),
+    "a trial that the plan wins": (
+        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.4},
+        Move.RETURN,
+    ),
+    "a trial that dense wins": (
+        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1},
+        Move.DENSE,
+    ),
+    "dense as ever": ({**DENSE, "step_s": 0.39, "is_trial_due": True}, Move.STAY),
+    "dense, slower": ({**DENSE, "step_s": 0.8}, Move.PROBE),
+    "dense, slower on the same link": ({**DENSE, "step_s": 0.8, "slowness": 1.0}, Move.EXPECT),
+    "dense on another link": ({**DENSE, "step_s": 0.8, "slowness": 20.0}, Move.PLAN),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_move_follows_from_the_reviewed(name: str) -> None:
+    review, move = CASES[name]
+    assert decide(Review(**review)).move is move
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_changes_the_run_is_said_in_words(name: str) -> None:
+    decision = decide(Review(**CASES[name][0]))
+    assert bool(decision.why) is (decision.move in (Move.PLAN, Move.DENSE, Move.RETURN))
+
+
+def test_not_to_compress_is_a_normal_answer() -> None:
+    assert is_worth(0.3, 0.4)
+    assert not is_worth(0.395, 0.4)
+    assert not is_worth(0.5, 0.4)

@@ -1,0 +1,228 @@
+"""auto: never slower than ddp, compressed where that gains beyond doubt and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire import catalogue
+from gradwire.data.check import check
+from gradwire.data.cluster import Cluster, CodecFit, Host
+from gradwire.data.fit import LineFit
+from gradwire.data.plan import DENSE, Plan
+from gradwire.data.profile import Profile
+from gradwire.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.errors import InvalidSetting
+from gradwire.laws.inputs import profile_of
+from gradwire.planner.auto import auto, survey
+from gradwire.planner.ddp import ddp
+from gradwire.planner.wfbp import wfbp
+from gradwire.planning.explain import explain
+from gradwire.planning.fidelity import FIDELITIES, LOSS_OVER_DENSE, admitted
+from gradwire.planning.judgement import MARGIN
+from gradwire.planning.price import iteration_s
+from gradwire.planning.settings import Planner
+from gradwire.units import format_seconds
+from tests.arch.source import ROOT
+from tests.planner.profiles import clusters, profiles
+from tests.strategies import bounded
+
+MBIT = 125_000.0
+
+
+def cluster_of(num_ranks: int = 4, rate: float = 100 * MBIT, per_unit_s: float = 4e-10) -> Cluster:
+    line = LineFit(alpha_s=2e-5, per_unit_s=per_unit_s)
+    codec = CodecFit(encode=line, decode=line, merge=line)
+    names = (*LOSS_OVER_DENSE, "onebit", "topk")
+    codecs = dict.fromkeys(names, codec)
+    return Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, codecs=codecs)
+
+
+def test_the_safe_ones_are_those_that_trained_to_the_loss_of_dense() -> None:
+    """Every row of the table of trainings at 1.01 of dense or less, but for what is lossless."""
+    text = (Path(ROOT) / "docs" / "measured.md").read_text(encoding="utf-8")
+    training = text[text.index("## Training") : text.index("## Exchanges")]
+    rows = re.findall(r"^\| (\w+) \| [\d.]+ \| ([\d.]+) \|", training, re.M)
+    near = {name: float(loss) for name, loss in rows if float(loss) <= 1.01}
+    assert len(rows) > 20
+    assert near == {**LOSS_OVER_DENSE, "none": 1.0, "nonzero": 1.0}
+
+
+def law_no_slower_than_ddp(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+    """Under the model, but for rounding."""
+    own_s, least_s = (
+        iteration_s(one(profile, cluster), profile, cluster) for one in (planner, ddp)
+    )
+    assert own_s <= least_s * (1 + 1e-12)
+
+
+@bounded(25)
+@given(
+    profile=profiles(largest=200_000),
+    cluster=clusters.filter(lambda one: one.num_ranks < 9),
+    fidelity=st.sampled_from(FIDELITIES),
+    overlap_forward=st.booleans(),
+)
+def test_it_is_never_slower_than_ddp(
+    profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
+) -> None:
+    planner = partial(auto, fidelity=fidelity, overlap_forward=overlap_forward)
+    law_no_slower_than_ddp(planner, profile, cluster)
+    assert overlap_forward or not planner(profile, cluster).overlap_forward
+
+
+def always_compresses(profile: Profile, cluster: Cluster) -> Plan:
+    """What ``auto`` would be if it took the best compressor whatever dense takes."""
+    found = survey(profile, cluster, "safe", True).compressed
+    assert found is not None
+    return found.plan
+
+
+@pytest.mark.parametrize("wrong", [wfbp, always_compresses])
+def test_the_law_bites(wrong: Planner) -> None:
+    profile, cluster = catalogue.load("resnet50"), cluster_of(64, 1e6 * MBIT, 1e-7)
+    law_no_slower_than_ddp(auto, profile, cluster)
+    with pytest.raises(AssertionError):
+        law_no_slower_than_ddp(wrong, profile, cluster)
+
+
+def compressors(plan: Plan) -> set[str]:
+    return {plan.exchanges[m.exchange].compressor for m in plan.messages if m.exchange != DENSE}
+
+
+def test_it_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
+    profile = catalogue.load("resnet50")
+    slow, fast = (auto(profile, cluster_of(rate=rate)) for rate in (100 * MBIT, 1e6 * MBIT))
+    assert compressors(slow) in ({"qsgd"}, {"uniform"})
+    assert compressors(fast) == set()
+
+
+def test_vectors_stay_dense() -> None:
+    profile = catalogue.load("resnet50")
+    plan = auto(profile, cluster_of())
+    shapes = {t.name: t.shape for layer in profile.layers for t in layer.tensors}
+    through = [c.tensor for m in plan.messages if m.exchange != DENSE for c in m.chunks]
+    assert through
+    assert min(len(shapes[name]) for name in through) > 1
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+def test_a_fidelity_admits_no_more_than_it_says(fidelity: str) -> None:
+    used = compressors(auto(catalogue.load("resnet50"), cluster_of(), fidelity=fidelity))
+    assert used <= set(admitted(fidelity, cluster_of()).exchanges)
+    assert bool(used) is (fidelity != "exact")
+
+
+def test_what_needs_error_feedback_gets_it() -> None:
+    exchanges = admitted("any", cluster_of()).exchanges
+    found = {name for name, one in exchanges.items() if one.error_feedback}
+    assert found == {"fp8", "int8", "onebit", "topk"}
+
+
+def test_what_is_not_measured_is_not_chosen() -> None:
+    bare = Cluster(num_ranks=4, rate_bytes_per_s=100 * MBIT)
+    assert compressors(auto(catalogue.load("resnet50"), bare)) == set()
+    assert admitted("safe", bare).not_measured == tuple(LOSS_OVER_DENSE)
+
+
+def test_a_gain_within_the_margin_is_none() -> None:
+    """A codec just fast enough for a gain, and one just too slow for the margin."""
+    profile = catalogue.load("vgg16")
+    seen = set()
+    for per_unit_s in (1e-9, 2e-9, 3e-9, 4e-9, 6e-9, 8e-9):
+        cluster = cluster_of(rate=10_000 * MBIT, per_unit_s=per_unit_s)
+        plan = auto(profile, cluster)
+        dense = auto(profile, cluster, fidelity="exact")
+        if compressors(plan):
+            gain = 1 - iteration_s(plan, profile, cluster) / iteration_s(dense, profile, cluster)
+            assert gain >= MARGIN
+        seen.add(bool(compressors(plan)))
+    assert seen == {True, False}
+
+
+def test_hosts_of_several_ranks_are_planned_for() -> None:
+    """Those that add up within a host first; what must stay whole is no choice there."""
+    host = Host(num_ranks=2, rate_bytes_per_s=1e10)
+    cluster = cluster_of(num_ranks=8).model_copy(update={"host": host})
+    profile = catalogue.load("resnet50")
+    plan = auto(profile, cluster)
+    assert compressors(plan)
+    law_no_slower_than_ddp(auto, profile, cluster)
+    low_rank = cluster.model_copy(update={"codecs": {"powersgd": cluster.codecs["int8"]}})
+    assert not compressors(auto(profile, low_rank, fidelity="any"))
+    assert compressors(auto(profile, low_rank.model_copy(update={"host": None}), fidelity="any"))
+
+
+def test_rows_take_a_sparse_scheme_and_zeros_do_where_that_is_faster() -> None:
+    cluster = cluster_of()
+    for is_rows in (True, False):
+        profile = _sparse(is_rows=is_rows)
+        plan = auto(profile, cluster, fidelity="exact")
+        check(plan, profile)
+        (own,) = [m for m in plan.messages if m.exchange != DENSE]
+        assert [c.tensor for c in own.chunks] == ["t0"]
+        assert plan.exchanges[own.exchange].compressor == "nonzero"
+
+
+def _sparse(*, is_rows: bool) -> Profile:
+    """A model whose first tensor has 1000 rows, the same ten of them non-zero on each rank."""
+    profile = profile_of(([4000], 0.1, 0.1), ([500_000], 0.1, 0.1))
+    units = unit_sparsity([np.arange(10)] * 4, 4, 1000)
+    blocks = unit_sparsity([np.arange(1)] * 4, 256, 16)
+    one = TensorSparsity(name="t0", units=units, blocks=blocks, is_rows=is_rows)
+    sparsity = SparsityProfile(source="made up", num_gradients=4, tensors=(one,))
+    return profile.with_sparsity(sparsity)
+
+
+@pytest.mark.slow
+def test_it_explains_itself_in_ten_lines() -> None:
+    """The decision for ResNet-50 on 64 ranks, with the figures of the plan and what it takes."""
+    profile, cluster = catalogue.load("resnet50"), cluster_of(64, 10_000 * MBIT)
+    plan = auto(profile, cluster)
+    said = explain(plan, profile, cluster)
+    assert 4 <= len(said) <= 10
+    assert said[0].startswith(
+        f"This plan takes {format_seconds(iteration_s(plan, profile, cluster))}"
+    )
+    assert not compressors(plan)
+    assert said[2].startswith("Compression does not pay: ")
+    rate, unit = next(line for line in said if "pay below" in line).split()[-2:]
+    turning = float(rate) * {"Mbit/s": MBIT, "Gbit/s": 1000 * MBIT}[unit[:-1]]
+    slower = auto(profile, cluster.scaled(rate_bytes_per_s=turning / 1.3))
+    assert compressors(slower)
+
+
+@pytest.mark.slow
+def test_it_says_at_which_rate_compression_no_longer_pays() -> None:
+    profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1000 * MBIT)
+    said = explain(auto(profile, cluster), profile, cluster)
+    assert any(line.startswith("Compression pays: ") for line in said)
+    rate, unit = next(line for line in said if "no longer pay" in line).split()[-2:]
+    turning = float(rate) * {"Mbit/s": MBIT, "Gbit/s": 1000 * MBIT}[unit[:-1]]
+    for factor, is_paying in ((0.8, True), (1.3, False)):
+        at = cluster.scaled(rate_bytes_per_s=factor * turning)
+        assert bool(compressors(auto(profile, at))) is is_paying
+
+
+def test_it_names_what_is_not_measured_and_the_command() -> None:
+    profile, bare = catalogue.load("lstm"), Cluster(num_ranks=4, rate_bytes_per_s=100 * MBIT)
+    said = " ".join(explain(auto(profile, bare), profile, bare))
+    assert "no costs of them: cast16, fp8, int8, uniform, qsgd. gradwire profile --codecs" in said
+    assert "Fidelity 'safe' leaves no compressor" in said
+    alone = Cluster(num_ranks=1, rate_bytes_per_s=100 * MBIT)
+    assert "One rank sends nothing." in explain(auto(profile, alone), profile, alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"fidelity": "best"}, "'exact', 'half'"), ({"overlap_forward": 1}, "True or False")],
+)
+def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        auto(catalogue.load("lstm"), cluster_of(), **settings)  # type: ignore[arg-type]

@@ -1,0 +1,185 @@
+"""The life of a run under auto: dense steps, a plan, dense steps to compare, another link."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import gradwire as gw
+from gradwire.data.plan import Plan
+from gradwire.load import load
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_controls import lossy
+from tests.runtime.training import Net, digest, loss_of, momentum, train
+
+pytestmark = pytest.mark.multi
+SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
+
+
+@contextmanager
+def seen(**seconds: Any) -> Iterator[None]:
+    """Has auto see these figures in place of what the machine's mood makes of them.
+
+    ``step_s`` are those of each review, the last one for all that follow; ``slowness`` that of
+    every message that is timed. The plan is one that compresses.
+    """
+    load("pilot", "auto")
+    module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
+    last: list[float] = []
+
+    def median(own: Sequence[float]) -> float:
+        last[:] = [next(steps, *last)] if last else [next(steps)]
+        return last[0]
+
+    def proposal(profile: Any, cluster: Any, *rest: Any, **settings: Any) -> Any:
+        assert cluster.collectives["all_reduce"].samples
+        assert {t.name for layer in profile.layers for t in layer.tensors} == {
+            name for name, _ in Net().named_parameters()
+        }
+        return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}")
+
+    made: list[Plan] = []
+    before = module.median, module.proposal, module.measuring.slowness
+    module.median, module.proposal = median, proposal
+    module.measuring.slowness = lambda engine, cluster: seconds["slowness"]
+    try:
+        yield
+    finally:
+        module.median, module.proposal, module.measuring.slowness = before
+
+
+def lived(rank: int, world: int, step_s: Sequence[float], slowness: float, num: int) -> Any:
+    net = Net()
+    optimizer = momentum(net.parameters())
+    found = []
+    with seen(step_s=step_s, slowness=slowness):
+        handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
+        for step in range(num):
+            train(net, optimizer, rank, [step])
+            found.append(handle.plan is not None)
+        handle.synchronize()
+        pilot = handle.stats()["pilot"]
+        steps = handle.step
+        handle.detach()
+    return digest(net), steps, found, pilot
+
+
+def moments(found: Sequence[bool]) -> list[int]:
+    """The numbers of steps after which the plan was another."""
+    return [n + 1 for n in range(len(found)) if found[n] != ([False, *found][n])]
+
+
+def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
+    """6 dense steps, 2 + 4 planned ones, and after 14 that count a trial, which the plan wins."""
+    seconds = [0.4, 0.1, 0.1, 0.1, 0.1, 0.4, 0.1]
+    (one, steps, found, pilot), other = two.run(lived, seconds, 1.0, 45)
+    assert (one, steps, found) == other[:3]
+    assert steps == 45
+    taken, left, back = moments(found)[:3]
+    assert taken == 6
+    assert left > taken + 14
+    assert back - left == 5, "two steps that are not counted, and three that are"
+    assert "predicted" in pilot["decisions"][0]
+    assert any("the plan stays" in said for said in pilot["decisions"])
+    assert pilot["is_planned"]
+    assert pilot["measuring_s"] > 0
+
+
+def test_a_plan_that_does_not_gain_is_left(two: Ranks) -> None:
+    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.5], 1.0, 20)
+    assert one == other
+    assert moments(found) == [6, 12]
+    assert "back to dense" in pilot["decisions"][-1]
+
+
+def test_another_link_is_planned_for_anew(two: Ranks) -> None:
+    """As by a link that goes from 1 Gbit to 50 Mbit; each decision is said once."""
+    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.1, 0.1, 2.0, 0.3], 20.0, 30)
+    assert one == other
+    assert found[6:] == [True] * 24, pilot["decisions"]
+    said = [sentence for sentence in pilot["decisions"] if "planned anew" in sentence]
+    assert len(said) == len(set(said)) == 1
+    step = int(said[0].split()[1].rstrip(":"))
+    assert step <= 16 + 4, "at the first review after the change"
+
+
+def resumed(rank: int, world: int) -> tuple[float, float, int, bool]:
+    """A planned run, saved and gone on with by a new one, which measures and plans anew."""
+    net = Net()
+    optimizer = momentum(net.parameters())
+    with seen(step_s=[0.4, 0.1], slowness=1.0):
+        handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
+        train(net, optimizer, rank, range(10))
+        state = handle.state_dict()
+        owed = sum(float(residual.abs().sum()) for residual in handle.residuals().values())
+        handle.detach()
+    optimizer.zero_grad()
+    with seen(step_s=[0.4, 0.1], slowness=1.0):
+        handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
+        handle.load_state_dict(state)
+        loss_of(net, rank, 10).backward()
+        left = sum(float(residual.abs().sum()) for residual in handle.residuals().values())
+        train(net, optimizer, rank, range(11, 20))
+        found = owed, left, handle.step, handle.plan is not None
+        handle.detach()
+    return found
+
+
+def test_a_run_is_resumed_and_planned_anew(two: Ranks) -> None:
+    for owed, left, step, is_planned in two.run(resumed):
+        assert owed > 0.1
+        assert left == 0.0
+        assert step == 20
+        assert is_planned
+
+
+def dropped(rank: int, world: int) -> list[str]:
+    """Left in the midst of measuring: no hook of its own is left."""
+    net = Net()
+    handle = gw.attach(net, gw.pilot.auto(**SETTINGS))
+    train(net, momentum(net.parameters()), rank, range(4))
+    handle.detach()
+    modules = [module for module in net.modules() if module._forward_pre_hooks]
+    return [type(module).__name__ for module in modules] + [
+        name for name, param in net.named_parameters() if param._post_accumulate_grad_hooks
+    ]
+
+
+def test_detach_in_the_midst_of_measuring_leaves_no_hook(two: Ranks) -> None:
+    assert two.run(dropped) == [[], []]
+
+
+def alone(rank: int, world: int) -> list[str]:
+    net = Net()
+    handle = gw.attach(net, "auto")
+    train(net, momentum(net.parameters()), rank, range(3))
+    decisions: list[str] = handle.stats()["pilot"]["decisions"]
+    handle.detach()
+    return decisions
+
+
+def test_a_rank_alone_plans_nothing_and_says_so(one: Ranks) -> None:
+    assert one.run(alone) == [["step 1: there is one rank, which exchanges nothing"]]
+
+
+def measured(rank: int, world: int) -> Any:
+    """The whole of it by real figures, whatever they say here."""
+    net = Net()
+    optimizer = momentum(net.parameters())
+    handle = gw.attach(net, gw.pilot.auto(**SETTINGS, fidelity="half"), optimizer=optimizer)
+    train(net, optimizer, rank, range(40))
+    handle.synchronize()
+    pilot = handle.stats()["pilot"]
+    handle.detach()
+    return digest(net), pilot["decisions"], pilot["is_planned"], pilot["rate_bytes_per_s"]
+
+
+def test_all_ranks_decide_alike_by_what_they_measure(two: Ranks) -> None:
+    one, other = two.run(measured)
+    assert one == other
+    assert one[1][0].startswith("step 6: links carry")
+    assert one[3] > 0
