@@ -84,7 +84,8 @@ def figure12(ask: Ask) -> Findings:
     ]
     note = (
         f"{testbed.hosts} shaped hosts at {format_rate(RATE_BYTES_PER_S)}: 1/{SCALE:g} of the "
-        f"bytes, {SLOWDOWN:g} times the seconds; synchronisation is an iteration less its computation"
+        f"bytes, {SLOWDOWN:g} times the seconds; synchronisation is an iteration less its "
+        "computation"
     )
     claims = [claim for model in models for claim in claims_of(model, rows)]
     return Findings(tuple(rows), tuple(claims), (note,))
