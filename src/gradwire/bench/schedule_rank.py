@@ -84,11 +84,7 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
     report(0.1, "planning")
     plans = _agreed_plans(profile, cluster, settings)
     small = scaled_profile(profile, scale=settings["scale"], slowdown=settings["slowdown"])
-    with _attached(small, plans) as runs:
-        steps = [(turn, name) for turn in range(settings["turns"]) for name in runs]
-        for place, (_, name) in enumerate(steps):
-            report(0.2 + 0.8 * place / len(steps), name)
-            _take_turn(runs[name], settings["iterations"])
+    runs = replay(small, plans, settings["turns"], settings["iterations"], report)
     return {
         "cluster": cluster.to_json(),
         "rows": {
@@ -191,6 +187,18 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
 def _defaults(planner: Any) -> dict[str, Any]:
     parameters = inspect.signature(planner).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def replay(
+    profile: Profile, plans: dict[str, Plan], turns: int, iterations: int, report: Report
+) -> dict[str, ReplayRun]:
+    """Replays a profile under plans by turns, so many iterations of each in each turn."""
+    with _attached(profile, plans) as runs:
+        steps = [(turn, name) for turn in range(turns) for name in runs]
+        for place, (_, name) in enumerate(steps):
+            report(0.2 + 0.8 * place / len(steps), name)
+            _take_turn(runs[name], iterations)
+    return runs
 
 
 @contextmanager

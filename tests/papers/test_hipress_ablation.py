@@ -1,0 +1,78 @@
+"""Figure 12 of HiPress: plans can be carried out, each switches what it says, claims can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradwire import catalogue
+from gradwire.bench.replay import scaled_profile
+from gradwire.data.check import check
+from gradwire.data.cluster import Cluster, CodecFit
+from gradwire.data.exchanges import refuse_encodes
+from gradwire.data.fit import LineFit
+from gradwire.sim.timeline import simulate
+from papers.hipress import ablation
+
+LINE = LineFit(alpha_s=2e-5, per_unit_s=2e-10)
+LINK = ablation.RATE_BYTES_PER_S / (ablation.SCALE * ablation.SLOWDOWN)
+CLUSTER = Cluster(
+    num_ranks=4,
+    rate_bytes_per_s=LINK,
+    codecs={"onebit": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
+)
+
+
+@pytest.mark.parametrize("model", ablation.SAVED)
+def test_each_plan_switches_what_it_says(model: str) -> None:
+    small = scaled_profile(catalogue.load(model), scale=ablation.SCALE, slowdown=ablation.SLOWDOWN)
+    collective = ablation.COLLECTIVES[model]
+    plans = ablation.plans_of(small, CLUSTER, collective)
+    tensors = {t.name: t for layer in small.layers for t in layer.tensors}
+    for plan in plans.values():
+        check(plan, small)
+        refuse_encodes(plan, tensors)
+    default, codec, pipelining, bulk, planner = plans.values()
+    assert not default.exchanges
+    assert all(one.inline for one in codec.messages)
+    assert not any(one.inline for plan in (pipelining, bulk) for one in plan.messages)
+    assert [plan.credit for plan in plans.values()] == [1, 1, 4, 4, 4]
+    assert len(bulk.messages) < len(pipelining.messages) == len(codec.messages) == len(tensors)
+    assert pipelining.exchanges["onebit"].collective_settings
+    assert not bulk.exchanges["onebit"].collective_settings
+    assert planner.planner == "secopa"
+
+
+def test_all_that_is_added_saves_time_in_the_simulator() -> None:
+    """Bulk communication is not looked at: its rounds are for links that lose what overflows."""
+    small = scaled_profile(
+        catalogue.load("vgg19"), scale=ablation.SCALE, slowdown=ablation.SLOWDOWN
+    )
+    plans = ablation.plans_of(small, CLUSTER, "casync_ps")
+    seconds = {name: simulate(plan, small, CLUSTER).iteration_s for name, plan in plans.items()}
+    assert seconds["default"] > seconds["codec"] > seconds["pipelining"]
+    assert seconds["codec"] > seconds["planner"]
+
+
+def _ranks(steps_s: list[float]) -> list[dict[str, Any]]:
+    names = ("default", "codec", "pipelining", "bulk", "planner")
+    own = {
+        name: {"iterations": [(0.0, step_s)], "messages": 3}
+        for name, step_s in zip(names, steps_s, strict=True)
+    }
+    return [own, own]
+
+
+def test_claims_can_fail() -> None:
+    rows = ablation.rows_of("vgg19", _ranks([50.0, 40.0, 30.0, 25.0, 20.0]))
+    first, *others = ablation.claims_of("vgg19", rows)
+    assert first.agrees
+    assert [claim.agrees for claim in others] == [None] * 4
+    assert rows[0]["saved_percent"] is None
+    left_s = 50.0 - float(str(rows[0]["compute_s"]))
+    assert rows[1]["saved_percent"] == pytest.approx(100 * 10.0 / left_s)
+    rows = ablation.rows_of("vgg19", _ranks([50.0, 40.0, 45.0, 25.0, 20.0]))
+    first = ablation.claims_of("vgg19", rows)[0]
+    assert not first.agrees
+    assert first.why == "pipelining saved nothing here"
