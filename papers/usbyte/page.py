@@ -7,9 +7,11 @@ Source: Gao et al., "US-Byte: An Efficient Communication Framework for Schedulin
 from __future__ import annotations
 
 from ..frame import Figure, Item, Reproduction
+from .bandwidth import draw11, draw14, figure11, figure14
 from .blocks import draw15, draw16, figure15, figure16
 from .error import draw4, table4
 from .order import draw13, figure13
+from .overhead import table5
 from .scaling import SHOWN, draw10, draw18, figure10, figure18
 
 ASSUMPTIONS = (
@@ -71,7 +73,8 @@ CONTENTS = (
     Item(
         "table 5",
         "time that partitioning takes in an iteration",
-        why="their scheduler partitions in each iteration; a plan here is made once, before",
+        ("table5",),
+        "their scheduler partitions in each iteration; a plan here is made once, before",
     ),
     Item(
         "figure 10",
@@ -82,7 +85,8 @@ CONTENTS = (
     Item(
         "figure 11",
         "communication that is not hidden, and computation",
-        why="a part of what figure 10 shows",
+        ("figure11",),
+        "simulated, as figure 10 is",
     ),
     Item(
         "figure 12",
@@ -94,7 +98,8 @@ CONTENTS = (
     Item(
         "figure 14",
         "speed by bandwidth in cluster 2",
-        why="not done: it would be simulated as figure 16 is, which has cluster 2's full bandwidth",
+        ("figure14",),
+        "simulated, with the seconds of a V100",
     ),
     Item("figure 15", "planning time over S_p", ("figure15",)),
     Item("figure 16", "speed over S_p", ("figure16",)),
@@ -110,7 +115,10 @@ usbyte = Reproduction(
     figures=(
         Figure("table4", "error of the model against measured iterations", table4, draw4),
         Figure("figure10", "speed on 2, 4 and 8 nodes", figure10, draw10, WIDE),
+        Figure("table5", "time that partitioning takes in an iteration", table5),
+        Figure("figure11", "communication that is not hidden", figure11, draw11),
         Figure("figure13", "the second phase's order against random ones", figure13, draw13),
+        Figure("figure14", "speed by bandwidth in cluster 2", figure14, draw14),
         Figure("figure15", "planning time over S_p", figure15, draw15),
         Figure("figure16", "speed over S_p", figure16, draw16),
         Figure("figure18", "speed on 8 to 128 nodes", figure18, draw18, WIDE),

@@ -1,0 +1,76 @@
+"""Figures 11 and 14 and table 5 of US-Byte: verdicts on rows that are made up, and cuts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.planning.buckets import buckets
+from papers.frame import Ask
+from papers.usbyte import bandwidth, overhead
+from papers.usbyte.bandwidth import figure14
+from papers.usbyte.setting import profile_of
+
+pytestmark = pytest.mark.slow
+
+
+def ask() -> Ask:
+    return Ask(quick=True, report=lambda fraction, what: None, earlier={})
+
+
+def test_a_rival_that_hides_more_is_told_from_one_that_hides_less() -> None:
+    row = {"name": "m", "num_ranks": 2, "exposed_usbyte_s": 0.2, "exposed_wfbp_s": 0.3}
+    assert bandwidth.least_claim([row], "wfbp").agrees is True
+    claim = bandwidth.least_claim([row, row | {"num_ranks": 4, "exposed_wfbp_s": 0.1}], "wfbp")
+    assert claim.agrees is False
+    assert "m on 4" in claim.why
+    assert bandwidth.grows_claim([row, row | {"exposed_wfbp_s": 0.4}], "m").agrees is True
+    assert bandwidth.grows_claim([row, row], "m").agrees is False
+
+
+@pytest.mark.parametrize(("gain", "agrees"), [(0.24, True), (0.0, False), (0.6, False)])
+def test_gains_at_a_bandwidth_agree_near_the_papers(gain: float, agrees: bool) -> None:
+    row = {
+        "name": "vgg16",
+        "rate_gbit": 20,
+        "fraction_over_bytescheduler": gain,
+        "fraction_exposed": 0.1,
+        "fraction_latency_bytescheduler": 0.2,
+    }
+    assert bandwidth.gain_claim([row], "vgg16").agrees is agrees
+    at_60 = row | {"rate_gbit": 60, "fraction_over_bytescheduler": 0.05 if agrees else gain}
+    assert bandwidth.range_claim([at_60], "bytescheduler").agrees is agrees
+
+
+def test_more_bandwidth_is_never_slower_and_a_slow_one_is_not_stable() -> None:
+    found = figure14(ask(), models=("bert_base",), rates_gbit=(10, 60, 100))
+    for planner in ("usbyte", "wfbp"):
+        speeds = [float(str(row[f"samples_per_s_{planner}"])) for row in found.rows]
+        assert speeds == sorted(speeds)
+    slow = [dict(row) for row in found.rows]
+    slow[1]["samples_per_s_usbyte"] = 0.5 * float(str(slow[2]["samples_per_s_usbyte"]))
+    assert bandwidth.stable_claim(found.rows, ["bert_base"]).agrees is True
+    assert bandwidth.stable_claim(slow, ["bert_base"]).agrees is False
+    row = {"name": "resnet50", "rate_gbit": 10, "fraction_exposed": 0.3}
+    hidden = row | {"rate_gbit": 60, "fraction_exposed": 0.01}
+    assert bandwidth.hidden_claim([row, hidden]).agrees is True
+    assert bandwidth.hidden_claim([row | {"fraction_exposed": 0.01}, hidden]).agrees is False
+
+
+def test_shares_of_partitioning_are_held_against_the_papers() -> None:
+    row = {"name": "vgg16", "fraction_usbyte": 0.001, "fraction_bytescheduler": 0.002}
+    assert overhead.small_claim([row]).agrees is True
+    assert overhead.small_claim([row | {"fraction_usbyte": 0.02}]).agrees is False
+    (claim,) = overhead.order_claims([row])
+    assert claim.agrees is True
+    (claim,) = overhead.order_claims([row | {"fraction_usbyte": 0.01}])
+    assert claim.agrees is False
+
+
+def test_even_cuts_hold_every_element_once() -> None:
+    cut = buckets(profile_of("googlenet"))
+    parts = overhead.even(cut)
+    for place, bucket in enumerate(cut):
+        own = [(start, stop) for number, start, stop in parts if number == place]
+        assert own[0][0] == 0
+        assert own[-1][1] == bucket.numel
+        assert [stop for _, stop in own[:-1]] == [start for start, _ in own[1:]]
