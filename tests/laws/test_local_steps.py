@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
+from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange
@@ -27,6 +29,7 @@ EXCHANGES = (
     pair(uniform(bitwidth=4), casync_ps()),
     pair(onebit(block=64), casync_ps()),
     pair(topk(density=0.1), casync_ps()),
+    pair(sparseloco(density=0.1), allgather_sparse()),
 )
 
 

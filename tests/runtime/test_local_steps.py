@@ -36,6 +36,7 @@ RHYTHMS = (
 )
 FOUR_BITS = gw.exchange_for(gw.compress.uniform(bitwidth=4))
 SPARSE = gw.exchange_for(gw.compress.topk(density=0.1))
+TWO_BITS = gw.exchange_for(gw.compress.sparseloco(density=0.1))
 
 
 def prepared(
@@ -113,7 +114,9 @@ def digests(rank: int, world: int, rhythm: Rhythm, exchange: Any) -> tuple[list[
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("exchange", [FOUR_BITS, SPARSE], ids=["4 bits", "topk"])
+@pytest.mark.parametrize(
+    "exchange", [FOUR_BITS, SPARSE, TWO_BITS], ids=["4 bits", "topk", "sparseloco"]
+)
 @pytest.mark.parametrize("rhythm", [RHYTHMS[0], RHYTHMS[3]], ids=["whole", "streaming"])
 def test_anchors_have_the_same_bits_on_all_ranks(rhythm: Rhythm, exchange: Any, two: Ranks) -> None:
     (seen, before, end), (other_seen, other_before, other_end) = two.run(digests, rhythm, exchange)
@@ -269,11 +272,11 @@ def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
         )
 
 
-def rate(rank: int, world: int) -> dict[str, float]:
+def rate(rank: int, world: int, exchange: Any) -> dict[str, float]:
     torch.manual_seed(0)
     net = nn.Linear(1000, 1000, bias=False)
     optimizer = AdamW(net.parameters(), lr=1e-3)
-    handle = gw.local_steps(net, optimizer, FOUR_BITS, every=20)
+    handle = gw.local_steps(net, optimizer, exchange, every=20)
     for _ in range(40):
         optimizer.zero_grad()
         net(torch.randn(4, 1000)).square().mean().backward()
@@ -283,11 +286,15 @@ def rate(rank: int, world: int) -> dict[str, float]:
 
 
 @pytest.mark.multi
-def test_four_bits_every_20_steps_send_little(two: Ranks) -> None:
-    """At most 0.05 MB a local step for a million parameters; dense DiLoCo sends 0.2 to 0.3."""
-    for stats in two.run(rate):
-        assert (stats["steps"], stats["exchanges"]) == (40, 2)
-        assert 0.02e6 < stats["wire_bytes_per_step"] < 0.05e6
+def test_local_steps_send_little(two: Ranks) -> None:
+    """At most 0.05 MB a local step for a million parameters by 4 bits; dense DiLoCo sends 0.2 MB.
+
+    SparseLoCo sends 0.0018 MB.
+    """
+    for exchange, least, most in ((FOUR_BITS, 0.02e6, 0.05e6), ("sparseloco", 0.001e6, 0.002e6)):
+        for stats in two.run(rate, exchange):
+            assert (stats["steps"], stats["exchanges"]) == (40, 2)
+            assert least < stats["wire_bytes_per_step"] < most
 
 
 def told(rank: int, world: int, settings: Sequence[dict[str, Any]]) -> str:

@@ -47,7 +47,7 @@ def round_to_wire(
 
 @dataclass(frozen=True, kw_only=True)
 class Coo(Compressor):
-    """Decodes the fields ``indices`` (int32, ascending) and ``values``."""
+    """Decodes ``entries``: places (int32, ascending) and values."""
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         out_N.zero_()
@@ -55,8 +55,9 @@ class Coo(Compressor):
         return out_N
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        values_K = payload["values"].to(working_dtype(sum_N.dtype))
+        indices_K, values_K = self.entries(payload)
+        values_K = values_K.to(working_dtype(sum_N.dtype))
         if values_K.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
             values_K, scale = (values_K * scale).to(sum_N.dtype), 1.0
-        select.scatter_add(payload["indices"], values_K, sum_N, scale)
+        select.scatter_add(indices_K, values_K, sum_N, scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, Selection
@@ -29,7 +30,7 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
     A codec whose payloads list no places selects nothing, and nothing is noted; nor is it where
     there is no content to count, as in predictions.
     """
-    lists = [_indices(payload) for payload in payloads]
+    lists = [] if out_N.is_meta else [_indices(codec, payload) for payload in payloads]
     if out_N.is_meta or any(indices_K is None for indices_K in lists):
         me.selection = None
         return
@@ -41,7 +42,12 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
     me.selection = Selection(asked_of(codec, numel), taken, arrived)
 
 
-def _indices(payload: Payload) -> Tensor | None:
-    """A sparse payload's field ``indices``, if it has one."""
-    fields = {part.name for part in payload.format}
-    return payload["indices"] if "indices" in fields else None
+def _indices(codec: Compressor, payload: Payload) -> Tensor | None:
+    """A sparse payload's field ``indices``, or its entries' where that counts within chunks.
+
+    None where a payload has no such field.
+    """
+    dtypes = {part.name: part.dtype for part in payload.format}
+    if dtypes.get("indices") == torch.int16:
+        return codec.entries(payload)[0]
+    return payload["indices"] if "indices" in dtypes else None

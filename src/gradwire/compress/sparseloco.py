@@ -1,0 +1,139 @@
+"""sparseloco: the largest elements of every 4096, each in two bits: a sign and one of two levels.
+
+Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication efficient LLM
+    pre-training with SparseLoCo": chunks of 4096 elements, of which the largest are sent, quantised
+    to 2 bits. It is made for pseudo-gradients (``gw.local_steps``).
+Differences: the two levels are the mean magnitudes of what lies above and not above the mean of a
+    chunk's kept magnitudes, so that nothing grows by being sent. A place takes 16 bits where the
+    paper packs 12. A tensor's last chunk is shorter, and sends at least one element. Error feedback
+    keeps all that was not sent, where the paper lets it decay by 5 % in each step.
+Default: density 1/64 is the paper's, for pseudo-gradients of many local steps. Gradients of single
+    steps wait for dozens of steps with it, as with every sparsifier of that density.
+Density: asked, rounded to whole elements of a chunk; so half to twice as much.
+Wire: levels_2B float32, indices_K int16 (within the chunk), codes_K in 2 bits -> 8 * B + 2 * K +
+    ceil(K / 4) bytes, B = ceil(N / 4096) chunks, K = max(1, round(density * 4096)) of each.
+State: none. Contributed: the decoded gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..bounds import check_share
+from ..contract import Layout, State, Traits
+from ..errors import invalid
+from ..payload import Field, Format, Payload
+from ..spec import TensorSpec, spec_of
+from ._coo import Coo, check_addressable, share_of
+from ._residual import as_working
+
+CHUNK = 4096
+"""Elements that share two levels, and of which the largest are sent."""
+_SIGN, _HIGH = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class sparseloco(Coo):
+    """Sends the ``density`` share of each 4096 elements, as signs and one of two magnitudes.
+
+    ``density`` is k/n, from 1/4096 to 1.
+
+    >>> codec = sparseloco(density=0.5)
+    >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0, 0.5, 6.0]))
+    >>> codec.decode(payload, torch.empty(6)), payload.size_bytes
+    (tensor([ 0.0000, -3.5000,  0.0000,  3.5000,  0.0000,  6.0000]), 15)
+    """
+
+    density: float = 1 / 64
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.SPARSE,
+        contraction=True,
+        error_feedback=True,
+        shared_scale=True,
+        density_range=(0.5, 2.0),
+    )
+
+    def __post_init__(self) -> None:
+        check_share("sparseloco density", self.density)
+        if self.density * CHUNK < 1:
+            accepted = f"at least 1/{CHUNK}, an element of a chunk"
+            raise invalid("sparseloco density", self.density, accepted, "take topk below that")
+
+    def format(self, spec: TensorSpec) -> Format:
+        check_addressable("sparseloco", spec)
+        whole, rest = divmod(spec.numel, CHUNK)
+        kept = whole * share_of(self.density, CHUNK) + share_of(self.density, rest)
+        return Format(
+            (
+                Field("levels", torch.float32, 2 * -(-spec.numel // CHUNK)),
+                Field("indices", torch.int16, kept),
+                Field("codes", torch.uint8, -(-kept // 4)),
+            )
+        )
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
+        sum_N = as_working(grad_N) if residual_N is None else residual_N.add_(grad_N)
+        end = grad_N.numel() - grad_N.numel() % CHUNK
+        chunks = [part for part in (sum_N[:end].view(-1, CHUNK), sum_N[None, end:]) if part.numel()]
+        picked = [_largest(rows, share_of(self.density, rows.shape[1])) for rows in chunks]
+        made = [_coded(rows.gather(1, at)) for rows, at in zip(chunks, picked, strict=True)]
+        if made:
+            payload["levels"].copy_(torch.cat([levels.flatten() for levels, _ in made]))
+            payload["indices"].copy_(torch.cat([at.flatten() for at in picked]))
+            _pack(torch.cat([codes.flatten() for _, codes in made]), payload["codes"])
+        if residual_N is not None:
+            self.merge(payload, residual_N, scale=-1.0)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+        return payload, state
+
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        indices_K, codes_B = payload["indices"].int(), payload["codes"]
+        shifts_4 = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes_B.device)
+        codes_K = (codes_B[:, None] >> shifts_4).view(-1)[: indices_K.numel()].int()
+        place_K = torch.arange(indices_K.numel(), dtype=torch.int32, device=indices_K.device)
+        chunk_K = place_K // share_of(self.density, CHUNK)
+        values_K = payload["levels"][2 * chunk_K + (codes_K & _HIGH) // _HIGH]
+        return indices_K + chunk_K * CHUNK, values_K * (1 - 2 * (codes_K & _SIGN))
+
+
+def _largest(rows: Tensor, count: int) -> Tensor:
+    """The places of the ``count`` largest magnitudes of every row, ascending; NaN is largest."""
+    return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+
+
+def _coded(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The two levels of every row of kept elements, and each element's code."""
+    size = kept.abs().double()
+    is_high = size > (size / size.shape[1]).sum(1, keepdim=True)
+    levels = [_mean(size, chosen) for chosen in (~is_high, is_high)]
+    codes = torch.signbit(kept) * _SIGN + is_high * _HIGH
+    return torch.stack(levels, dim=1), codes
+
+
+def _mean(size: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of the chosen elements of every row, which is 0 of none."""
+    count = chosen.sum(1, keepdim=True).clamp_min(1)
+    return (size / count).where(chosen, torch.zeros_like(size)).sum(1)
+
+
+def _pack(codes_K: Tensor, codes_B: Tensor) -> None:
+    """Writes two bits for each code, the first in the lowest bits of a byte."""
+    whole = torch.zeros(4 * codes_B.numel(), dtype=torch.uint8, device=codes_B.device)
+    whole[: codes_K.numel()] = codes_K
+    shifts_4 = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes_B.device)
+    codes_B.copy_((whole.view(-1, 4) << shifts_4).sum(1))
+
+
+EXAMPLES = (sparseloco(), sparseloco(density=0.3))
