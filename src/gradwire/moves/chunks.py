@@ -24,7 +24,7 @@ class Chunks:
 
     def of(self, flat_N: Tensor) -> list[Tensor]:
         """The chunks of a flat gradient, residual or mean, as views."""
-        return list(flat_N.split([stop - start for start, stop in self.bounds]))
+        return list(torch.split(flat_N, [stop - start for start, stop in self.bounds]))
 
     def payload(self, chunk: int, buffer: Tensor, size_bytes: int) -> Payload:
         """The payload of a chunk that lies at the front of ``buffer``."""
