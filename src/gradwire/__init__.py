@@ -19,11 +19,10 @@ _PATHS = """
     data.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
     planning.plan.plan data.plan.Plan runtime.attach.attach runtime.redistribution.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle sim.timeline.simulate
-    spec.TensorSpec trace.span.Span trace.span.Trace
-    wrap.clipping.with_clipping wrap.deep_gradient_compression.deep_gradient_compression
-    wrap.decoupled_momentum.with_decoupled_momentum
-    wrap.density_warmup.with_density_warmup wrap.measured_scheme.with_measured_scheme
-    wrap.momentum.with_momentum_correction wrap.natural.with_natural_sparsity
+    spec.TensorSpec trace.span.Span trace.span.Trace wrap.clipping.with_clipping
+    wrap.decoupled_momentum.with_decoupled_momentum wrap.density_warmup.with_density_warmup
+    wrap.deep_gradient_compression.deep_gradient_compression wrap.momentum.with_momentum_correction
+    wrap.measured_scheme.with_measured_scheme wrap.natural.with_natural_sparsity
 """
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 __all__ = ["__version__", "collective", "compress", "errors", *_HOME_OF]
