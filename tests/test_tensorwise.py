@@ -48,7 +48,17 @@ def _draw(numel: int) -> Tensor:
 def test_what_shares_a_scale_says_so() -> None:
     """Programs by their fields; a threshold that is not sent is none."""
     sharing = {type(codec).__name__ for codec in SHARING}
-    assert {"onebit", "terngrad", "uniform", "qsgd", "threelc", "int8", "fp8", "adacomp"} == sharing
+    assert {
+        "onebit",
+        "terngrad",
+        "uniform",
+        "qsgd",
+        "threelc",
+        "int8",
+        "fp8",
+        "adacomp",
+        "demo",
+    } == sharing
 
 
 @pytest.mark.parametrize("codec", SHARING, ids=repr)
