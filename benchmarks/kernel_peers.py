@@ -11,6 +11,7 @@ Letters: B blocks of L elements, so N = B * L.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.bench.kernel import Peers, TimedCall
+from gradwire.compress.demo import demo
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
@@ -173,7 +175,44 @@ def _int8() -> Peer:
     return Peer(block, encode, merge)
 
 
+def _demo() -> Peer:
+    """The tiles of a matrix of 64 columns, by products with the DCT's matrix.
+
+    So the program that came with the paper does it (github.com/bloc97/DeMo), with float32 values.
+    """
+    side, keep = demo().side, demo().keep
+    at_S = torch.arange(side)
+    basis_SS = torch.cos(math.pi / side * (at_S[:, None] + 0.5) * at_S) * math.sqrt(2 / side)
+    basis_SS[:, 0] /= math.sqrt(2)
+
+    def cosines(tiles: Tensor, which: str) -> Tensor:
+        basis = basis_SS.to(tiles.device)
+        return torch.einsum(which, tiles, basis, basis)
+
+    def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
+        whole_N = grad_N + residual_N
+        tiles = whole_N.view(-1, side, side)
+        flat = cosines(tiles, "chw,hi,wj->cij").reshape(-1, side * side)
+        places = flat.abs().topk(keep, dim=1, sorted=False).indices
+        sent = places, flat.gather(1, places).bfloat16()
+        residual_N.copy_(whole_N - decoded(sent))
+        return sent
+
+    def decoded(sent: Sent) -> Tensor:
+        places, values = sent
+        flat = values.new_zeros((len(places), side * side), dtype=torch.float32)
+        flat.scatter_reduce_(1, places, values.float(), reduce="mean", include_self=False)
+        spectrum = flat.view(-1, side, side)
+        return cosines(spectrum, "cij,hi,wj->chw").reshape(-1)
+
+    def merge(sent: Sent, sum_N: Tensor) -> None:
+        sum_N.add_(decoded(sent))
+
+    return Peer(side * side, encode, merge)
+
+
 PEERS: dict[str, Callable[[], Peer]] = {
+    "demo": _demo,
     "onebit": _onebit,
     "tbq": _tbq,
     "terngrad": _terngrad,

@@ -37,7 +37,7 @@ class Needs:
             return "it cuts messages by size beforehand, and these payloads vary in size"
         if self.layouts and traits.layout not in self.layouts:
             needed = " or ".join(layout.value for layout in self.layouts)
-            return f"it needs {needed} payloads, and these are {traits.layout.value}"
+            return f"it needs payloads that are {needed}, and these are {traits.layout.value}"
         return None
 
 

@@ -149,7 +149,7 @@ void transform_columns(float* tile, int64_t rows, int64_t width, const float* ta
 }
 
 void transpose(const float* from, int64_t rows, int64_t width, float* to) {
-#if defined(__SSE__)
+#if defined(__AVX2__)
   if (rows % 4 == 0 && width % 4 == 0) {
     for (int64_t r = 0; r < rows; r += 4) {
       for (int64_t c = 0; c < width; c += 4) {
