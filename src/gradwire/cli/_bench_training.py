@@ -1,0 +1,164 @@
+"""Verbs of ``gradwire bench`` that train: by auto, by several methods, and without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..bench import auto as auto_bench
+from ..bench import training as training_bench
+from ..bench import training_links
+from ..report.output import Fractions, emit, progress
+from ..units import parse_rate
+from ._checkout import beside_src
+
+
+def auto(
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
+    ] = None,
+    then: Annotated[
+        str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each turn.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 3,
+    fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
+    single: Annotated[
+        list[str] | None, typer.Option(help="Only this single exchange; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
+
+    predicted is what auto predicts of its own step. With --then: steps from a change of the links
+    to the plan for it.
+    """
+    rates = [None if one == "loopback" else parse_rate(one) for one in rate or ()]
+    settings = auto_bench.AutoBench(
+        models=tuple(model or auto_bench.MODELS),
+        rates=tuple(rates) or auto_bench.RATES,
+        hosts=hosts,
+        steps=steps,
+        rounds=rounds,
+        fidelity=fidelity,
+        singles=tuple(single or ()),
+    )
+    with progress("bench auto", total=1) as advance:
+        told = Fractions(advance)
+        if then is None:
+            rows, notes = auto_bench.run(settings, told)
+        else:
+            first = rates[0] if rates and rates[0] else parse_rate("1gbit")
+            rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
+    hidden = auto_bench.CONSTANT
+    title = f"{hosts} hosts, fidelity {fidelity}"
+    emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
+
+
+def train(
+    task: Annotated[
+        list[str] | None, typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt].")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
+    ] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="A link's rate; seconds are measured on such links.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
+    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    learning_rates: Annotated[
+        int, typer.Option(help="Rates that each method may choose from, twice one another.")
+    ] = 1,
+    goal_step: Annotated[
+        int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A compressor or another method [see below].")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train small models by several methods: the loss after as many steps, or over seconds.
+
+    Without --rate every compressor trains with its defaults, in one process. With it DDP, its hooks
+    and a few compressors train on hosts, in turn; a row says when a method reached the goal. Most
+    options may be repeated. times_rate is the best learning rate over the task's.
+    """
+    settings = training_bench.TrainBench(
+        tasks=tuple(task or ["gpt"]),
+        optimizers=tuple(optimizer or ["adamw"]),
+        ranks=ranks,
+        steps=steps,
+        seeds=seeds,
+        learning_rates=learning_rates,
+        trained=tuple(only or ()),
+    )
+    if rate or goal_step is not None or out is not None:
+        _train_on_links(settings, rate or [], goal_step, out, as_json)
+        return
+    with progress("bench train", total=1) as advance:
+        rows = training_bench.run(settings, Fractions(advance))
+    hidden = training_bench.hidden(settings)
+    emit("bench train", rows, as_json=as_json, title=settings.title, hidden=hidden)
+
+
+def _train_on_links(
+    settings: training_bench.TrainBench,
+    rates: list[str],
+    goal_step: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    every = training_links.TrainingOnLinks.score_every
+    links = training_links.TrainingOnLinks(
+        bench=settings,
+        rates_bytes_per_s=tuple(map(parse_rate, rates)),
+        goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
+    )
+    with progress("bench train", total=1) as advance:
+        outcome = training_links.run(links, Fractions(advance))
+    hidden = training_bench.hidden(settings)
+    title = training_links.title(links)
+    emit("bench train", outcome.rows, as_json=as_json, title=title, hidden=hidden)
+    if out is not None:
+        training_links.draw(outcome, out)
+
+
+def loopback(
+    ranks: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 2,
+    task: Annotated[str, typer.Option(help="What: text, perceptron or fashion.")] = "perceptron",
+    turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
+    iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compressors [default: none, which is dense].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time training steps where the network costs nothing, in turn with DDP's.
+
+    ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in one step.
+    In a checkout of gradwire's sources only.
+    """
+    bench = beside_src("benchmarks", "loopback")
+    settings = bench.LoopbackBench(
+        ranks=ranks,
+        task=task,
+        turns=turns,
+        iterations=iterations,
+        compressors=tuple(only or ["none"]),
+    )
+    with progress("bench loopback", total=1) as advance:
+        rows = bench.run(settings, Fractions(advance))
+    title = f"{task}, {ranks} ranks on unshaped loopback"
+    emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
