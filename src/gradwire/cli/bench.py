@@ -20,7 +20,7 @@ from ..bench.sparse_rank import OWN, SCHEMES
 from ..errors import invalid
 from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
-from ._bench_training import auto, loopback, train
+from . import _bench_training as of_training
 from ._checkout import beside_src, is_checkout
 
 app = typer.Typer(no_args_is_help=True)
@@ -32,7 +32,7 @@ def bench() -> None:
     """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
 
 
-for verb in (auto, train, loopback):
+for verb in (of_training.auto, of_training.train, of_training.loopback):
     app.command()(verb)
 
 

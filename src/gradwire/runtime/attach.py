@@ -71,10 +71,10 @@ def attach(
     ``bucket_cap_mb`` is the size in MiB up to which gradients are fused into one message (default:
     see `fusing`), ``num_channels`` (4) the number of messages on their way at once.
 
-    Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that. If it overlaps
-    the next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward
-    waits for its own parameters, which are updated as their gradients arrive; see `overlap`. Or it
-    is ``"auto"`` (or ``gw.pilot.auto(...)``): a plan is chosen while the model trains.
+    Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
+    (or ``gw.pilot.auto(...)``), which chooses one while the model trains. If a plan overlaps the
+    next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward waits
+    for its own parameters, which are updated as their gradients arrive; see `overlap`.
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
@@ -82,19 +82,18 @@ def attach(
     parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
     a ``DeviceMesh`` of the dimensions ("hosts", "local"), or "torchrun" for the hosts on which
     torchrun has started all ranks. A host's ranks then add up their gradients, and each exchanges a
-    share of them with other hosts. All ranks of these must attach, with the same arguments, and run
-    the same steps; every backward pass must reach an attached parameter on every rank. ``timeout``
-    bounds every wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
-    Embeddings send their non-zero rows where that pays (see `natural`), those with ``sparse=True``
-    always (see `sparse_message`). ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
+    share of them with other hosts. All ranks must attach, with the same arguments, and run the same
+    steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
+    for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps. Embeddings
+    send their non-zero rows where that pays (see `natural`), those with ``sparse=True`` always (see
+    `sparse_message`). ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     model = sole_ddp(model)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return attach_in(
-        EVERY_BACKWARD, model, exchange, Choices(*given), grid_of(model, group, shards, mesh)
-    )
+    grid = grid_of(model, group, shards, mesh)
+    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given), grid)
 
 
 class Grid(NamedTuple):
