@@ -49,7 +49,7 @@ def test_what_shares_a_scale_says_so() -> None:
     """Programs by their fields; a threshold that is not sent is none."""
     sharing = {type(codec).__name__ for codec in SHARING}
     quantisers = {"onebit", "terngrad", "uniform", "qsgd", "threelc", "int8", "fp8"}
-    assert sharing == {*quantisers, "adacomp", "demo"}
+    assert sharing == {*quantisers, "adacomp", "demo", "sparseloco"}
 
 
 @pytest.mark.parametrize("codec", SHARING, ids=repr)

@@ -5,9 +5,9 @@ replayed on shaped hosts: links, bytes, compressor and runtime are real, layers 
 optimisation is switched by what a plan says:
 
 - default: every tensor goes by an all-reduce of its own, uncompressed, one at a time;
-- codec: through onebit, encoded by the backward pass, which waits, and sent all at once;
+- codec: through onebit, encoded by the backward pass, which waits;
 - pipelining: encoded on the compute lane, four messages under way at a time;
-- bulk: small tensors share messages, large ones go in rounds or halves;
+- bulk: small tensors share messages; so few bytes are too few for rounds or halves;
 - planner: ``secopa`` says what is compressed, and into how many partitions.
 
 This module is also the program of the ranks.

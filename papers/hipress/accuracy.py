@@ -41,7 +41,7 @@ def figure14(ask: Ask, sizes: Sequence[int] = SIZES, num_hosts: int = HOSTS) -> 
         rows.append(row_of(cluster, size_bytes))
     claims = (_from_size(rows), *_advice(rows, num_hosts), *_accuracy(rows))
     note = (
-        "rows cut a gradient into as many partitions as hosts, as the exchanges here always do, so "
+        "simulated exchanges cut a gradient into as many partitions as hosts, and "
         "figure 14a's uncut gradients are predicted only; curves are those of table 7, on a 1080 Ti"
     )
     return Findings(tuple(rows), claims, (note,))

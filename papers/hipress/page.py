@@ -28,6 +28,8 @@ ASSUMPTIONS = (
     "V100 and has 484 / 900 of its bandwidth (datasheets).",
     "Layer times are the catalogue's: a stated throughput model of a V100, not a measurement. Its "
     "batches are not the paper's, which stand in a picture.",
+    "onebit and TernGrad are sent with gradwire's blocks of 128: 1.5 and 2.25 bits an element with "
+    "their scales, where the paper counts 1 and 2. Table 7 takes the paper's 1/32.",
     "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is one rank of the "
     "simulation. The paper's Ring and PyTorch do not add up first; a ring through all GPUs moves "
     "as many bytes over a host's link.",

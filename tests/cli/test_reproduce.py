@@ -51,7 +51,7 @@ def test_json_holds_assumptions_rows_and_claims(gradwire: Run, tmp_path: Path) -
     ("words", "said"),
     [
         (("usbite",), "called 'usbite'; there are: deft, hipress, ssfusion, usbyte, zen"),
-        (("usbyte", "--figure", "figure81"), "there are: figure10, figure13, figure15, "),
+        (("usbyte", "--figure", "figure81"), "there are: figure10, figure11, figure13, "),
     ],
 )
 def test_mistakes_are_answered(

@@ -115,7 +115,7 @@ def test_hosts_take_turns(collective: Collective) -> None:
 
 
 @pytest.mark.parametrize("collective", FEWER, ids=repr)
-def test_table_2_of_few_partitions(collective: Collective) -> None:
+def test_table_3_of_few_partitions(collective: Collective) -> None:
     """K chunks are encoded by each rank that pushes them, and once more as a mean."""
     world, count = 4, collective.partitions  # type: ignore[attr-defined]
     every = computes(pair(onebit(), collective), 64 * count, world)

@@ -51,7 +51,7 @@ def test_it_goes_by_an_all_gather_and_no_scheme_takes_its_entries_for_elements()
     assert exchange == gw.with_error_feedback(
         gw.pair(gw.compress.demo(), gw.collective.allgather_sparse())
     )
-    with pytest.raises(gw.InvalidSetting, match="sparse in another basis; use allgather_sparse"):
+    with pytest.raises(gw.InvalidSetting, match="these are transformed; use allgather_sparse"):
         gw.pair(gw.compress.demo(), gw.collective.zen())
 
 

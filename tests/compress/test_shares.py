@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from gradwire.compress.sparseloco import CHUNK
 from gradwire.errors import InvalidSetting
 from gradwire.load import load, names
 
@@ -22,7 +23,8 @@ def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
     for given in (0, -0.1, 1.5, 50, float("nan"), "1%", None, True):
         with pytest.raises(InvalidSetting, match=f"{name} {setting} must be"):
             load("compress", name)(**{setting: given})
-    for given in (1, 1.0, 1e-12):
+    least = 1 / CHUNK if name == "sparseloco" else 1e-12  # at least an element of a chunk
+    for given in (1, 1.0, least):
         load("compress", name)(**{setting: given})
 
 

@@ -115,6 +115,34 @@ def test_a_rank_that_finds_nothing_is_named_on_all(two: Ranks, tmp_path: Path) -
         assert "ranks [1] find no state" in told
 
 
+def damaged(rank: int, world: int, folder: str) -> str:
+    if rank == 1:
+        (Path(folder) / f"gradwire-rank-1-of-{world}.pt").write_bytes(b"x")
+    attachment, _ = attached(made())
+    try:
+        attachment.load(folder)
+    except InvalidSetting as error:
+        return str(error)
+    finally:
+        attachment.handle.detach()
+    return ""
+
+
+def test_a_damaged_file_is_named_on_all(two: Ranks, tmp_path: Path) -> None:
+    two.run(saved, str(tmp_path))
+    for told in two.run(damaged, str(tmp_path)):
+        assert "cannot be read (rank 1: " in told
+
+
+def test_what_other_ranks_saved_before_is_gone(two: Ranks, four: Ranks, tmp_path: Path) -> None:
+    four.run(saved, str(tmp_path))
+    two.run(saved, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "gradwire-rank-0-of-2.pt",
+        "gradwire-rank-1-of-2.pt",
+    ]
+
+
 def of_nobody(rank: int, world: int, folder: str) -> list[str]:
     heard: list[str] = []
     handler = logging.Handler()

@@ -23,8 +23,16 @@ CASES = {
         Move.RETURN,
     ),
     "a trial that dense wins": (
-        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1},
+        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1, "slowness": 1.0},
         Move.DENSE,
+    ),
+    "a trial that is off": (
+        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1},
+        Move.PROBE,
+    ),
+    "a trial on another link": (
+        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1, "slowness": 0.2},
+        Move.PLAN,
     ),
     "dense as ever": ({**DENSE, "step_s": 0.39, "is_trial_due": True}, Move.STAY),
     "dense, slower": ({**DENSE, "step_s": 0.8}, Move.PROBE),

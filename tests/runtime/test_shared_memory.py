@@ -129,3 +129,12 @@ def test_what_is_held_of_a_gradient_is_as_in_plain_training(
 ) -> None:
     """A gradient that was set to None is nobody else's; one that was zeroed is the same again."""
     assert two.run(held, exchange, to_none) == [True, True]
+
+
+def test_an_earlier_hook_keeps_nothing_from_being_lent() -> None:
+    net = nn.Linear(3, 4, bias=False)
+    net.weight.register_post_accumulate_grad_hook(lambda weight: None)  # type: ignore[no-untyped-call]
+    handle = gw.attach(net, "none")
+    net(torch.ones(2, 3)).sum().backward()
+    assert "scatter" not in {span.name for span in handle.trace().spans}
+    handle.detach()

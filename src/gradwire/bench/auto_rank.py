@@ -23,6 +23,8 @@ from ..testbed.ranks import Report
 from ..workloads.task import TrainingTask
 from .tasks import make_task
 
+LOOK = 7
+"""Steps between two looks at what ``auto`` decided: a look waits for all that is pending."""
 MOST_STEPS = 120
 """The most steps in which ``auto`` is to come to a decision."""
 PAUSE_S = 3.0
@@ -83,7 +85,7 @@ def _pilot(side: Contender) -> dict[str, Any]:
 
 
 def _decide(side: Contender, task: TrainingTask) -> None:
-    while _pilot(side)["step_s"] is None and side.step < MOST_STEPS:
+    while side.step < MOST_STEPS and (side.step % LOOK or _pilot(side)["step_s"] is None):
         _train_step(side, task)
 
 
@@ -121,7 +123,9 @@ def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, A
     while left > 0:
         _train_step(side, task)
         left -= 1
-        if len(_pilot(side)["decisions"]) > known:  # all ranks decide at the same step
+        if (
+            side.step % LOOK == 0 and len(_pilot(side)["decisions"]) > known
+        ):  # all ranks decide at the same step
             known, left = MOST_STEPS, WATCHED
     side.handle.synchronize()
     whole = hashlib.sha256()

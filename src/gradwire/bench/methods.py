@@ -66,7 +66,7 @@ def _topk_warmup(task: TrainingTask, num_steps: int) -> Recipe:
 
 
 def _topk_momentum(task: TrainingTask, num_steps: int) -> Recipe:
-    """Velocities are sent, unmasked, and SGD has no momentum of its own."""
+    """Velocities are sent, unmasked, and SGD, which it needs, has no momentum of its own."""
     return Recipe(without_momentum(task), with_momentum_correction(topk(), masking=False))
 
 

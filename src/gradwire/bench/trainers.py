@@ -20,8 +20,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
+from ..compress.none import none
+from ..compress.sparseloco import sparseloco
+from ..compress.uniform import uniform
+from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
 from ..runtime.attach import attach
+from ..runtime.local_steps import local_steps
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
@@ -140,6 +145,32 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int) -> Trainer:
     return made
 
 
+def _local_steps(
+    task: TrainingTask, num_steps: int, compressor: Compressor | None = None
+) -> Trainer:
+    """DiLoCo: ``PERIOD`` local steps, then pseudo-gradients are exchanged."""
+    plain = _first_values(task)
+    made = _trainer(task, plain, plain, num_steps)
+    local_steps(plain, made.optimizer, none() if compressor is None else compressor, every=PERIOD)
+    return made
+
+
+def _local_steps_4bit(task: TrainingTask, num_steps: int) -> Trainer:
+    return _local_steps(task, num_steps, uniform(bitwidth=4))
+
+
+def _local_steps_sparse(task: TrainingTask, num_steps: int) -> Trainer:
+    """SparseLoCo: 2 bits of each element that is kept."""
+    return _local_steps(task, num_steps, sparseloco())
+
+
+def _auto(task: TrainingTask, num_steps: int) -> Trainer:
+    """Gradwire's own choice, which begins with dense steps that measure."""
+    plain = _first_values(task)
+    attach(plain, "auto")
+    return _trainer(task, plain, plain, num_steps)
+
+
 DDP = "ddp"
 """The trainer that others are compared with."""
 OTHERS: dict[str, Start] = {
@@ -147,5 +178,9 @@ OTHERS: dict[str, Start] = {
     "ddp-fp16": _ddp_fp16,
     "ddp-powersgd": _ddp_powersgd,
     "ddp-local_sgd": _ddp_local_sgd,
+    "auto": _auto,
+    "local_steps": _local_steps,
+    "local_steps-4bit": _local_steps_4bit,
+    "local_steps-sparse": _local_steps_sparse,
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from statistics import mean
 
 from ..errors import invalid
@@ -134,7 +135,8 @@ def _tuned(
         )
 
     tried = {factor: trained(factor, 0) for factor in bench.factors}
-    best = min(tried, key=lambda factor: tried[factor].scores[-1][1])
+    ends = {factor: found.scores[-1][1] for factor, found in tried.items()}
+    best = min(ends, key=lambda factor: (isnan(ends[factor]), ends[factor]))  # NaN is not less
     others = [trained(best, seed) for seed in range(1, bench.seeds)]
     return _Tuned(best, (tried[best], *others))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -163,7 +164,8 @@ def _best(
     kept = []
     for name in methods:
         own = [place for place, entrant in enumerate(entrants) if entrant[0] == name]
-        kept.append(min(own, key=lambda place: trained[place][-1].loss))
+        ends = {place: trained[place][-1].loss for place in own}
+        kept.append(min(ends, key=lambda place: (isnan(ends[place]), ends[place])))
     return [entrants[place] for place in kept], [trained[place] for place in kept]
 
 

@@ -137,7 +137,9 @@ def _train_on_links(
 
 def loopback(
     ranks: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 2,
-    task: Annotated[str, typer.Option(help="What: text, perceptron or fashion.")] = "perceptron",
+    task: Annotated[
+        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
+    ] = "perceptron",
     turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
     iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
     only: Annotated[

@@ -23,7 +23,9 @@ def demo(
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
     steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
-    task: Annotated[str, typer.Option(help="text, perceptron, lstm, convnet or fashion.")] = "text",
+    task: Annotated[
+        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
+    ] = "text",
     compressor: Annotated[
         list[str] | None, typer.Option(help="A compressor of gradwire list; may be repeated.")
     ] = None,

@@ -47,7 +47,6 @@ class casync_ring(Collective):
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
     partitions: int | None = None
-
     half_bytes: int = 128 * 1024
 
     def __post_init__(self) -> None:

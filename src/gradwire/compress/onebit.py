@@ -17,8 +17,9 @@ Default: 200 steps of ``gradwire bench train --optimizer sgd`` end at 1.00 (task
     1.51 (gpt). Under AdamW they end at 1.21, 1.24 and 1.16: Adam divides each element by the
     root of its second moment, and an error that is even over a block is large there where gradients
     are small.
-Wire: low_B float32 (mean of the negatives), high_B float32 (mean of the others), bits_N (1: not
-    negative, bit i of byte j is element 8j+i) -> 8 * ceil(N / block) + ceil(N / 8) bytes.
+Wire: low_B float32 (stretch times the mean of the negatives), high_B float32 (of the others),
+    bits_N (1: not negative, bit i of byte j is element 8j+i) -> 8 * ceil(N / block) + ceil(N / 8)
+    bytes.
 State: none. Contributed: the decoded gradient.
 """
 

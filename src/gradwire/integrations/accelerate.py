@@ -39,7 +39,7 @@ def prepare(
     """
     if accelerator._models:
         raise invalid("accelerator", "one with a model", "one without", "call this one first")
-    attachment = FrameworkAttachment(exchange, **settings)
+    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
     accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,15 @@ class _Held:
     """A module that was attached in its DDP: its handle, or the state of one that was let go."""
 
     module: nn.Module
+    group: Any = None
+    """The process group of its DDP."""
     handle: Handle | None = None
     state: dict[str, Any] | None = None
+
+
+class _Attached(NamedTuple):
+    handle: Handle
+    group: Any
 
 
 class FrameworkAttachment:
@@ -52,6 +59,10 @@ class FrameworkAttachment:
     ) -> None:
         self._exchange, self._settings = exchange, settings
         self._held: list[_Held] = []
+
+    @property
+    def _attached(self) -> list[_Attached]:
+        return [_Attached(h.handle, h.group) for h in self._held if h.handle is not None]
 
     @property
     def handles(self) -> list[Handle]:
@@ -79,17 +90,20 @@ class FrameworkAttachment:
     def attach_to(self, model: DistributedDataParallel) -> Handle:
         """Attaches to a DDP model, with the state of its module's handle that was let go."""
         held = self._of(model.module)
+        held.group = model.process_group
         if held.state is None:
             held.handle = attach(model, self._exchange, **self._settings)
             return held.handle
         # What gradients hold was exchanged by the handle before; attach would refuse them.
         grads = [(param, param.grad) for param in model.parameters()]
         model.zero_grad(set_to_none=True)
-        held.handle = attach(model, self._exchange, **self._settings)
-        held.handle.load_state_dict(held.state)
-        held.state = None
-        for param, grad in grads:
-            param.grad = grad
+        try:
+            held.handle = attach(model, self._exchange, **self._settings)
+            held.handle.load_state_dict(held.state)
+            held.state = None
+        finally:
+            for param, grad in grads:
+                param.grad = grad
         return held.handle
 
     def _of(self, module: nn.Module) -> _Held:
@@ -107,24 +121,32 @@ class FrameworkAttachment:
             beside = path.with_suffix(".part")
             torch.save(handle.state_dict(), beside)
             beside.replace(path)
+            for old in Path(folder).glob(_name(place, "*", "*")):
+                if not old.name.endswith(f"-of-{handle.world_size}.pt"):
+                    old.unlink(missing_ok=True)  # of an earlier moment, by other ranks
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Loads what ``save`` wrote, also for another number of ranks if all files are there.
 
-        A folder without any state is that of a run without gradwire: state begins afresh, with a
-        warning. Raises ``InvalidSetting`` on all ranks where only some of them find theirs.
+        A folder without any state is that of a run without gradwire: nothing is loaded, with a
+        warning. Raises ``InvalidSetting`` on all ranks where one cannot read its state, or only
+        some of them find theirs.
         """
-        for place, handle in enumerate(self.handles):
-            own = _read(Path(folder), place, handle)
-            lacking = [
-                rank for rank, found in enumerate(_told(handle, own is not None)) if not found
-            ]
-            if len(lacking) == handle.world_size:
-                _log.warning(
-                    "%s holds no state of gradwire: residuals begin at 0, as if nothing had been "
-                    "left to send",
-                    folder,
+        for place, held in enumerate(self._attached):
+            own, damage = None, ""
+            try:
+                own = _read(Path(folder), place, held.handle)
+            except Exception as error:  # the others would wait for this rank
+                damage = f"{type(error).__name__}: {error}"
+            told = _told(held, (own is not None, damage))
+            if bad := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]:
+                raise InvalidSetting(
+                    f"the state of gradwire in {folder} cannot be read ({'; '.join(bad)}); load an "
+                    "undamaged checkpoint, with every rank's file in reach"
                 )
+            lacking = [rank for rank, (found, _) in enumerate(told) if not found]
+            if len(lacking) == held.handle.world_size:
+                warn_of_no_state(folder)
             elif lacking:
                 raise InvalidSetting(
                     f"ranks {lacking} find no state of gradwire in {folder}, and others do; let "
@@ -132,11 +154,11 @@ class FrameworkAttachment:
                 )
             else:
                 assert own is not None
-                handle.load_state_dict(own)
+                held.handle.load_state_dict(own)
 
     def gathered(self) -> States:
         """The states of all models, as those of all ranks; every rank gets all of them."""
-        return [_told(handle, handle.state_dict()) for handle in self.handles]
+        return [_told(held, held.handle.state_dict()) for held in self._attached]
 
     def load_gathered(self, states: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Loads what ``gathered`` gave, also for another number of ranks."""
@@ -173,8 +195,15 @@ def _of_rank(states: list[dict[str, Any]], handle: Handle) -> dict[str, Any]:
     return redistribute(states, handle.world_size)[handle.rank]
 
 
-def _told(handle: Handle, own: Any) -> list[Any]:
-    """The values that all ranks of a handle's group give, in rank order."""
-    found: list[Any] = [None] * handle.world_size
-    dist.all_gather_object(found, own)
+def _told(held: _Attached, own: Any) -> list[Any]:
+    """The values that all ranks of a DDP model give, in rank order."""
+    found: list[Any] = [None] * held.handle.world_size
+    dist.all_gather_object(found, own, group=held.group)
     return found
+
+
+def warn_of_no_state(where: object) -> None:
+    """Warns that a checkpoint was saved without gradwire."""
+    _log.warning(
+        "%s holds no state of gradwire: nothing is loaded, and residuals stay as they are", where
+    )

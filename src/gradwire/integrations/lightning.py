@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import NotInstalled
-from .attachment import FrameworkAttachment
+from .attachment import FrameworkAttachment, warn_of_no_state
 
 try:
     from lightning.fabric.strategies import DDPStrategy as FabricDDP
@@ -61,6 +61,8 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
         """Keeps the exchange's part of a checkpoint until there is a model to load it into."""
         found: dict[str, Any] = super().load_checkpoint(*args, **others)
         self._resumed = found.get(_KEY)
+        if self._resumed is None:
+            warn_of_no_state("the checkpoint")
         if self.attachment.handles:
             self._load()
         return found

@@ -35,14 +35,14 @@ def hook_trainer(
     """
     from .accelerate import attaching_handler  # transformers installs accelerate, or says so
 
-    attachment = FrameworkAttachment(exchange, **settings)
     accelerator = trainer.accelerator
+    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
     accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)
     train = trainer.train
 
-    def hooked(resume_from_checkpoint: str | bool | None = None, **others: Any) -> Any:
+    def hooked(resume_from_checkpoint: str | Path | bool | None = None, **others: Any) -> Any:
         """``trainer.train``, which notes the checkpoint that is resumed."""
         found = resume_from_checkpoint
         keeper.resumed = get_last_checkpoint(trainer.args.output_dir) if found is True else found
@@ -57,10 +57,10 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, attachment: FrameworkAttachment) -> None:
         self._attachment = attachment
-        self.resumed: str | bool | None = None
+        self.resumed: str | Path | bool | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if isinstance(self.resumed, str):
+        if self.resumed and not isinstance(self.resumed, bool):
             self._attachment.load(self.resumed)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -88,6 +88,12 @@ def _fit(
     return fit_line(samples)
 
 
+def _drawn(numel: int) -> Tensor:
+    """A small gradient of float32, whatever the default is; the same in every process."""
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(numel, generator=random, dtype=torch.float32) * 1e-3
+
+
 class _Codec:
     """One compressor on one gradient, with the buffers that the runtime would keep for it."""
 
@@ -96,10 +102,11 @@ class _Codec:
         self.numels: dict[Primitive, list[int]] = {key: [numel] for key in PRIMITIVES}
         self.codec, self.scale = codec.for_world(world), 1 / world
         self.state = self.codec.init(spec)
-        self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
-        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros(numel)
+        self.source_N = _drawn(numel)
+        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
         traits = codec.traits
-        self.residual_N: Tensor | None = torch.zeros(numel) if traits.error_feedback else None
+        kept_N = torch.zeros_like(self.source_N)
+        self.residual_N: Tensor | None = kept_N if traits.error_feedback else None
         if traits.additive:  # then the payload may lie in the gradient itself
             self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
         else:
@@ -135,11 +142,11 @@ class _Text:
     def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel, shapes=squarest(numel))
         self.exchange = exchange
-        self.source_N = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-3
+        self.source_N = _drawn(numel)
         self.members = [Member(rank, world) for rank in range(world)]
         self.states = [exchange.init(spec, world) for _ in self.members]
         self.grads = [self.source_N.clone() for _ in self.members]
-        self.residuals = [torch.zeros(numel) for _ in self.members]
+        self.residuals = [torch.zeros_like(self.source_N) for _ in self.members]
         self.numels: dict[Primitive, list[int]] = {}
         """Elements of each computation of the last turn, by its name."""
 

@@ -206,11 +206,11 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
     """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
     rank, world = engine.rank, engine.world
     if verb == "all_reduce":
-        exchange, grad_N = exchange_for(none()), torch.zeros(numel)
+        exchange, grad_N = exchange_for(none()), torch.zeros(numel, dtype=torch.float32)
         member = Member(rank, world)
         state = exchange.init(TensorSpec("measured", numel), world)
         return lambda: exchange.synchronise(member, state, grad_N, grad_N)
-    verbs = _verbs(verb, torch.zeros(numel), rank, world)
+    verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
     return lambda: verb_text(*verbs)
 
 
@@ -218,17 +218,17 @@ def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, 
     numel = buf_N.numel()
     match verb:
         case "all_gather":
-            return (AllGather(torch.zeros(numel * world), buf_N),)
+            return (AllGather(buf_N.new_zeros(numel * world), buf_N),)
         case "all_to_all":
             shares = (numel // world,) * world
-            return (AllToAll(torch.zeros(numel), buf_N, shares, shares),)
+            return (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
         case "reduce_scatter":
-            return (ReduceScatter(torch.zeros(numel // world), buf_N),)
+            return (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
         case "broadcast":
             return (Broadcast(0, buf_N),)
         case _:  # a send to the right while one arrives from the left, as in a ring
             right, left = (rank + 1) % world, (rank - 1) % world
-            return (Send(right, buf_N), Recv(left, torch.zeros(numel)))
+            return (Send(right, buf_N), Recv(left, torch.zeros_like(buf_N)))
 
 
 def _cluster(

@@ -138,7 +138,10 @@ class LayerWatch:
                 watch._wait()
                 watch._grads.append((name, clock()))
 
-        return param.register_post_accumulate_grad_hook(ready)
+        hook = param.register_post_accumulate_grad_hook(ready)
+        # First: behind the exchange's hook it would keep the gradient from being lent.
+        param._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)
+        return hook
 
 
 def _charged(step: _Marks, seen: Seen) -> tuple[list[float], list[float]]:

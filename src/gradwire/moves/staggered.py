@@ -14,8 +14,8 @@ def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Runs texts of tuples side by side, each a tuple behind the one before it.
 
     Returns all results. Every text yields as many tuples on every rank, of which some may be
-    empty. So what one rank
-    sends another comes in the order in which it is taken there. An empty tuple of all is no step.
+    empty. So what one rank sends another comes in the order in which it is taken there. An empty
+    tuple of all is no step.
     """
     results: list[Any] = [None] * len(texts)
     values: list[Any] = [None] * len(texts)

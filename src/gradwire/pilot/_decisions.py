@@ -84,6 +84,9 @@ def decide(review: Review) -> Decision:
             "measured and planned anew",
         )
     if review.is_trial:
+        is_off = not 1 / OFF < step_s / review.dense_s < OFF
+        if is_off and slowness is None:
+            return Decision(Move.PROBE)
         return _compared(step_s, review.planned_s or step_s)
     if review.expected_s is None:
         if review.is_planned and step_s > GAIN * review.dense_s:

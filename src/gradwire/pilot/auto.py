@@ -37,8 +37,9 @@ _WARM_UP = 3
 _LONG_S, _ENOUGH_S = 1.0, 3.0
 """Seconds of a step after which there is no more warm-up, and of two or more measured steps after
 which there are no more of these: on a slow link dense steps are dear."""
-_TRIAL = 4
-"""Dense steps that are taken to compare; the first delivers residuals and is not measured."""
+_TRIAL = 3
+"""Dense steps that are measured to compare, behind two that are not: the first of these delivers
+residuals."""
 _MOST_BETWEEN_TRIALS = 4096
 
 
@@ -129,7 +130,7 @@ class _Watched(Flight):
             self._until_trial -= 1
         if self._cluster is None:
             self._measure(taken_s)
-        elif len(self._steps_s) >= (_TRIAL - 1 if self._is_trial else self._settings.review_steps):
+        elif len(self._steps_s) >= (_TRIAL if self._is_trial else self._settings.review_steps):
             self._review(median(self._steps_s))
             self._steps_s.clear()
         self._last_s = clock()
@@ -140,6 +141,7 @@ class _Watched(Flight):
         """Measures layers step by step; after the last of these steps links, and plans."""
         controls, engine = self._controls, self._controls.engine
         if engine.world == 1:
+            self._steps_s.clear()
             if self._num_steps == 1:
                 self._say("there is one rank, which exchanges nothing")
             return

@@ -153,7 +153,8 @@ def _cut(
 ) -> list[PlannedMessage]:
     """A message for each batch of as many partitions as there are ranks, and one for the rest.
 
-    Partitions differ by one element at most, and none is empty.
+    The exchange cuts a message into its partitions at multiples of 8 elements, so those of a tiny
+    gradient may be empty.
     """
     count = min(num_partitions, tensor.numel)
     found = []

@@ -84,15 +84,14 @@ def attach(
     torchrun has started all ranks. A host's ranks then add up their gradients, and each exchanges a
     share of them with other hosts. All ranks must attach, with the same arguments, and run the same
     steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
-    for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps. Embeddings
-    send their non-zero rows where that pays (see `natural`), those with ``sparse=True`` always (see
-    `sparse_message`). ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
+    for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps. Embeddings send non-zero
+    rows where that pays (`natural`), those with ``sparse=True`` always (`sparse_message`).
+    ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    model = sole_ddp(model)
+    grid = grid_of(model := sole_ddp(model), group, shards, mesh)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    grid = grid_of(model, group, shards, mesh)
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given), grid)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -103,9 +104,16 @@ def _refuse_pilot(model: nn.Module, settings: Settings) -> None:
     if settings.ranks_per_host > 1:
         accepted = f"None beside {name}: it measures and plans for hosts of one rank each"
         raise invalid("mesh", f"{settings.ranks_per_host} ranks a host", accepted, remedy)
-    if rows := [n for n, p in model.named_parameters() if id(p) in sparse_weights(model)]:
+    sparse = sparse_weights(model)
+    if rows := [n for n, p in model.named_parameters() if id(p) in sparse]:
         accepted = f"sparse=False beside {name}, which plans dense gradients"
         raise invalid(f"the embedding of {rows[0]}", "sparse=True", accepted, remedy)
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    halves = [n for n, p in trained if p.dtype == torch.float16]
+    if settings.scaler is not None and halves:
+        accepted = f"None beside {name} where gradients are float16, as those of {halves[0]} are"
+        remedy = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
+        raise invalid("scaler", "a GradScaler", accepted, remedy)
 
 
 def _flat_messages(

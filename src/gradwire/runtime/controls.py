@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..compress.none import none
@@ -163,14 +164,33 @@ class Controls:
 
     def _step_ended(self) -> None:
         if self._is_delivering:
-            self.settle()
-            # What was owed is in the means now: the messages get their own exchange.
-            made, saved = self._make_messages(self.plan), self._collected()
-            for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
-                message.state = state
-            self.put(made)
+            self._deliver()
         if self._flight is not None:
-            self._flight.step_ended()
+            with torch.device("cpu"):  # whatever the user's default is
+                self._flight.step_ended()
+
+    def _deliver(self) -> None:
+        """Gives messages that have delivered what was owed their own exchange.
+
+        What is owed to a parameter that no rank used was not sent: its message delivers on.
+        """
+        self.settle()
+        unused, present = self._progress.synchroniser.unused, self._progress.messages
+        delivers = [one.exchange is _DELIVERING for one in present]
+        owes = [
+            is_one and not unused.isdisjoint(one.names)
+            for is_one, one in zip(delivers, present, strict=True)
+        ]
+        if owes == delivers:
+            return
+        saved = self._collected()
+        made = [
+            self._delivering(one) if owed else one
+            for one, owed in zip(self._make_messages(self.plan), owes, strict=True)
+        ]
+        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
+            message.state = state
+        self.put(made)
 
     def _delivering(self, message: Message) -> Message:
         """A message of the same gradients that sends them and their residuals dense."""

@@ -79,7 +79,10 @@ def _message(
     index: int, members: list[NamedParam], exchange: Exchange, who: Membership, turn: int
 ) -> Message:
     ranges = [ParamRange.whole(*member) for member in members]
-    lanes = dict.fromkeys(dict(members), INLINE) if _is_light(exchange, who.world) else {}
+    # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
+    is_here = all(param.device.type == "cpu" for _, param in members)
+    is_light = is_here and _is_light(exchange, who.world)
+    lanes = dict.fromkeys(dict(members), INLINE) if is_light else {}
     return Message(index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn)
 
 

@@ -125,6 +125,7 @@ class Handle:
         - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
           inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
+          Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """

@@ -133,7 +133,8 @@ class _Locally(Attachment):
         if isinstance(settings.exchange, Plan | Pilot):
             remedy = "give the exchange itself, compress_if= and delay="
             accepted = "a compressor or an exchange, as plans follow the backward pass"
-            raise invalid("exchange", "a plan", accepted, remedy)
+            given = "a plan" if isinstance(settings.exchange, Plan) else repr(settings.exchange)
+            raise invalid("exchange", given, accepted, remedy)
         self._check_optimizer(params)
         every, fragments, delay, mixing = self._asked
         if mixing is None:

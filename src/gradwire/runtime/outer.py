@@ -169,7 +169,8 @@ def _check_fits(what: str, given: Any, own: Tensor | None) -> None:
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The outer state of any rank among other ranks, from the state_dicts of all old ones.
 
-    Parameters are the old ranks' mean. All else must be the same on all old ranks.
+    Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all else is taken
+    from the first.
     """
     for old in olds:
         check_outer(old.get("outer"), f"the state of rank {old['rank']}")

@@ -26,8 +26,6 @@ from torch.nn.parameter import is_lazy
 from ..errors import InvalidSetting, invalid
 from .fusing import NamedParam
 
-"""A parameter and its name."""
-
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""
 _modules: WeakSet[nn.Module] = WeakSet()

@@ -24,8 +24,6 @@ from .controls import Pilot
 from .fusing import NamedParam
 from .scaling import check_scaler
 
-"""A parameter and its name."""
-
 DEFAULT_CHANNELS = 4
 
 

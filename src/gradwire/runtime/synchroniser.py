@@ -222,6 +222,12 @@ class Synchroniser:
         """Ends of the messages launched so far."""
         return list(self._ends.values())
 
+    @property
+    def unused(self) -> set[str]:
+        """The parameters that no rank used in the last step; the same on all ranks."""
+        flags = zip(self.names, self._used.tolist(), strict=True)
+        return {name for name, used in flags if not used}
+
     def arrived(self, name: str) -> bool:
         """Whether a parameter's mean of the last step is complete."""
         return all(self._ends[message.index].done for message in self._messages_of[name])

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..bounds import check_share
+from ..bounds import check_number
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..error_feedback import ErrorFeedback, FeedbackState, Wrapper, with_error_feedback
 from ..exchange import exchange_for
@@ -42,7 +42,7 @@ class DecoupledMomentum(Wrapper):
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        check_share("decay", self.decay)
+        check_number("decay", self.decay, "a fraction in (0, 1]", "write 0.999", 5e-324, 1)
 
     def init(self, spec: TensorSpec, world: int) -> FeedbackState:
         return self.inner.init(spec, world)

@@ -37,6 +37,7 @@ from ..kernels import momentum as kernel
 from ..spec import TensorSpec, working_dtype
 from ..verbs import Compute, Steps
 from .clipping import Clipping
+from .decoupled_momentum import DecoupledMomentum
 
 
 class MomentumState(NamedTuple):
@@ -170,6 +171,9 @@ def _bare(exchange: Exchange) -> Exchange:
         raise invalid(
             "exchange inside momentum correction", exchange, "one without it", "wrap it once"
         )
+    if isinstance(exchange, DecoupledMomentum):
+        accepted = "an exchange without momentum of its own"
+        raise invalid("exchange inside momentum correction", exchange, accepted, "take one of both")
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange
