@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
 from ..compress.sparseloco import sparseloco
-from ..compress.uniform import uniform
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
+from ..load import load
 from ..runtime.attach import attach
 from ..runtime.local_steps import local_steps
 from ..workloads.task import TrainingTask
@@ -156,7 +156,7 @@ def _local_steps(
 
 
 def _local_steps_4bit(task: TrainingTask, num_steps: int) -> Trainer:
-    return _local_steps(task, num_steps, uniform(bitwidth=4))
+    return _local_steps(task, num_steps, load("compress", "uniform")(bitwidth=4))
 
 
 def _local_steps_sparse(task: TrainingTask, num_steps: int) -> Trainer:
