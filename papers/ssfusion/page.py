@@ -17,6 +17,7 @@ from .duration import figure12_time
 from .latency import draw4, figure4, table3
 from .missing import table1
 from .profiling import table5
+from .replayed import figure11_replayed
 from .schemes import draw5, figure5
 from .setting import A100_SPEED, HOP_S
 from .sizes import table2
@@ -89,7 +90,12 @@ CONTENTS = (
     Item("figure 9", "all-gather and all-reduce on 8 to 64 GPUs", ("figure9",), "by formula"),
     Item("figure 10", "all-reduce before all-gather", why=DRAWING),
     Item("table 4", "models and data", why=SETTING),
-    Item("figure 11", "training throughput on 64 GPUs", ("figure11",), "simulated"),
+    Item(
+        "figure 11",
+        "training throughput on 64 GPUs",
+        ("figure11", "figure11_replayed"),
+        "simulated; four planners replayed on 8 hosts",
+    ),
     Item(
         "figure 12",
         "convergence",
@@ -119,6 +125,13 @@ ssfusion = Reproduction(
         Figure("table3", "seconds of DGC's selection", table3),
         Figure("figure9", "all-gather and all-reduce by GPUs", figure9, draw9),
         Figure("figure11", "throughput by GPUs", figure11, draw11, UNPRINTED),
+        Figure(
+            "figure11_replayed",
+            "a few planners, replayed on 8 hosts",
+            figure11_replayed,
+            None,
+            frozenset({"settings", "alpha_s", "beta_s_per_byte", "host_share", "credit"}),
+        ),
         Figure("figure12", "final scores by scheme", figure12, draw12, frozenset({POINTS})),
         Figure("figure12_time", "seconds of an iteration on 8 GPUs", figure12_time, None, OF_TWO),
         Figure("figure13", "where an iteration's time goes", figure13, draw13, OF_TWO),
