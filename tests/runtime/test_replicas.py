@@ -44,13 +44,13 @@ def check(pool: Ranks, exchange: Exchange, wrapped: bool, optimizer: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
+@pytest.mark.parametrize("exchange", EXCHANGES[::2], ids=named)
 def test_modules_with_momentum(exchange: Exchange, four: Ranks) -> None:
     check(four, exchange, False, "momentum")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
+@pytest.mark.parametrize("exchange", EXCHANGES[1::2], ids=named)
 def test_ddp_with_adamw(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange, True, "adamw")
 
