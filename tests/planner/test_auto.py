@@ -148,6 +148,7 @@ def test_a_gain_within_the_margin_is_none() -> None:
     assert seen == {True, False}
 
 
+@pytest.mark.slow
 def test_hosts_of_several_ranks_are_planned_for() -> None:
     """Those that add up within a host first; what must stay whole is no choice there."""
     host = Host(num_ranks=2, rate_bytes_per_s=1e10)

@@ -73,6 +73,7 @@ def moments(found: Sequence[bool]) -> list[int]:
     return [n + 1 for n in range(len(found)) if found[n] != ([False, *found][n])]
 
 
+@pytest.mark.slow
 def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
     """6 dense steps, 2 + 4 planned ones, and after 14 that count a trial, which the plan wins."""
     seconds = [0.4, 0.1, 0.1, 0.1, 0.1, 0.4, 0.1]
@@ -96,6 +97,7 @@ def test_a_plan_that_does_not_gain_is_left(two: Ranks) -> None:
     assert "back to dense" in pilot["decisions"][-1]
 
 
+@pytest.mark.slow
 def test_another_link_is_planned_for_anew(two: Ranks) -> None:
     """As by a link that goes from 1 Gbit to 50 Mbit; each decision is said once."""
     (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.1, 0.1, 2.0, 0.3], 20.0, 30)

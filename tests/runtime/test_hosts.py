@@ -304,6 +304,7 @@ def until_a_rank_dies(rank: int, world: int) -> str:
     return str(failed.value)
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_named_on_all_hosts(doomed: Ranks) -> None:
     *others, dead = doomed.outcomes(until_a_rank_dies)
     assert dead.exit_code == 3
