@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.pilot._decisions import Move, Review, decide, is_worth
+from gradwire.pilot._decisions import Move, Review, decide, is_worth, typical_s
 
 PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
 DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
@@ -57,3 +57,8 @@ def test_not_to_compress_is_a_normal_answer() -> None:
     assert is_worth(0.3, 0.4)
     assert not is_worth(0.395, 0.4)
     assert not is_worth(0.5, 0.4)
+
+
+def test_a_pause_is_no_slower_step_and_a_slower_link_is() -> None:
+    assert typical_s([0.1] * 6 + [30.0, 40.0]) == 0.1
+    assert typical_s([2.0] * 6 + [0.1, 0.1]) == 2.0

@@ -229,7 +229,7 @@ def test_the_residual_of_an_unused_parameter_waits(four: Ranks) -> None:
 def a_table(rank: int, world: int) -> tuple[str, dict[str, Any]]:
     """An embedding of which few rows are used, under a dense exchange."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(2000, 16), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Embedding(5000, 16), nn.Linear(16, 4))
     handle = gw.attach(model, DENSE, mesh=mesh())
     for step in range(2):
         model.zero_grad()

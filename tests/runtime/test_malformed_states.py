@@ -326,7 +326,7 @@ def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
 def test_a_handle_that_refuses_trains_on_as_if_nothing_had_been_given() -> None:
     """Through the public interface, of a model with each kind of parameter."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Embedding(2000, 16), nn.Flatten(), nn.Linear(32, 4))
+    net = nn.Sequential(nn.Embedding(5000, 16), nn.Flatten(), nn.Linear(32, 4))
     assert tables(net)
     handle = gw.attach(net, EXCHANGES["all of dgc"])
     twin = copy.deepcopy(handle.state_dict())

@@ -20,7 +20,7 @@ from tests.runtime.training import DENSE, TOPK, ddp, digest, gradients
 
 pytestmark = pytest.mark.multi
 
-NUM_ROWS = 3000
+NUM_ROWS = 9000
 NUM_STEPS = 6
 EVERY_ROW, NO_WORD = 3, 4
 """The step whose batch looks every row up, and that in which rank 1 looks up none."""
@@ -35,14 +35,14 @@ class Words(nn.Module):
         self.table = nn.Embedding(NUM_ROWS, 16, padding_idx=0)
         self.bag = nn.EmbeddingBag(NUM_ROWS, 8, mode="sum")
         self.rows = nn.Embedding(NUM_ROWS, 8, sparse=True)
-        self.tied = nn.Embedding(1200, 24)
-        self.unused = nn.Embedding(2000, 12)
+        self.tied = nn.Embedding(3000, 24)
+        self.unused = nn.Embedding(6000, 12)
         self.last = nn.Linear(16, 5)
         self.words = torch.zeros(0, dtype=torch.int64)
 
     def forward(self, x: Tensor) -> Tensor:
         words = self.words
-        found, own = self.table(words).sum(0), self.tied(words % 1200).sum(0)
+        found, own = self.table(words).sum(0), self.tied(words % 3000).sum(0)
         rows = self.rows(words).sum(0) + self.bag(words, torch.tensor([0]))[0]
         shown = F.linear(own, self.tied.weight)  # a softmax that shares the table
         return self.last(found).sum() + rows.square().sum() + shown.square().mean() + x.sum() * 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import median
 from typing import NamedTuple
 
 from ..units import format_seconds
@@ -16,6 +18,8 @@ OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
 HALF = 0.5
 """A link whose messages take this share of their time, or one over it, is another link."""
+PAUSE = 3.0
+"""A step that takes so many times the median of its neighbours held a pause of the caller's."""
 
 
 class Move(Enum):
@@ -63,6 +67,18 @@ class Review:
     """The seconds of a message over those when the link was measured; None where not probed."""
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
+
+
+def typical_s(steps_s: Sequence[float]) -> float:
+    """The median seconds of steps, but for those in which the caller did something else as well.
+
+    A validation or a checkpoint between two steps says nothing of the plan.
+
+    >>> typical_s([1.0, 1.5, 1.0, 1.5, 40.0, 40.0])
+    1.25
+    """
+    most_s = PAUSE * median(steps_s)
+    return median(step_s for step_s in steps_s if step_s <= most_s)
 
 
 def is_worth(predicted_s: float, dense_s: float) -> bool:

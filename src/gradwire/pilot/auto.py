@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter as clock
 from typing import Any
 
@@ -28,7 +27,7 @@ from ..measure.living import LayerWatch
 from ..runtime.controls import Controls, Flight, Pilot
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
-from ._decisions import Decision, Move, Review, decide, is_worth
+from ._decisions import Decision, Move, Review, decide, is_worth, typical_s
 from ._planning import Proposal, compressors_of, proposal
 
 _log = logging.getLogger("gradwire")
@@ -93,15 +92,16 @@ class _Watched(Flight):
 
     def stats(self) -> dict[str, Any]:
         cluster, made = self._cluster, self._proposal
+        is_planned = self._controls.plan is not None
         return {
             "decisions": list(self.decisions),
-            "is_planned": self._controls.plan is not None,
+            "is_planned": is_planned,
             "step_s": self._expected_s,
             "dense_s": self._dense_s or None,
             "predicted_s": None
             if made is None
             else self._predicted_s(
-                made.dense_s if self._controls.plan is None else made.predicted_s
+                made.predicted_s if is_planned or self._is_trial else made.dense_s
             ),
             "rate_bytes_per_s": None if cluster is None else cluster.rate_bytes_per_s,
             "measuring_s": self._measuring_s,
@@ -131,7 +131,7 @@ class _Watched(Flight):
         if self._cluster is None:
             self._measure(taken_s)
         elif len(self._steps_s) >= (_TRIAL if self._is_trial else self._settings.review_steps):
-            self._review(median(self._steps_s))
+            self._review(typical_s(self._steps_s))
             self._steps_s.clear()
         self._last_s = clock()
 
@@ -171,7 +171,7 @@ class _Watched(Flight):
         engine = self._controls.engine
         own = layers.profile() if layers.num_steps else None
         own_s = -1.0 if own is None else own.forward_s + own.backward_s
-        rows = measuring.figures_of_all(engine, [own_s, median(self._steps_s)])
+        rows = measuring.figures_of_all(engine, [own_s, typical_s(self._steps_s)])
         self._dense_s = max(step_s for _, step_s in rows)
         slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
         if rows[slowest][0] < 0:

@@ -26,14 +26,14 @@ NamedParam = tuple[str, Tensor]
 
 _WIRE_BYTES = 2**22
 _FEWEST, _MOST = 4, 16
-_SMALLEST_BYTES = 2**18
+_SMALLEST_BYTES = 2**20
 
 
 def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: int) -> int:
     """Bytes of gradients to fuse into one message where the user names none.
 
     With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of them. It is
-    at least 256 KiB.
+    at least 1 MiB.
     """
     total = sum(p.numel() * p.element_size() for _, p in params)
     sent = [_wire_bytes(name, param, exchange, world) for name, param in params]
