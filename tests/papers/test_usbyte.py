@@ -28,6 +28,7 @@ from papers.usbyte import order as usbyte_order
 from papers.usbyte.bandwidth import figure11, figure14
 from papers.usbyte.blocks import figure15, figure16
 from papers.usbyte.error import TABLE_4, table4
+from papers.usbyte.lines import figure9
 from papers.usbyte.order import SecondPhase, figure13
 from papers.usbyte.overhead import table5
 from papers.usbyte.printed import AsPrinted, plan_as_printed
@@ -65,6 +66,7 @@ def scaling() -> Findings:
 
 
 SMALL = {
+    "figure9": figure9,
     "figure10": partial(figure10, models=("vgg16",), ranks=(2, 8), trials=1),
     "table5": partial(table5, models=("vgg16", "googlenet"), repeats=2),
     "figure11": partial(figure11, models=("vgg16",), ranks=(2, 8), trials=1),

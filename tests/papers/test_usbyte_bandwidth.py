@@ -1,4 +1,4 @@
-"""Figures 11 and 14 and table 5 of US-Byte: verdicts on rows that are made up, and cuts."""
+"""Figures 9, 11 and 14 and table 5 of US-Byte: verdicts on rows that are made up, and cuts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.planning.buckets import buckets
 from papers.frame import Ask
-from papers.usbyte import bandwidth, overhead
+from papers.usbyte import bandwidth, lines, overhead
 from papers.usbyte.bandwidth import figure14
 from papers.usbyte.setting import profile_of
 
@@ -15,6 +15,52 @@ pytestmark = pytest.mark.slow
 
 def ask() -> Ask:
     return Ask(quick=True, report=lambda fraction, what: None, earlier={})
+
+
+def line_rows(name: str, num_ranks: int, a_s: float, b_s: float) -> list[dict[str, object]]:
+    return [
+        {
+            "cluster": name,
+            "num_ranks": num_ranks,
+            "size_bytes": size_bytes,
+            "simulated_s": a_s + b_s * size_bytes,
+        }
+        for size_bytes in (10**6, 10**7, 10**8)
+    ]
+
+
+@pytest.mark.parametrize("name", lines.CLUSTERS)
+def test_terms_are_held_against_the_printed_ones(name: str) -> None:
+    _, _, a_s, b_s = lines.CLUSTERS[name]
+    for factor, agrees in ((1.0, True), (1.04, True), (1.5, False)):
+        rows = line_rows(name, 8, factor * a_s, factor * b_s)
+        for claim in (lines.intercept_claim(rows, name), lines.slope_claim(rows, name)):
+            assert claim.agrees is agrees
+            assert bool(claim.why) == (not agrees)
+
+
+def test_a_bent_line_is_not_straight_and_growth_is_that_of_equation_14() -> None:
+    rows = line_rows("cluster 1", 8, 14e-4, 14e-10)
+    assert lines.linear_claim(rows).agrees is True
+    assert lines.linear_claim([*rows[:-1], rows[-1] | {"simulated_s": 0.5}]).agrees is False
+    assert lines.equation_claim(rows).agrees is None
+    halved = line_rows("cluster 1", 2, 2e-4, 8e-10)
+    assert lines.equation_claim([*rows, *halved]).agrees is True
+    assert lines.equation_claim([*rows, *line_rows("cluster 1", 2, 4e-4, 8e-10)]).agrees is False
+    assert lines.equation_claim([*rows, *line_rows("cluster 1", 2, 2e-4, 9e-10)]).agrees is False
+
+
+def test_a_ring_played_hop_by_hop_is_a_line_of_the_links_rate() -> None:
+    """The printed b is neither cluster's: one is of faster links, one of slower."""
+    found = lines.figure9(ask())
+    fits = lines.fits(found.rows)
+    for name, (_, rate, a_s, b_s) in lines.CLUSTERS.items():
+        line = fits[name, 8]
+        assert line.alpha_s == pytest.approx(a_s, rel=1e-3)
+        assert line.per_unit_s == pytest.approx(1.75 / rate, rel=1e-3)
+        assert (line.per_unit_s > b_s) == (name == "cluster 1")
+    assert [claim.agrees for claim in found.claims] == [True, True, False, True, False, True]
+    assert "carry 49.7 GB a second; these carry 1.25" in found.claims[2].why
 
 
 def test_a_rival_that_hides_more_is_told_from_one_that_hides_less() -> None:
