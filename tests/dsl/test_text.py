@@ -275,6 +275,29 @@ def test_registered_operators_and_coders_are_known():
     assert torch.equal(decoded_N, torch.where(grad_N.abs() < 1, 0.0, grad_N.sign()))
 
 
+@reference_only()
+def test_a_text_sorts_by_an_order_of_its_own():
+    text = """
+        float cut;
+        bool larger(float a, float b) { return abs(a) > abs(b); }
+        uint1 is_large(float x) { return abs(x) >= abs(cut); }
+        float back(uint1 bit) { return bit * cut; }
+        void encode(float* gradient, uint8* compressed) {
+            cut = pick(sort(gradient, larger), 0.25);
+            uint1* bits = map(gradient, is_large);
+            compressed = concat(cut, bits);
+        }
+        void decode(uint8* compressed, float* gradient) {
+            uint1* bits;
+            extract(compressed, cut, bits);
+            gradient = map(bits, back);
+        }
+    """
+    payload, _ = compile_text(text)().encode(None, torch.tensor([1.0, -8.0, 2.0, -4.0]))
+    assert payload["cut"].item() == -4
+    assert payload["bits"].item() == 0b1010
+
+
 def test_settings_are_checked_by_type_and_range():
     made = compile_text(PRINTED)
     with pytest.raises(TypeError, match="bitwidth"):

@@ -47,7 +47,8 @@ from ...contract import State
 from ...errors import InvalidSetting, NotInstalled, invalid
 from ...payload import Payload
 from .. import ir
-from ..language import Compressed
+from ..coders import Coder, coder
+from ..language import Compressed, Type
 from ..program import Program
 from ..symbols import Vector, tracing
 from .run import ProgramTrace
@@ -92,14 +93,38 @@ def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: 
     as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
     text and a caret. Raises NotInstalled without lark, the extra ``gradwire[text]``.
     """
-    texts = [_read(one) for one in (text, *more)]
-    declared = Declared(_parsed(one) for one in texts)
+    declared = _declared(text, *more)
     name = name or (text.stem if isinstance(text, Path) else "compressor")
     if "encode" not in declared.functions:
         raise invalid("a program", name, "a text with encode", "write void encode(float* ...)")
     if "decode" not in declared.functions:
         return types.new_class(name, (_EncodeOnly, Program), traits, _body(declared, name))
     return types.new_class(name, (Program,), traits, _body(declared, name))
+
+
+def compile_coder(
+    text: str | Path, *more: str | Path, name: str = "", takes: tuple[Type, ...]
+) -> Coder:
+    """The coder of a text whose encode and decode are ``(uint8* given, uint8* result)``.
+
+    ``takes`` are the types whose packed bytes it codes. Texts and errors are those of
+    ``compile_text``; ``register`` makes it known to other texts.
+    """
+    declared = _declared(text, *more)
+    name = name or (text.stem if isinstance(text, Path) else "coder")
+    if not {"encode", "decode"} <= {*declared.functions} or not declared.is_coder:
+        accepted = "a text whose encode and decode take bytes to bytes"
+        raise invalid("a coder", name, accepted, "write void encode(uint8* plain, uint8* coded)")
+    return coder(
+        name,
+        takes=takes,
+        encode=lambda plain: ProgramTrace(declared).encode(plain),
+        decode=lambda coded: ProgramTrace(declared).decode(coded),
+    )
+
+
+def _declared(*texts: str | Path) -> Declared:
+    return Declared(_parsed(_read(one)) for one in texts)
 
 
 def _read(given: str | Path) -> Text:

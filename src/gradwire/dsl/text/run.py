@@ -56,9 +56,10 @@ class ProgramTrace:
         """The value that encode assigns to its ``uint8*``, for the gradient (and the latest)."""
         return self._entered("encode", vectors, "uint8*")
 
-    def decode(self, compressed: Compressed) -> Value:
-        """The value that decode assigns to its ``float*``."""
-        return self._entered("decode", (compressed,), "float*")
+    def decode(self, compressed: Compressed | Vector) -> Value:
+        """The value that decode assigns to its ``float*``; a coder's to the last ``uint8*``."""
+        result = "uint8*" if self._declared.is_coder else "float*"
+        return self._entered("decode", (compressed,), result)
 
     def default(self, setting: ParamField) -> bool | int | float | None:
         """The value that a setting has unless another is given; None where one must be."""
@@ -74,12 +75,13 @@ class ProgramTrace:
     def _entered(self, name: str, given: Sequence[Value], result: str) -> Value:
         function, rest = self._declared.functions[name], iter(given)
         frame, out = _Frame(function.text, name), _Variable(Kind(""))
+        assigned = next((p for kind, p in function.parameters[::-1] if str(kind) == result), None)
         for kind, parameter in function.parameters:
             if kind.name in self._declared.structs:
                 frame.structs[parameter] = self._declared.structs[kind.name]
                 continue
             frame.variables[parameter] = variable = _Variable(kind)
-            if str(kind) == result:
+            if parameter == assigned:
                 out = variable
             else:
                 variable.value = next(rest)
@@ -179,6 +181,8 @@ class ProgramTrace:
         """A function of the text, an operator of the language, or a registered one."""
         if name in self._declared.functions:
             return lambda *values: self._called(self._declared.functions[name], values)
+        if name in ("matmul", "orthogonal", "decomp"):
+            refuse(f"{name} in a text", "programs of matrices are Python: gradwire.dsl.matrices")
         known: dict[str, Any] = {**registered(), **OPERATORS}
         if name in known:
             operator: Callable[..., Value] = known[name]

@@ -11,6 +11,8 @@ from ...errors import InvalidSetting
 if TYPE_CHECKING:
     from lark import Token, Tree
 
+_CODER = ["uint8*", "uint8*"]
+"""The parameters of a coder's functions."""
 _LONGEST = 200
 """Characters of a line that are shown."""
 
@@ -114,7 +116,7 @@ class Declared:
 
     def _check_signature(self, function: Function) -> None:
         arrays = [str(kind) for kind, _ in function.parameters if kind.name not in self.structs]
-        allowed: list[list[str]] = [["float*", "uint8*"]]
+        allowed: list[list[str]] = [["float*", "uint8*"], _CODER]
         if function.name == "encode":
             allowed.append(["float*", "float*", "uint8*"])
         if sorted(arrays) not in allowed:
@@ -124,6 +126,12 @@ class Declared:
     def settings(self) -> dict[str, ParamField]:
         """Fields of all param structures: a program's settings."""
         return {name: found for struct in self.structs.values() for name, found in struct.items()}
+
+    @property
+    def is_coder(self) -> bool:
+        """Whether encode and decode take bytes to bytes."""
+        both = [self.functions[name].parameters for name in ("encode", "decode")]
+        return all([str(kind) for kind, _ in parameters] == _CODER for parameters in both)
 
     @property
     def wants_latest(self) -> bool:

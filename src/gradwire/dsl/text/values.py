@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,9 +90,10 @@ UNARY: dict[str, Callable[[Any], Value]] = {
 
 
 def _map(*given: Value) -> Vector:
-    """C has no tuples: map(a, b, f)."""
+    """C has no tuples: map(a, b, f); runs gives two vectors."""
     *vectors, udf = given
-    return language.map(tuple(vectors), udf)
+    apart = (vector if isinstance(vector, tuple) else (vector,) for vector in vectors)
+    return language.map(tuple(chain.from_iterable(apart)), udf)
 
 
 def _filter(vector: Vector, udf: Callable[[Scalar], Value]) -> Vector:
