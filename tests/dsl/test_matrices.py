@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from gradwire.compress.powersgd import powersgd
 from gradwire.dsl.lowrank import MatrixProgram
 from gradwire.dsl.matrices import Matrix, decomp, matmul, orthogonal
+from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for, run_local
 from gradwire.laws.subjects import check, held_to
@@ -143,28 +146,36 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "it is what decode ends with",
     ),
     "no projection": (power, both, "P of orthogonal and Q = matmul(gradient.T, P)"),
-    "one factor": (decomp, lambda left, right: left, "returns no projection of the gradient"),
-    "turned": (decomp, lambda left, right: matmul(right, left.T), "returns no projection"),
+    "one factor": (decomp, lambda left, right: left, "must be a projection of the gradient, got"),
+    "turned": (
+        decomp,
+        lambda left, right: matmul(right, left.T),
+        "must be a projection of the gradient, got",
+    ),
     "another basis": (
         lambda g, s: (orthogonal(matmul(g, s)), decomp(g, s)[1]),
         both,
-        "returns no projection",
+        "must be a projection of the gradient, got",
     ),
-    "rows for a start": (lambda g, s: decomp(g, s)[::-1], lambda q, p: both(p, q), "is N x R"),
+    "rows for a start": (
+        lambda g, s: decomp(g, s)[::-1],
+        lambda q, p: both(p, q),
+        "and used by decode",
+    ),
     "a start that decode leaves out": (
         lambda g, s: (*decomp(g, s), matmul(g.T, matmul(g, s))),
         lambda p, q, other: both(p, q),
-        "which decode uses",
+        "and used by decode, as the next step starts from it",
     ),
     "a start and its basis": (
         kept_start,
         lambda left, start: matmul(left, left.T),
-        "returns no projection",
+        "must be a projection of the gradient, got",
     ),
     "a start beside its basis": (
         lambda g, s: (*kept_start(g, s)[:1], orthogonal(s), s),
         lambda left, basis, start: both(left, basis),
-        "returns no projection",  # another basis, though of the same
+        "must be a projection of the gradient, got",  # another basis, though of the same
     ),
     "a start as it was": (
         lambda g, s: ((basis := orthogonal(s)), matmul(g, basis), s),
@@ -201,9 +212,71 @@ def test_the_line_is_that_of_the_mistake() -> None:
         wrong()
 
 
-def test_a_text_says_where_matrices_are() -> None:
-    from gradwire.dsl.text.compile import compile_text
+# ---- in the paper's form -----------------------------------------------------------------------
 
-    text = "void encode(float* g, uint8* c) { float x = matmul(g, g); c = concat(x); }"
-    with pytest.raises(InvalidSetting, match="matmul in a text; programs of matrices are Python"):
+TEXT = Path(__file__).with_name("powersgd.compll")
+
+
+def test_powersgds_text_has_the_bits_of_powersgd() -> None:
+    made = compile_text(TEXT)
+    assert made().rank == 4
+    spec = TensorSpec("message", 600, shapes=((20, 30),))
+    found = []
+    for exchange in map(exchange_for, (powersgd(rank=2), made(rank=2))):
+        states: list[Any] = [exchange.init(spec, 2) for _ in range(2)]
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            grads = [torch.randn(600, generator=generator) for _ in range(2)]
+            results = run_local(exchange, grads, states)
+            states = [state for _, _, state in results]
+        found.append((results[0][0], states[0].residual_N))
+    assert all(same_bits(ours, want) for want, ours in zip(*found, strict=True))
+
+
+MISTAKES = {
+    "a matrix as an array": ("float** left, right", "float* left, right", "a matrix where float*"),
+    "an array as a matrix": ("concat(left, right)", "left", "where uint8* is declared"),
+    "not turned": ("transposed(right)", "right", "matmul of N x R and M x R; let inner dimensions"),
+    "decomp's value": (
+        "decomp(gradient, start, left, right);",
+        "left = decomp(gradient, start);",
+        "write decomp(gradient, start, P, Q); by itself",
+    ),
+    "decomp of three": ("start, left, right)", "left, right)", "decomp of 3 values"),
+    "into an expression": ("start, left, right)", "start, left, 2)", "name a variable for each"),
+    "a basis of the gradient": (
+        "decomp(gradient, start, left, right);",
+        "left = orthogonal(gradient);",
+        "no rank holds it",
+    ),
+    "no projection": ("concat(left, right)", "concat(right, left)", "a projection of the gradient"),
+    "two forms": (
+        "uint8* compressed, float** gradient",
+        "uint8* compressed, float* gradient",
+        "takes",
+    ),
+    "a number": ("transposed(right)", "transposed(2)", "transposed takes a float**"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_a_text_is_shown_in_its_place(case: str) -> None:
+    before, after, message = MISTAKES[case]
+    text = TEXT.read_text()
+    assert before in text
+    with pytest.raises(InvalidSetting) as caught:
+        compile_text(text.replace(before, after))()
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("<text>:") or case == "no projection"
+
+
+def test_matrices_and_vectors_are_two_forms() -> None:
+    text = "void encode(float* g, uint8* c) { float* x = matmul(g, g); c = concat(x); }"
+    with pytest.raises(InvalidSetting, match="matmul of vector; matmul takes matrices"):
         compile_text(text)()
+    with pytest.raises(InvalidSetting, match="compile_coder makes a coder of it"):
+        compile_text(Path(__file__).with_name("zero_run.compll"))
+    with pytest.raises(InvalidSetting, match="follow from their form"):
+        compile_text(TEXT, contraction=True)
+    with pytest.raises(InvalidSetting, match="a text with decode"):
+        compile_text(TEXT.read_text().partition("void decode")[0])

@@ -29,6 +29,7 @@ from gradwire.dsl.language import (
     uint8,
 )
 from gradwire.dsl.program import Program
+from gradwire.dsl.text import run
 from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
@@ -273,6 +274,12 @@ def test_registered_operators_and_coders_are_known():
     assert payload.size_bytes <= codec.format(TensorSpec("w", 300)).size_bytes
     decoded_N = codec.decode(payload, torch.empty(300))
     assert torch.equal(decoded_N, torch.where(grad_N.abs() < 1, 0.0, grad_N.sign()))
+
+
+def test_texts_know_every_file_of_the_library():
+    """Whatever else was imported: the file that runs texts imports them, which registers them."""
+    folder = Path(run.__file__).parents[1] / "library"
+    assert {path.stem for path in folder.glob("[!_]*.py")} <= {*vars(run)}
 
 
 @reference_only()

@@ -101,6 +101,7 @@ def programs(
     path = Path(name)
     if path.suffix == TEXT:
         made = [program_of_text(path, more or [], traits or [])]
+        _check_no_matrices(name, made)
     else:
         check_no_text(traits, more)
         made = _from_python(path) if path.suffix == ".py" else [_shipped(name)]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
+from ..errors import invalid
 from .symbols import Symbol, count_operation, refuse, tracing
 
 
@@ -176,21 +177,24 @@ def trace_matrices(program: Any) -> LowRank:
     with tracing(f"encode of {name}"):
         sent = program.encode(Matrix(gradient), Matrix(start))
         if not isinstance(sent, tuple) or not all(isinstance(m, Matrix) for m in sent) or not sent:
-            refuse(f"encode of {name} returns no factors", "return decomp(gradient, start)")
+            what = f"what encode of {name} returns"
+            raise invalid(what, sent, "a tuple of factors", "return decomp(gradient, start)")
     with tracing(f"decode of {name}"):
         mean = program.decode(*sent)
         if not isinstance(mean, Matrix) or mean.dims != "NM" or not _projects(mean, gradient):
             remedy = "return matmul(P, Q.T), P of orthogonal and Q = matmul(gradient.T, P)"
-            refuse(f"decode of {name} returns no projection of the gradient", remedy)
+            what = f"what decode of {name} returns"
+            raise invalid(what, mean, "a projection of the gradient", remedy)
         result = mean.factor.sources
         if mean.turned:
             result = tuple(Operand(s.factor, not s.turned) for s in reversed(result))
         order = [*_walk([s.factor for s in result])]
         kept = sent[-1]
         if kept.dims != "MR" or kept.turned or kept.factor not in {*order, start}:
-            remedy = "return one of M x R, which decode uses, last: the next step starts from it"
-            refuse(f"the last that encode of {name} returns is {kept!r}", remedy)
-        _check_kept(order, kept.factor, result)
+            accepted = "M x R, and used by decode, as the next step starts from it"
+            what = f"the last that encode of {name} returns"
+            raise invalid(what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)")
+        _check_kept(name, order, kept.factor, result)
     count = max(factor.round for factor in order)
     rounds = (
         FactorRound(
@@ -213,7 +217,7 @@ def _projects(mean: Matrix, gradient: Factor) -> bool:
     return {source.factor for source in product.sources} == {gradient, basis}
 
 
-def _check_kept(order: list[Factor], kept: Factor, result: Iterable[Operand]) -> None:
+def _check_kept(name: str, order: list[Factor], kept: Factor, result: Iterable[Operand]) -> None:
     """Refuses what is needed as it was once a basis has taken its place."""
     for basis in order:
         if basis.made is not FactorKind.BASIS:
@@ -221,7 +225,8 @@ def _check_kept(order: list[Factor], kept: Factor, result: Iterable[Operand]) ->
         before = basis.sources[0].factor
         users = [f for f in order if f is not basis and any(s.factor is before for s in f.sources)]
         if users or kept is before or any(s.factor is before for s in result):
-            refuse("a matrix that is used beside its orthogonal", "use what orthogonal gives")
+            what, remedy = f"a matrix of {name} that orthogonal takes", "use what orthogonal gives"
+            raise invalid(what, Matrix(before), "used by nothing else", remedy)
 
 
 def _walk(roots: Iterable[Factor]) -> Iterator[Factor]:
