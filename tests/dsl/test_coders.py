@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.dsl.coders import Coder
+from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.interp import from_bytes, to_bytes
 from gradwire.dsl.ir import DType
 from gradwire.dsl.language import (
@@ -26,6 +28,8 @@ from gradwire.dsl.language import (
     indices,
     map,
     reduce,
+    repeat,
+    runs,
     size,
     uint1,
     uint2,
@@ -35,6 +39,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
+from gradwire.dsl.text.compile import compile_coder
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
@@ -191,7 +196,7 @@ def test_no_bytes_make_a_decoder_write_outside_its_field(num_bytes, lengths, con
 # ---- in programs -------------------------------------------------------------------------------
 
 
-class runs(Program, exact_size=False):
+class signs_in_runs(Program, exact_size=False):
     """The signs of what is far from zero, in runs, behind a header."""
 
     def encode(self, gradient: Vector) -> Compressed:
@@ -202,7 +207,7 @@ class runs(Program, exact_size=False):
         return map(extract(compressed)[0], lambda code: where(code == 2, -1, code))
 
 
-CODEC = runs(block=128)
+CODEC = signs_in_runs(block=128)
 
 
 @pytest.mark.parametrize("numel", [0, 1, 64, 300, 1000])
@@ -282,6 +287,108 @@ def test_what_cannot_be_coded_is_refused_with_the_line(case):
 def test_a_coded_field_has_no_exact_size():
     with pytest.raises(InvalidSetting, match="exact_size=False just with kept or coded fields"):
         attempt(lambda self, g: concat(q=zero_run(ones(g))))
+
+
+# ---- coders that are programs -------------------------------------------------------------------
+
+
+def test_the_texts_zero_run_is_the_librarys():
+    found = compile_coder(Path(__file__).with_name("zero_run.compll"), takes=(uint_3,))
+    assert found.texts == zero_run.texts
+
+
+@compiled
+@bounded(100)
+@given(
+    of=st.sampled_from([0, 1, 242]),
+    most=st.integers(2, 13),
+    plain=st.lists(st.sampled_from([0, 1, 2, 242]), max_size=120),
+)
+def test_any_byte_may_run(of, most, plain):
+    """Bytes of five codes are 242 at most, whatever runs."""
+    made = coder(
+        f"runs_of_{of}_up_to_{most}",
+        takes=(uint_3,),
+        encode=lambda v: map(runs(v, of, most), lambda byte, n: where(n > 1, 241 + n, byte)),
+        decode=lambda v: repeat(
+            map(v, lambda code: where(code > 242, of, code)),
+            map(v, lambda code: where(code > 242, code - 241, 1)),
+        ),
+    )
+    plain_U = torch.tensor(plain, dtype=torch.uint8)
+    lengths, coded_C = made.encode(plain_U, 26)
+    back_U = torch.full_like(plain_U, 9)
+    assert made.decode(lengths, coded_C, back_U, 26) == -1
+    assert torch.equal(back_U, plain_U)
+    adjacent = [len([*same]) for byte, same in groupby(plain_U[:26].tolist()) if byte == of]
+    others = int((plain_U[:26] != of).sum())
+    if lengths.numel():
+        assert int(lengths[0]) == others + sum(-(-count // most) for count in adjacent)
+
+
+def coding(encode: Any, decode: Any = None) -> Coder:
+    return coder("attempt", takes=(uint_3,), encode=encode, decode=decode or whole_codes)
+
+
+def whole_codes(v: Vector) -> Any:
+    return repeat(v, map(v, lambda code: 1 + 0 * code))
+
+
+def cut(v: Vector) -> Vector:
+    return map(runs(v, 0, 14), lambda byte, n: where(n > 1, 241 + n, byte))
+
+
+NO_CODERS = {
+    "two alike": (
+        lambda: coding(lambda v: cut_to(v, 2)),
+        "2 times byte 0 sent as 0, which comes back as 1 times byte 0; give every run a code",
+    ),
+    "no byte": (lambda: coding(lambda v: map(runs(v, 0, 2), lambda b, n: b * 300)), "0 to 255"),
+    "other decode": (
+        lambda: coding(cut),
+        "2 times byte 0 sent as 243, which comes back as 1 times",
+    ),
+    "no runs": (lambda: coding(lambda v: v), "return map(runs(v, 0, 14), f)"),
+    "runs twice": (lambda: coding(lambda v: (cut(v), cut(v))[1]), "cut the bytes once"),
+    "runs of runs": (lambda: coding(lambda v: cut(cut(v))), "runs(plain, 0, 14)"),
+    "too long": (lambda: coding(lambda v: cut_to(v, 257)), "a length of 2 to 256"),
+    "no whole number": (lambda: coding(lambda v: cut_to(v, 2.0)), "a length of 2 to 256"),
+    "beside its runs": (
+        lambda: coding(lambda v: map((*runs(v, 0, 2), v), lambda byte, n, x: byte + x)),
+        "map of more than a byte and its length",
+    ),
+    "filtered": (lambda: coding(lambda v: filter(cut(v), lambda c: c > 0)), "of more than a byte"),
+    "reduced": (
+        lambda: coding(lambda v: map(cut(v), lambda c: c + reduce(cut_to(v, 2), add))),
+        "cut the bytes once",
+    ),
+    "floats": (lambda: coding(lambda v: map(cut(v), lambda c: c / 2)), "to whole numbers"),
+    "no repeat": (lambda: coding(cut, lambda v: v), "return repeat(v, times)"),
+    "repeat of one": (lambda: coding(cut, lambda v: repeat(v, 1)), "repeat(map(coded, value)"),
+    "runs in a program": (lambda: attempt(lambda self, g: concat(q=cut(g))), "zero_run(v)"),
+    "repeat in a program": (lambda: attempt(lambda self, g: repeat(g, g)), "zero_run(v)"),
+}
+
+
+def cut_to(v: Vector, most: Any) -> Vector:
+    return map(runs(v, 0, most), lambda byte, n: byte)
+
+
+@pytest.mark.parametrize("case", NO_CODERS)
+def test_what_is_no_coder_is_refused_with_the_line(case):
+    make, remedy = NO_CODERS[case]
+    with pytest.raises(InvalidSetting) as caught:
+        make()
+    assert str(caught.value).startswith(__file__)
+    assert remedy in str(caught.value)
+
+
+def test_a_text_that_is_no_coder_is_refused():
+    with pytest.raises(InvalidSetting, match="bytes to bytes"):
+        compile_coder("void encode(uint8* a, uint8* b) { b = a; }", takes=(uint_3,))
+    twice = Path(__file__).with_name("zero_run.compll").read_text().replace("241 + ", "240 + ")
+    with pytest.raises(InvalidSetting, match="2 times byte 0 sent as 242, which comes back as 1"):
+        compile_coder(twice, takes=(uint_3,))
 
 
 # ---- a coder of one's own ----------------------------------------------------------------------

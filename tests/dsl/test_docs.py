@@ -55,5 +55,5 @@ def test_the_text_is_that_of_the_tests() -> None:
 def test_every_operator_is_in_the_table() -> None:
     prose = re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S)
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
-    classes = {"Compressed", "Scalar", "Scattered", "Type", "Vector"}
+    classes = {"Compressed", "Repeated", "Scalar", "Scattered", "Type", "Vector"}
     assert set(language.__all__) - classes - words == set()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.contract import Layout
@@ -17,6 +19,7 @@ from gradwire.dsl.language import (
     extract,
     filter,
     greater,
+    int32,
     map,
     pick,
     reduce,
@@ -31,6 +34,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 from gradwire.kernels.compiler import reference_only
 from gradwire.spec import TensorSpec
+from tests.strategies import bounded
 
 
 @pytest.fixture(params=["interpreted", "compiled"], autouse=True)
@@ -218,3 +222,75 @@ def test_both_back_ends_draw_one_sample():
     with reference_only():
         want, _ = codec.encode(state, grad_N)
     assert torch.equal(found.buffer, want.buffer)
+
+
+# ---- orders of one's own -------------------------------------------------------------------------
+
+
+class ordered(Summary):
+    """Elements at thirds of the whole gradient: by distance from 1, largest first by whole part."""
+
+    def encode(self, gradient):
+        near = sort(gradient, lambda a, b: abs(a - 1) < abs(b - 1))
+        parts = sort(gradient, lambda a, b: int32(a) > int32(b))
+        picked = {f"near{i}": pick(near, i / 3) for i in range(4)}
+        picked |= {f"part{i}": pick(parts, i / 3) for i in range(4)}
+        return concat(**picked, bits=bits(gradient))
+
+    def decode(self, compressed):
+        return map(extract(compressed)[-1], lambda bit: bit)
+
+
+def rank_of_key(key: float) -> float:
+    """NaN ranks above infinity."""
+    return math.inf if math.isnan(key) else min(key, 1e300)
+
+
+FEW = st.lists(
+    st.sampled_from([0.0, 1.0, 2.0, 0.5, 1.5, -3.25, -3.5, 7.5, math.inf, -math.inf, math.nan]),
+    min_size=1,
+    max_size=200,
+)
+
+
+@bounded(60)
+@given(values=FEW)
+def test_an_order_of_ones_own_is_a_stable_sort_by_its_key(values):
+    found, _ = ordered(block=64).encode(None, torch.tensor(values))
+    near = sorted(values, key=lambda x: rank_of_key(abs(x - 1)))
+    whole_part = {math.inf: 2**31 - 1, -math.inf: -(2**31)}
+    parts = sorted(
+        values, key=lambda x: -(0 if math.isnan(x) else whole_part.get(x) or math.trunc(x))
+    )
+    for i in range(4):
+        place = min(int(i / 3 * len(values)), len(values) - 1)
+        for name, want in ((f"near{i}", near[place]), (f"part{i}", parts[place])):
+            assert found[name].item() == pytest.approx(want, abs=0, nan_ok=True)
+
+
+def test_sorting_everything_draws_nothing_and_sees_the_residual():
+    codec, grad_N, residual_N = ordered(block=64), normal(300), normal(301)[1:].clone()
+    assert codec.init(TensorSpec("gradient", 300)) is None
+    want, _ = codec.encode(None, grad_N + residual_N)
+    found, _ = codec.encode(None, grad_N, residual_N=residual_N)
+    assert torch.equal(found.buffer, want.buffer)
+
+
+def test_a_sample_has_the_same_orders():
+    class farthest(Summary):
+        seed: int = 0
+
+        def encode(self, gradient):
+            mean = whole(reduce(gradient, add), add) / whole(size(gradient), add)
+            drawn = sort(sample(gradient, 0.05), lambda a, b: abs(a - mean) > abs(b - mean))
+            return concat(most=pick(drawn, 0.0), least=pick(drawn, 1.0), bits=bits(gradient))
+
+        def decode(self, compressed):
+            return map(extract(compressed)[-1], lambda bit: bit)
+
+    grad_N = normal(5000)
+    state = farthest().init(TensorSpec("gradient", 5000))
+    payload, _ = farthest().encode(state, grad_N)
+    most, least = payload["most"].item(), payload["least"].item()
+    assert {most, least} <= set(grad_N.tolist())
+    assert abs(most) > 1.5 > 0.1 > abs(least)

@@ -29,6 +29,7 @@ from gradwire.dsl.language import (
     uint8,
 )
 from gradwire.dsl.program import Program
+from gradwire.dsl.text import run
 from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
@@ -273,6 +274,35 @@ def test_registered_operators_and_coders_are_known():
     assert payload.size_bytes <= codec.format(TensorSpec("w", 300)).size_bytes
     decoded_N = codec.decode(payload, torch.empty(300))
     assert torch.equal(decoded_N, torch.where(grad_N.abs() < 1, 0.0, grad_N.sign()))
+
+
+def test_texts_know_every_file_of_the_library():
+    """Whatever else was imported: the file that runs texts imports them, which registers them."""
+    folder = Path(run.__file__).parents[1] / "library"
+    assert {path.stem for path in folder.glob("[!_]*.py")} <= {*vars(run)}
+
+
+@reference_only()
+def test_a_text_sorts_by_an_order_of_its_own():
+    text = """
+        float cut;
+        bool larger(float a, float b) { return abs(a) > abs(b); }
+        uint1 is_large(float x) { return abs(x) >= abs(cut); }
+        float back(uint1 bit) { return bit * cut; }
+        void encode(float* gradient, uint8* compressed) {
+            cut = pick(sort(gradient, larger), 0.25);
+            uint1* bits = map(gradient, is_large);
+            compressed = concat(cut, bits);
+        }
+        void decode(uint8* compressed, float* gradient) {
+            uint1* bits;
+            extract(compressed, cut, bits);
+            gradient = map(bits, back);
+        }
+    """
+    payload, _ = compile_text(text)().encode(None, torch.tensor([1.0, -8.0, 2.0, -4.0]))
+    assert payload["cut"].item() == -4
+    assert payload["bits"].item() == 0b1010
 
 
 def test_settings_are_checked_by_type_and_range():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,6 +101,7 @@ def programs(
     path = Path(name)
     if path.suffix == TEXT:
         made = [program_of_text(path, more or [], traits or [])]
+        _check_no_matrices(name, made)
     else:
         check_no_text(traits, more)
         made = _from_python(path) if path.suffix == ".py" else [_shipped(name)]
@@ -112,9 +114,19 @@ def _shipped(name: str) -> Any:
     from ..load import load
 
     found = load("compress", name)
+    _check_no_matrices(name, [found])
     if not (isinstance(found, type) and issubclass(found, Program)):
         raise invalid("NAME", name, "a compressor written in the language", "try terngrad")
     return found
+
+
+def _check_no_matrices(name: str, values: Iterable[object]) -> None:
+    """Refuses a program of matrices, which has no kernels of its own."""
+    from ..dsl.lowrank import MatrixProgram
+
+    if any(isinstance(value, type) and issubclass(value, MatrixProgram) for value in values):
+        accepted = "a program that becomes C++ or Triton; torch carries those of matrices out"
+        raise invalid("NAME", name, accepted, f"time it by gradwire bench exchange --only {name}")
 
 
 def _from_python(path: Path) -> list[Any]:
@@ -122,14 +134,14 @@ def _from_python(path: Path) -> list[Any]:
     from ..dsl.program import Program
 
     module = module_of(path)
-    found = [
+    own = [
         value
         for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Program)
-        and value.__module__ == module.__name__
+        if isinstance(value, type) and value.__module__ == module.__name__
     ]
+    found = [value for value in own if issubclass(value, Program)]
     if not found:
+        _check_no_matrices(path.stem, own)
         raise invalid("FILE", str(path), "one that defines a Program", "see docs/compll.md")
     return found
 

@@ -1,6 +1,6 @@
 """Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
 
-An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``powersgd``, ``selective``.
+An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``selective``.
 """
 
 from __future__ import annotations

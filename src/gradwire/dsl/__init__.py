@@ -21,10 +21,12 @@
     layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |
     operators  what may be added from outside, with all its forms
-    coders     a field's packed bytes made fewer and back
-    library/   added so: e4m3 and zero_run; and matrix, called directly by algorithms that are
-               exchanges of their own
+    coders     a field's packed bytes made fewer and back; runs: coders that are programs
+    library/   added so: e4m3, exponent and zero_run
 
-Source: HiPress (CompLL), section 4, table 4. May import: errors, units, spec, payload, contract,
-trace, load, kernels.
+    matrices   programs of matrices, checked to be projections of the mean gradient
+    lowrank    an exchange of each, which torch carries out
+
+Source: HiPress (CompLL), section 4, table 4. May import: errors, units, spec, payload, verbs,
+contract, trace, load, kernels, travel.
 """

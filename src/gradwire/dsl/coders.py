@@ -23,10 +23,11 @@ from torch import Tensor
 from ..errors import RanksDiffer, invalid
 from ..kernels.compiler import CppSource, load_compiled
 from ..payload import Field, Format, Payload
-from .ir import UNSIGNED, Buffer
+from .ir import UNSIGNED, Buffer, DType
 from .language import Type
 from .operators import check_name
 from .rewrite import Traced
+from .runs import Repeated, traced_runs
 from .symbols import Coded, Vector, refuse
 
 _HEADERS = Path(__file__).parent / "csrc"
@@ -130,6 +131,41 @@ class Coder:
         if not bool(wrong_B.any()) and int(lengths_B.sum()) == coded_C.numel():
             return self.decode(lengths_B.long(), coded_C, plain_U, block_bytes)
         return int(wrong_B.int().argmax()) if lengths_B.numel() else 0
+
+
+def coder(
+    name: str,
+    *,
+    takes: tuple[Type, ...],
+    encode: Callable[[Vector], Vector],
+    decode: Callable[[Vector], Repeated],
+) -> Coder:
+    """The coder of two functions in the language: one maps ``runs``, the other ends in ``repeat``.
+
+    Raises InvalidSetting if some byte or run would not come back as it was.
+
+    >>> from gradwire.dsl.language import *
+    >>> pairs = coder(
+    ...     "pairs",
+    ...     takes=(uint_3,),
+    ...     encode=lambda v: map(runs(v, 0, 2), lambda byte, n: where(n == 2, 255, byte)),
+    ...     decode=lambda v: repeat(
+    ...         map(v, lambda code: where(code == 255, 0, code)),
+    ...         map(v, lambda code: where(code == 255, 2, 1)),
+    ...     ),
+    ... )
+    >>> pairs.encode(torch.tensor([0, 0, 0, 5], dtype=torch.uint8), 4)[1].tolist()
+    [255, 0, 5]
+    """
+    tops = {kind.dtype: 242 if kind.dtype is DType.UINT_3 else 255 for kind in takes}
+    tables = traced_runs(name, max(tops.values(), default=255), encode, decode)
+    return Coder(
+        name,
+        takes=takes,
+        encode=tables.encode,
+        decode=tables.decode,
+        cpp_support=tables.cpp(name),
+    )
 
 
 @dataclass(frozen=True)

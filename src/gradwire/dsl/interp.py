@@ -200,13 +200,18 @@ def _halved(lanes: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tenso
 
 def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
     """``body`` with its two operands filled in."""
-    values: dict[Node, Tensor] = {}
+    operands = (found for found in walk([body]) if found.op is Op.ARG)
+    return evaluated(body, {found: (a, b)[found.arg] for found in operands}, like=a)
+
+
+def evaluated(body: Node, operands: Mapping[Node, Tensor], like: Tensor | None = None) -> Tensor:
+    """An expression of these operands alone, each a tensor of one shape (``like`` if none is)."""
+    values = dict(operands)
+    like = next(iter(operands.values())) if like is None else like
     for found in walk([body]):
-        if found.op is Op.ARG:
-            values[found] = (a, b)[found.arg]
-        elif found.op is Op.CONST:
-            values[found] = torch.full_like(a, found.arg, dtype=torch_dtype(found.dtype))
-        else:
+        if found.op is Op.CONST:
+            values[found] = torch.full_like(like, found.arg, dtype=torch_dtype(found.dtype))
+        elif found not in values:
             values[found] = _POINTWISE[found.op](found, *(values[s] for s in found.sources))
     return values[body]
 

@@ -10,13 +10,17 @@ are plain numbers. A map leaves no node behind: a vector *is* the expression of 
 
 Of the whole gradient, known before its blocks are visited (``stages``):
 
-    sample(G, share) elements drawn at random     sort(S, smaller)      a sample in order
+    sample(G, share) elements drawn at random     sort(S, order)        it, or all, in order
     pick(S, part)    the one at a part of it      whole(b, f, start)    a block's value over all
 
 Of what a filter kept, to be sent as a list (``selection``):
 
     top(K, share)    the largest of it            indices(K)            its places
     scatter(I, K)    the decoded gradient, 0 elsewhere
+
+Of the packed bytes of a field, in a coder (``runs``):
+
+    runs(v, of, most) bytes, and runs of one byte repeat(v, n)          each byte, n times
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any
 
 from . import ir
 from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Extent, Op
+from .runs import Repeated, repeat, runs
 from .selection import Scattered, indices, scatter, top
 from .stages import pick, recorded, sample, sort, whole
 from .symbols import (
@@ -45,6 +50,7 @@ from .symbols import (
 
 __all__ = [
     "Compressed",
+    "Repeated",
     "Scalar",
     "Scattered",
     "Type",
@@ -63,7 +69,9 @@ __all__ = [
     "pick",
     "random",
     "reduce",
+    "repeat",
     "round",
+    "runs",
     "sample",
     "scatter",
     "size",

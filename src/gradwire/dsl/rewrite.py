@@ -47,6 +47,8 @@ POPULATION = Buffer("population", INT32, Extent.CALL)
 NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
 """The number of elements that are drawn."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
+KEYS = "keys"
+"""The name of the buffer of what a sample is sorted by, if that is not its elements."""
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
 """Buffers of the kernels that read or write fields as well: no field may have such a name."""
 
@@ -247,7 +249,8 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
     """Whether a stage may run with those before it, of which it must need no result."""
     first = group[0]
     if isinstance(first.how, Pick) and isinstance(stage.how, Pick):
-        return first.value is stage.value and first.how.draw == stage.how.draw
+        alike = first.how.draw == stage.how.draw and first.how.key is stage.how.key
+        return alike and first.value is stage.value
     if isinstance(first.how, Pick) or isinstance(stage.how, Pick):
         return False
     results = {load_buffer(earlier.result) for earlier in group}
@@ -257,8 +260,13 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
 def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernels:
     how, stores = stages[0].how, tuple[Node, ...]()
     if isinstance(how, Pick):
-        plain, with_residual = _gathered(how.draw.stream)
+        plain, with_residual = _PLAIN, _WITH_RESIDUAL
+        if how.draw.stream is not None:
+            plain, with_residual = _gathered(how.draw.stream)
         stores = (store(SAMPLE, _canonical(stages[0].value)),)
+        if how.key is not None:
+            keys = Buffer(KEYS, how.key.dtype, Extent.ELEMENT)
+            stores = (*stores, store(keys, _canonical(how.key)))
     else:
         plain, with_residual = _PLAIN, _WITH_RESIDUAL
         stores = tuple(

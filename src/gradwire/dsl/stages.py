@@ -1,7 +1,7 @@
 """Scalars of the whole gradient, made in stages that run before its blocks are visited.
 
     sample(G, share)   some elements, drawn at random      whole(b, f)       a value a block,
-    sort(S, smaller)   a sample in order                                     combined over all
+    sort(S, order)     them, or all elements, in order                       combined over all
     pick(S, fraction)  the element at that part of it
 
 A trace records its stages in order; the scalar that each gives is a value a call, of which later
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import ir
-from .ir import FLOAT32, Buffer, Extent, Fold, Node, Op
+from .ir import BOOL, FLOAT32, Buffer, Extent, Fold, Node, Op
+from .simplify import substitute
 from .symbols import Number, Scalar, Symbol, Vector, fold_by, refuse, working
 
 RESULT_NAME = r"stage\d+\w*"
@@ -30,12 +31,12 @@ class Draw:
     """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of its own.
 
     With replacement; but a sample that would be as large as the gradient is the gradient itself,
-    each element once.
+    each element once. ``stream`` is None where all elements were asked for, and nothing is drawn.
     """
 
     share: float
     least: int
-    stream: int
+    stream: int | None
 
     def count(self, numel: int) -> int:
         """How many of ``numel`` elements are in it."""
@@ -44,17 +45,17 @@ class Draw:
 
 @dataclass(frozen=True)
 class Pick:
-    """The element at ``fraction`` of a sorted sample."""
+    """The element at ``fraction`` of a sorted sample, by ``key`` if they are not the keys."""
 
     draw: Draw
     descending: bool
     fraction: float
+    key: Node | None = None
 
-    def rank(self, numel: int) -> int:
-        """The place of the one picked in the sample of ``numel`` elements, in ascending order."""
+    def place(self, numel: int) -> int:
+        """The place of the one picked in the sorted sample of ``numel`` elements."""
         count = self.draw.count(numel)
-        place = min(int(self.fraction * count), count - 1)
-        return count - 1 - place if self.descending else place
+        return min(int(self.fraction * count), count - 1)
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,17 @@ def recorded(operator: str) -> Recording:
 
 
 class Sample(Symbol):
-    """Some elements, drawn at random with replacement; in order once sorted."""
+    """Some elements, drawn at random with replacement, or all; in order once sorted."""
 
-    __slots__ = ("descending", "draw", "node")
+    __slots__ = ("descending", "draw", "key", "node")
 
-    def __init__(self, node: Node, draw: Draw, descending: bool | None = None) -> None:
+    def __init__(
+        self, node: Node, draw: Draw, descending: bool | None = None, key: Node | None = None
+    ) -> None:
         self.node = node
         self.draw = draw
         self.descending = descending
+        self.key = key
 
 
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:
@@ -132,36 +136,87 @@ def sample(vector: Vector, share: float, least: int = 1) -> Sample:
     each is in it once. Element by element, a map of the gradient is computed of those drawn only.
     """
     recording = recorded("sample()")
-    if not isinstance(vector, Vector) or vector.keep is not None:
-        refuse("sample of something other than a vector of all elements", "sample, then filter")
+    value = _drawn_from("sample", vector)
     if not isinstance(share, float | int) or not 0 < share <= 1:
         refuse(f"sample of a share of {share!r}", "give a number in (0, 1]: 0.001 for 0.1 %")
-    value = working(Scalar(vector.node))
-    if value.dtype is not FLOAT32:
-        refuse(f"sample of {value.dtype!r}", "sample float32 values: map(v, float32)")
-    if any(n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM) for n in ir.walk([value])):
-        remedy = "sample the gradient, or a map of it by captured values and whole-gradient scalars"
-        refuse("sample of what depends on an element's block or place", remedy)
+    _check_anywhere("sample of", value)
     return Sample(value, Draw(share, int(least), recording.stream()))
 
 
-def sort(drawn: Sample, udf: Callable[[Any, Any], Number]) -> Sample:
-    """A sample in order: ``smaller`` first or ``greater`` first; NaN ranks above infinity."""
-    if not isinstance(drawn, Sample):
-        refuse("sort of something that is no sample", "sort(sample(v, share), smaller)")
-    fold = fold_by(udf, drawn.node, None)
-    if fold.body.op not in (Op.SMALLER, Op.GREATER) or ir.neutral(fold.body) is None:
-        refuse("sort by a function of your own", "sort by smaller or greater, sample a map")
-    return Sample(drawn.node, drawn.draw, fold.body.op is Op.GREATER)
+def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample:
+    """A sample, or the whole gradient's elements, in the order that ``udf`` of two of them says.
+
+    ``smaller`` or ``greater`` comes first; or ``udf`` is an order of one's own, a comparison by
+    ``<`` or ``>`` of one expression of either: ``lambda a, b: abs(a) > abs(b)``. Equal ones keep
+    the order of their places. NaN ranks above infinity.
+    """
+    if isinstance(elements, Vector):
+        recorded("sort()")
+        elements = Sample(_drawn_from("sort", elements), Draw(1.0, 1, None))
+    if not isinstance(elements, Sample):
+        refuse("sort of what is no vector", "sort(v, smaller) or sort(sample(v, share), smaller)")
+    value, draw = elements.node, elements.draw
+    first, second = (Scalar(ir.node(Op.ARG, dtype=FLOAT32, arg=i)) for i in (0, 1))
+    said = udf(first, second)
+    if isinstance(said, Scalar) and said.node.dtype is BOOL:
+        argument, descending = _order(said.node, first.node, second.node)
+        (key,) = substitute((argument,), {first.node: value})
+        if draw.stream is not None:
+            _check_anywhere("sort of a sample by", key)
+        return Sample(value, draw, descending, None if key is value else key)
+    found = said.node if isinstance(said, Scalar) else value
+    both = {*found.sources} == {first.node, second.node}
+    if not both or found.op not in (Op.SMALLER, Op.GREATER):
+        refuse("sort by a function that is no order", _ORDERS)
+    return Sample(value, draw, found.op is Op.GREATER)
+
+
+_ORDERS = "sort by smaller, greater, or as lambda a, b: abs(a) > abs(b), one expression of either"
+
+
+def _order(said: Node, first: Node, second: Node) -> tuple[Node, bool]:
+    """The key of an order as an expression of ``first``, and whether the greatest is first.
+
+    So what is sorted by is an order for certain: no comparison contradicts another.
+    """
+    if said.op is not Op.LESS:
+        refuse("sort by a condition that is no order by < or >", _ORDERS)
+    left, right = said.sources
+    descending = second in ir.walk([left])
+    key, other = (right, left) if descending else (left, right)
+    if first not in ir.walk([key]) or substitute((key,), {first: second})[0] is not other:
+        refuse("sort by a comparison of two different expressions", _ORDERS)
+    return key, descending
+
+
+def _drawn_from(operator: str, vector: Vector) -> Node:
+    """The element of a vector that a sample may hold."""
+    if not isinstance(vector, Vector) or vector.keep is not None:
+        refuse(f"{operator} of something other than a vector of all elements", _BEFORE[operator])
+    value = working(Scalar(vector.node))
+    if value.dtype is not FLOAT32:
+        refuse(f"{operator} of {value.dtype!r}", f"{operator} float32 values: map(v, float32)")
+    return value
+
+
+_BEFORE = {"sample": "sample, then filter", "sort": "sort, pick, then filter by what was picked"}
+
+
+def _check_anywhere(what: str, value: Node) -> None:
+    """Refuses an element that is not the same wherever it is computed."""
+    if any(n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM) for n in ir.walk([value])):
+        remedy = "take the gradient, or a map of it by captured values and whole-gradient scalars"
+        refuse(f"{what} what depends on an element's block or place", remedy)
 
 
 def pick(drawn: Sample, fraction: float) -> Scalar:
-    """The element at floor(fraction * count) of a sorted sample, the last of it for 1."""
+    """The element at floor(fraction * count) of what was sorted, the last of it for 1."""
     if not isinstance(drawn, Sample) or drawn.descending is None:
         refuse("pick from what is not in order", "pick(sort(sample(v, share), smaller), fraction)")
     if not isinstance(fraction, float | int) or not 0 <= fraction <= 1:
         refuse(f"pick at {fraction!r}", "give a number in [0, 1]: 0.5 for the median")
-    return recorded("pick()").stage(drawn.node, Pick(drawn.draw, drawn.descending, fraction))
+    how = Pick(drawn.draw, drawn.descending, fraction, drawn.key)
+    return recorded("pick()").stage(drawn.node, how)
 
 
 def whole(

@@ -20,7 +20,7 @@ from .build import Built, Call
 from .coders import Coding, coding
 from .ir import Kernel
 from .layout import MEMORY, program_format
-from .rewrite import StageKernels, Traced, partials
+from .rewrite import KEYS, StageKernels, Traced, partials
 from .stages import Pick
 
 
@@ -104,10 +104,13 @@ def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
 
 def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     picks = {stage.result.name: stage.how for stage in made.stages if isinstance(stage.how, Pick)}
-    draw = next(iter(picks.values())).draw
-    counts = [draw.count(call.numel) for call in calls]
+    how = next(iter(picks.values()))
+    counts = [how.draw.count(call.numel) for call in calls]
     device = calls[0].operands["gradient"].device
     samples = scratch("sample", torch.float32, counts, device)
+    keys = samples
+    if how.key is not None:
+        keys = scratch(KEYS, MEMORY[how.key.dtype], counts, device)
     drawing = [
         call._replace(
             numel=count,
@@ -116,15 +119,28 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
                 "population": _number(call.numel, device),
                 "num_drawn": _number(count, device),
                 "sample": sample_S,
+                KEYS: key_S,
             },
         )
-        for call, count, sample_S in zip(calls, counts, samples, strict=True)
+        for call, count, sample_S, key_S in zip(calls, counts, samples, keys, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, drawing)
     return [
-        {name: _nth_smallest(sample_S, how.rank(call.numel)) for name, how in picks.items()}
-        for call, sample_S in zip(calls, samples, strict=True)
+        {name: _sorted_at(sample_S, key_S, how, call.numel) for name, how in picks.items()}
+        for call, sample_S, key_S in zip(calls, samples, keys, strict=True)
     ]
+
+
+def _sorted_at(sample_S: Tensor, key_S: Tensor, how: Pick, numel: int) -> Tensor:
+    """The element that is picked, as a vector of one; equal keys stay in the order of places."""
+    place = how.place(numel)
+    key = _nth_smallest(key_S, key_S.numel() - 1 - place if how.descending else place)
+    if key_S is sample_S:
+        return key
+    first_S, then_S = (key, key_S) if how.descending else (key_S, key)
+    before_S = (first_S < then_S) | (then_S.isnan() & ~first_S.isnan())
+    alike_S = (key_S == key) | (key_S.isnan() & key.isnan())
+    return sample_S[alike_S.nonzero()[place - int(before_S.sum())]]
 
 
 def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:

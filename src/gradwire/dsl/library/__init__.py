@@ -1,1 +1,1 @@
-"""Operators that are added to the language by its own registry, and matrix operators."""
+"""Operators and coders that are added to the language by its own registry."""

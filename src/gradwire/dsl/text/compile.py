@@ -47,7 +47,10 @@ from ...contract import State
 from ...errors import InvalidSetting, NotInstalled, invalid
 from ...payload import Payload
 from .. import ir
-from ..language import Compressed
+from ..coders import Coder, coder
+from ..language import Compressed, Type
+from ..lowrank import MatrixProgram
+from ..matrices import Matrix
 from ..program import Program
 from ..symbols import Vector, tracing
 from .run import ProgramTrace
@@ -87,19 +90,51 @@ _READABLE = {
 def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: Any) -> type[Any]:
     """The compressor of a text, a class derived from ``Program``; ``traits`` as in ``Program``.
 
+    A text whose gradient is a matrix, ``float**``, is an exchange derived from ``MatrixProgram``,
+    whose traits follow from its form.
+
     A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are further
     texts of the same program: what the first declares is known to them. A program without decode,
     as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
     text and a caret. Raises NotInstalled without lark, the extra ``gradwire[text]``.
     """
-    texts = [_read(one) for one in (text, *more)]
-    declared = Declared(_parsed(one) for one in texts)
+    declared = _declared(text, *more)
     name = name or (text.stem if isinstance(text, Path) else "compressor")
     if "encode" not in declared.functions:
         raise invalid("a program", name, "a text with encode", "write void encode(float* ...)")
+    if declared.form == "coder":
+        accepted, remedy = "a text that encodes a gradient", "compile_coder makes a coder of it"
+        raise invalid("a program", name, accepted, remedy)
+    if declared.form == "matrices":
+        return types.new_class(name, (MatrixProgram,), {}, _factorising(declared, name, traits))
     if "decode" not in declared.functions:
         return types.new_class(name, (_EncodeOnly, Program), traits, _body(declared, name))
     return types.new_class(name, (Program,), traits, _body(declared, name))
+
+
+def compile_coder(
+    text: str | Path, *more: str | Path, name: str = "", takes: tuple[Type, ...]
+) -> Coder:
+    """The coder of a text whose encode and decode are ``(uint8* given, uint8* result)``.
+
+    ``takes`` are the types whose packed bytes it codes. Texts and errors are those of
+    ``compile_text``; ``register`` makes it known to other texts.
+    """
+    declared = _declared(text, *more)
+    name = name or (text.stem if isinstance(text, Path) else "coder")
+    if not {"encode", "decode"} <= {*declared.functions} or declared.form != "coder":
+        accepted = "a text whose encode and decode take bytes to bytes"
+        raise invalid("a coder", name, accepted, "write void encode(uint8* plain, uint8* coded)")
+    return coder(
+        name,
+        takes=takes,
+        encode=lambda plain: ProgramTrace(declared).encode(plain),
+        decode=lambda coded: ProgramTrace(declared).decode(coded),
+    )
+
+
+def _declared(*texts: str | Path) -> Declared:
+    return Declared(_parsed(_read(one)) for one in texts)
 
 
 def _read(given: str | Path) -> Text:
@@ -113,17 +148,52 @@ def _read(given: str | Path) -> Text:
         raise invalid("text", str(given), "a file in UTF-8", str(error.reason)) from None
 
 
-def _body(declared: Declared, name: str) -> Any:
-    """Fills a class's namespace: settings with their defaults, and the two functions."""
+def _settings(
+    declared: Declared, name: str, base: type, own: Sequence[str]
+) -> tuple[dict[str, type], dict[str, Any]]:
+    """Types and defaults of the settings, which have names of the base's only among ``own``."""
     settings = declared.settings()
-    kinds: dict[str, type] = {key: setting.plain for key, setting in settings.items()}
     for key in settings:
-        if iskeyword(key) or (hasattr(Program, key) and key != "block"):
+        if iskeyword(key) or (hasattr(base, key) and key not in own):
             raise invalid("a setting's name", key, "none of a program's own", "choose another")
     with tracing(f"the globals and defaults of {name}"):
         run = ProgramTrace(declared)
         defaults = {key: run.default(setting) for key, setting in settings.items()}
-    if declared.draws and "seed" not in settings:
+    return {key: setting.plain for key, setting in settings.items()}, defaults
+
+
+def _factorising(declared: Declared, name: str, traits: Iterable[str]) -> Any:
+    """Fills the namespace of a program of matrices."""
+    kinds, defaults = _settings(declared, name, MatrixProgram, ("rank", "seed"))
+    if traits:
+        accepted = "none, as those of matrices follow from their form"
+        raise invalid("traits", [*traits], accepted, "leave them out")
+    if "decode" not in declared.functions:
+        raise invalid("a program of matrices", name, "a text with decode", "pass decode's text too")
+
+    def encode(self: MatrixProgram, gradient: Matrix, start: Matrix) -> tuple[Any, ...]:
+        return tuple(ProgramTrace(declared, self).encode(gradient, start).fields.values())
+
+    def decode(self: MatrixProgram, *factors: Any) -> Any:
+        sent = Compressed({f"factor {i}": factor for i, factor in enumerate(factors)})
+        return ProgramTrace(declared, self).decode(sent)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {key: value for key, value in defaults.items() if value is not None}
+        namespace |= {
+            "__annotations__": kinds,
+            "__doc__": f"{name}, a program of matrices in CompLL's text.",
+            "encode": encode,
+            "decode": decode,
+        }
+
+    return fill
+
+
+def _body(declared: Declared, name: str) -> Any:
+    """Fills a class's namespace: settings with their defaults, and the two functions."""
+    kinds, defaults = _settings(declared, name, Program, ("block",))
+    if declared.draws and "seed" not in kinds:
         kinds["seed"], defaults["seed"] = int, 0
 
     def encode(self: Program, gradient: Vector) -> Any:

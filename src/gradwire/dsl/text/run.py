@@ -12,9 +12,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidSetting
-from .. import language
+from .. import language, matrices
 from ..language import Compressed, Vector
-from ..library import e4m3, zero_run  # noqa: F401  # which register operators
+from ..library import e4m3, exponent, zero_run  # noqa: F401  # which register operators
+from ..matrices import Matrix
 from ..operators import registered
 from ..symbols import Refusal, Symbol, count_operation, refuse
 from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
@@ -52,13 +53,14 @@ class ProgramTrace:
             with self._framed(_Frame(text, "", self._globals)):
                 self._declare(row)
 
-    def encode(self, *vectors: Vector) -> Value:
-        """The value that encode assigns to its ``uint8*``, for the gradient (and the latest)."""
+    def encode(self, *vectors: Vector | Matrix) -> Value:
+        """The value of encode's last ``uint8*``, for the gradient (and latest, or the start)."""
         return self._entered("encode", vectors, "uint8*")
 
-    def decode(self, compressed: Compressed) -> Value:
-        """The value that decode assigns to its ``float*``."""
-        return self._entered("decode", (compressed,), "float*")
+    def decode(self, compressed: Compressed | Vector) -> Value:
+        """The value of decode's ``float*`` or ``float**``; a coder's of its last ``uint8*``."""
+        result = {"coder": "uint8*", "matrices": "float**"}.get(self._declared.form, "float*")
+        return self._entered("decode", (compressed,), result)
 
     def default(self, setting: ParamField) -> bool | int | float | None:
         """The value that a setting has unless another is given; None where one must be."""
@@ -74,12 +76,13 @@ class ProgramTrace:
     def _entered(self, name: str, given: Sequence[Value], result: str) -> Value:
         function, rest = self._declared.functions[name], iter(given)
         frame, out = _Frame(function.text, name), _Variable(Kind(""))
+        assigned = next((p for kind, p in function.parameters[::-1] if str(kind) == result), None)
         for kind, parameter in function.parameters:
             if kind.name in self._declared.structs:
                 frame.structs[parameter] = self._declared.structs[kind.name]
                 continue
             frame.variables[parameter] = variable = _Variable(kind)
-            if str(kind) == result:
+            if parameter == assigned:
                 out = variable
             else:
                 variable.value = next(rest)
@@ -112,9 +115,9 @@ class ProgramTrace:
                     variable.value = converted(variable.kind, value)
             case _:
                 called, *arguments = statement.children[0].children  # type: ignore[union-attr]
-                if called != "extract":
+                if called not in ("extract", "decomp"):
                     refuse(f"{called} without a use of what it gives", "assign it to a variable")
-                self._extract(*arguments)
+                self._extract(*arguments) if called == "extract" else self._decomp(*arguments)
 
     def _declare(self, row: Parsed) -> None:
         for kind, name, expression in declarations(row):
@@ -137,10 +140,19 @@ class ProgramTrace:
         found = language.extract(self._value(payload))
         if len(found) != len(targets):
             refuse(f"extract into {len(targets)} variables", f"{len(found)} fields were sent")
+        self._fill("extract", targets, found)
+
+    def _decomp(self, *arguments: Parsed) -> None:
+        if len(arguments) != 4:
+            refuse(f"decomp of {len(arguments)} values", "write decomp(gradient, start, P, Q);")
+        gradient, start, *targets = arguments
+        self._fill("decomp", targets, matrices.decomp(self._value(gradient), self._value(start)))
+
+    def _fill(self, called: str, targets: Sequence[Parsed], found: Sequence[Value]) -> None:
         for target, value in zip(targets, found, strict=True):
             with self._at(target):
                 if target.data != "name":
-                    refuse("extract into an expression", "name a variable for each field")
+                    refuse(f"{called} into an expression", "name a variable for each result")
                 variable = self._assigned(str(target.children[0]))
                 variable.value = converted(variable.kind, value)
 
@@ -238,6 +250,8 @@ class ProgramTrace:
             return self._concat(arguments)
         if name == "extract":
             refuse("extract in an expression", "write extract(compressed, a, b); by itself")
+        if name == "decomp":
+            refuse("decomp in an expression", "write decomp(gradient, start, P, Q); by itself")
         found = self._function(str(name))
         return apply_function(str(name), found, [self._value(argument) for argument in arguments])
 
@@ -249,6 +263,8 @@ class ProgramTrace:
                 if name in fields:
                     refuse(f"a second field {name}", "send a variable of another name")
                 fields[name] = typed(kind, self._value(argument))
+        if self._declared.form == "matrices":
+            return Compressed(fields)  # factors, in order: nothing is packed
         return language.concat(**fields)
 
     def _field(self, sent: Parsed) -> tuple[str, Kind | None]:

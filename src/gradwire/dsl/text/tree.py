@@ -11,6 +11,18 @@ from ...errors import InvalidSetting
 if TYPE_CHECKING:
     from lark import Token, Tree
 
+_FORMS: dict[str, dict[str, tuple[list[str], ...]]] = {
+    "compressor": {
+        "encode": (["float*", "uint8*"], ["float*", "float*", "uint8*"]),
+        "decode": (["float*", "uint8*"],),
+    },
+    "coder": dict.fromkeys(("encode", "decode"), (["uint8*", "uint8*"],)),
+    "matrices": {
+        "encode": (["float**", "float**", "uint8*"],),
+        "decode": (["float**", "uint8*"],),
+    },
+}
+"""The parameters of a program's functions, by what it may be."""
 _LONGEST = 200
 """Characters of a line that are shown."""
 
@@ -41,18 +53,18 @@ class TextError(InvalidSetting):
 
 @dataclass(frozen=True)
 class Kind:
-    """A declared type: of one value, or of one value an element (``float*``)."""
+    """A declared type: of one value, of one an element (``float*``), of a matrix (``float**``)."""
 
     name: str
-    is_array: bool = False
+    num_stars: int = 0
 
     @classmethod
-    def of(cls, name: str, is_array: bool = False) -> Kind:
+    def of(cls, name: str, num_stars: int = 0) -> Kind:
         """The type of this name; two have two."""
-        return cls({"float32": "float", "int": "int32"}.get(name, str(name)), is_array)
+        return cls({"float32": "float", "int": "int32"}.get(name, str(name)), num_stars)
 
     def __str__(self) -> str:
-        return self.name + "*" * self.is_array
+        return self.name + "*" * self.num_stars
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,7 @@ class Declared:
             for found in trees(tree.children):
                 self._add(text, found)
             self.draws |= any(_is_draw(found) for found in tree.iter_subtrees())
-        for name in ("encode", "decode"):
-            if name in self.functions:
-                self._check_signature(self.functions[name])
+        self.form = self._form()
 
     def _add(self, text: Text, found: Parsed) -> None:
         match found.data:
@@ -112,14 +122,20 @@ class Declared:
                     raise at(text, made.name, f"a second {made.name}; give it another name")
                 self.functions[str(made.name)] = made
 
-    def _check_signature(self, function: Function) -> None:
-        arrays = [str(kind) for kind, _ in function.parameters if kind.name not in self.structs]
-        allowed: list[list[str]] = [["float*", "uint8*"]]
-        if function.name == "encode":
-            allowed.append(["float*", "float*", "uint8*"])
-        if sorted(arrays) not in allowed:
-            wanted = "(float* gradient, uint8* compressed, and param structures)"
-            raise at(function.text, function.name, f"{function.name} takes {wanted}")
+    def _form(self) -> str:
+        """The kind of program that encode's parameters say, which decode's must fit to."""
+        forms = dict(_FORMS)
+        for name in ("encode", "decode"):
+            if name not in self.functions:
+                continue
+            function = self.functions[name]
+            arrays = [str(kind) for kind, _ in function.parameters if kind.name not in self.structs]
+            forms = {form: kinds for form, kinds in forms.items() if sorted(arrays) in kinds[name]}
+            if not forms:
+                wanted = "(float* gradient, uint8* compressed, and param structures)"
+                reason = f"{name} takes {wanted}; docs/compll.md has coders and matrices"
+                raise at(function.text, function.name, reason)
+        return next(iter(forms))
 
     def settings(self) -> dict[str, ParamField]:
         """Fields of all param structures: a program's settings."""
@@ -153,7 +169,7 @@ def declarations(row: Parsed) -> Iterator[tuple[Kind, Token, Parsed | None]]:
 
 def _kind(row: Parsed) -> Kind:
     tokens = [child for child in row.children if isinstance(child, str)]
-    return Kind.of(tokens[0], len(tokens) > 1 and tokens[1].type == "STAR")
+    return Kind.of(tokens[0], sum(token.type == "STAR" for token in tokens))
 
 
 def _function(text: Text, found: Parsed) -> Function:

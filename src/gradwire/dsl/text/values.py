@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy as np
 from .. import language
 from ..ir import BOOL, FLOAT32, UNSIGNED, Op
 from ..language import Compressed, Scalar, Type, Vector
+from ..matrices import Matrix, matmul, orthogonal
 from ..symbols import Symbol, refuse
 from .tree import Kind
 
 Value: TypeAlias = Any
-"""A plain number, a Scalar, a Vector, a Compressed, or a function of elements."""
+"""A plain number, a Scalar, a Vector, a Matrix, a Compressed, or a function of elements."""
 
 TYPES: dict[str, Type] = {
     Kind.of(repr(found)).name: found for found in vars(language).values() if isinstance(found, Type)
@@ -89,9 +91,10 @@ UNARY: dict[str, Callable[[Any], Value]] = {
 
 
 def _map(*given: Value) -> Vector:
-    """C has no tuples: map(a, b, f)."""
+    """C has no tuples: map(a, b, f); runs gives two vectors."""
     *vectors, udf = given
-    return language.map(tuple(vectors), udf)
+    apart = (vector if isinstance(vector, tuple) else (vector,) for vector in vectors)
+    return language.map(tuple(chain.from_iterable(apart)), udf)
 
 
 def _filter(vector: Vector, udf: Callable[[Scalar], Value]) -> Vector:
@@ -99,13 +102,23 @@ def _filter(vector: Vector, udf: Callable[[Scalar], Value]) -> Vector:
     return language.filter(vector, lambda x: truth(udf(x)))
 
 
+def _transposed(matrix: Matrix) -> Matrix:
+    """C has no members of matrices."""
+    if not isinstance(matrix, Matrix):
+        refuse("transposed of what is no matrix", "transposed takes a float**")
+    return matrix.T
+
+
 OPERATORS: dict[str, Callable[..., Value]] = {
     **{n: f for n in language.__all__ if inspect.isfunction(f := getattr(language, n))},
     "abs": abs,
     "map": _map,
     "filter": _filter,
+    "matmul": matmul,
+    "orthogonal": orthogonal,
+    "transposed": _transposed,
 }
-"""The functions that a text may call, beside its own, concat and extract."""
+"""The functions that a text may call, beside its own, concat, extract and decomp."""
 
 
 def _is_whole(value: Value) -> bool:
@@ -143,7 +156,9 @@ def typed(kind: Kind | None, value: Value) -> Value:
 
 def converted(kind: Kind, value: Value) -> Value:
     """``value`` as C converts it at an assignment; arrays must be of the declared type."""
-    if kind.is_array:
+    if isinstance(value, Matrix) or kind.num_stars == 2:
+        return _as_matrix(kind, value)
+    if kind.num_stars:
         return _as_array(kind, value)
     if not isinstance(value, Scalar | int | float):
         refuse(f"an array where a {kind} is declared", f"declare it {kind}*, or reduce it first")
@@ -160,6 +175,13 @@ def converted(kind: Kind, value: Value) -> Value:
     whole = int(value)
     to(whole)  # refuses what does not fit
     return whole
+
+
+def _as_matrix(kind: Kind, value: Value) -> Matrix:
+    if not isinstance(value, Matrix) or str(kind) != "float**":
+        given = "a matrix" if isinstance(value, Matrix) else type(value).__name__.lower()
+        refuse(f"{given} where {kind} is declared", "matrices are float**, and nothing else is")
+    return value
 
 
 def _as_array(kind: Kind, value: Value) -> Value:

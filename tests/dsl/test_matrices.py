@@ -1,0 +1,282 @@
+"""Programs of matrices: what they come to, the laws they keep, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.compress.powersgd import powersgd
+from gradwire.dsl.lowrank import MatrixProgram
+from gradwire.dsl.matrices import Matrix, decomp, matmul, orthogonal
+from gradwire.dsl.text.compile import compile_text
+from gradwire.errors import InvalidSetting
+from gradwire.exchange import exchange_for, run_local
+from gradwire.laws.subjects import check, held_to
+from gradwire.laws.tolerance import same_bits
+from gradwire.spec import TensorSpec
+
+Pair = tuple[Matrix, Matrix]
+
+
+class twice(MatrixProgram):
+    """Two steps of subspace iteration, in four all-reduces."""
+
+    def encode(self, gradient: Matrix, start: Matrix) -> Pair:
+        return decomp(gradient, decomp(gradient, start)[1])
+
+    def decode(self, left: Matrix, right: Matrix) -> Matrix:
+        return matmul(left, right.T)
+
+
+class by_columns(MatrixProgram):
+    """The projection on a basis of columns, so that what travels last is N x R."""
+
+    def encode(self, gradient: Matrix, start: Matrix) -> Pair:
+        basis = orthogonal(decomp(gradient, start)[1])
+        return matmul(gradient, basis), basis
+
+    def decode(self, left: Matrix, basis: Matrix) -> Matrix:
+        return matmul(basis, left.T).T
+
+
+class fixed(MatrixProgram):
+    """One all-reduce: the projection on a basis that was drawn once."""
+
+    def encode(self, gradient: Matrix, start: Matrix) -> Pair:
+        basis = orthogonal(start)
+        return matmul(basis.T, gradient.T), basis
+
+    def decode(self, right: Matrix, basis: Matrix) -> Matrix:
+        return matmul(right.T, basis.T)
+
+
+PROGRAMS = {
+    # the rounds, and the basis that the mean gradient is projected on: of rows, or of columns
+    twice: (4, lambda G, start: (span(G @ G.T @ span(G @ start)), True)),
+    by_columns: (3, lambda G, start: (span(G.T @ span(G @ start)), False)),
+    fixed: (1, lambda G, start: (span(start), False)),
+}
+
+
+def span(matrix: Any) -> Any:
+    return np.linalg.qr(matrix)[0]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world: int) -> None:
+    num_rounds, basis_of = PROGRAMS[kind]
+    shapes = ((9, 14), (9, 14), (5,), (14, 9))
+    spec = TensorSpec("message", 9 * 14 * 3 + 5, torch.float64, shapes)
+    exchange = exchange_for(kind(rank=2))
+    states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
+    assert len(kind(rank=2).traced().rounds) == num_rounds
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        grads = [torch.randn(spec.numel, generator=generator).double() for _ in range(world)]
+        starts = [basis.numpy().copy() for basis in states[0].inner.basis_T]
+        pending = [g + s.residual_N for g, s in zip(grads, states, strict=True)]
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        assert all(same_bits(mean_N, results[0][0]) for mean_N, _, _ in results)
+        mean_N = torch.stack(pending).mean(0)
+        first = 0
+        for shape, start in zip(shapes, starts, strict=True):
+            stop = first + int(np.prod(shape))
+            want = mean_N[first:stop].reshape(shape).numpy()
+            if start.size:
+                basis, of_rows = basis_of(want, start)
+                want = basis @ basis.T @ want if of_rows else want @ basis @ basis.T
+            got = results[0][0][first:stop].reshape(shape).numpy()
+            np.testing.assert_allclose(got, want, atol=1e-9)
+            first = stop
+        left_N = torch.stack([state.residual_N for state in states]).sum(0)
+        np.testing.assert_allclose(world * results[0][0] + left_N, world * mean_N, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [twice, by_columns])
+def test_programs_keep_the_laws_of_exchanges(kind: type[MatrixProgram]) -> None:
+    for held in held_to(kind(rank=2)):
+        assert [verdict for verdict in check(held) if verdict.found] == []
+
+
+def test_what_travels_must_be_shorter_and_no_wider_than_the_matrix() -> None:
+    spec = TensorSpec("w", 60, shapes=((3, 20),))
+    assert [b.numel() for b in fixed(rank=4).init(spec, 2).basis_T] == [0]  # 12 < 60, but 3 rows
+    assert [b.numel() for b in fixed(rank=3).init(spec, 2).basis_T] == [60]
+    assert [b.numel() for b in twice(rank=2).init(spec, 2).basis_T] == [0]
+    assert [b.numel() for b in twice(rank=1).init(spec, 2).basis_T] == [20]
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def both(left: Matrix, right: Matrix) -> Matrix:
+    return matmul(left, right.T)
+
+
+def power(gradient: Matrix, start: Matrix) -> Pair:
+    left = matmul(gradient, start)
+    return left, matmul(gradient.T, left)
+
+
+def kept_start(gradient: Matrix, start: Matrix) -> Pair:
+    return matmul(gradient, orthogonal(start)), start
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "a sum": (lambda g, s: g + g, both, "arithmetic on matrices; matmul, orthogonal, decomp"),
+    "an operator": (lambda g, s: g @ s, both, "arithmetic on matrices"),
+    "torch": (lambda g, s: torch.matmul(g, s), both, "a function of torch"),
+    "a branch": (lambda g, s: decomp(g, s) if g else None, both, "a branch on a value"),
+    "inner dimensions": (lambda g, s: matmul(s, g), both, "matmul of M x R and N x M; let inner"),
+    "its square": (lambda g, s: matmul(g.T, g), both, "no rank holds it: begin with matmul"),
+    "a number": (lambda g, s: matmul(g, 2), both, "matmul of int; matmul takes matrices"),
+    "a basis of all": (lambda g, s: orthogonal(g), both, "orthogonal(matmul(gradient, start))"),
+    "a basis twice": (lambda g, s: orthogonal(orthogonal(s)), both, "that are not yet so"),
+    "a basis of rows": (lambda g, s: orthogonal(s.T), both, "orthogonal of R x M; give it columns"),
+    "nothing": (lambda g, s: None, both, "return decomp(gradient, start)"),
+    "a product of what all hold": (
+        lambda g, s: orthogonal(matmul(matmul(g, s), s.T)),
+        both,
+        "it is what decode ends with",
+    ),
+    "no projection": (power, both, "P of orthogonal and Q = matmul(gradient.T, P)"),
+    "one factor": (decomp, lambda left, right: left, "must be a projection of the gradient, got"),
+    "turned": (
+        decomp,
+        lambda left, right: matmul(right, left.T),
+        "must be a projection of the gradient, got",
+    ),
+    "another basis": (
+        lambda g, s: (orthogonal(matmul(g, s)), decomp(g, s)[1]),
+        both,
+        "must be a projection of the gradient, got",
+    ),
+    "rows for a start": (
+        lambda g, s: decomp(g, s)[::-1],
+        lambda q, p: both(p, q),
+        "and used by decode",
+    ),
+    "a start that decode leaves out": (
+        lambda g, s: (*decomp(g, s), matmul(g.T, matmul(g, s))),
+        lambda p, q, other: both(p, q),
+        "and used by decode, as the next step starts from it",
+    ),
+    "a start and its basis": (
+        kept_start,
+        lambda left, start: matmul(left, left.T),
+        "must be a projection of the gradient, got",
+    ),
+    "a start beside its basis": (
+        lambda g, s: (*kept_start(g, s)[:1], orthogonal(s), s),
+        lambda left, basis, start: both(left, basis),
+        "must be a projection of the gradient, got",  # another basis, though of the same
+    ),
+    "a start as it was": (
+        lambda g, s: ((basis := orthogonal(s)), matmul(g, basis), s),
+        lambda basis, left, start: both(left, basis),
+        "use what orthogonal gives",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_projection_is_refused_with_line_and_remedy(case: str) -> None:
+    encode, decode, remedy = REFUSED[case]
+    methods = {
+        "encode": lambda self, gradient, start: encode(gradient, start),
+        "decode": lambda self, *factors: decode(*factors),
+    }
+    with pytest.raises(InvalidSetting) as caught:
+        type("attempt", (MatrixProgram,), methods)()
+    assert remedy in str(caught.value)
+
+
+def test_the_line_is_that_of_the_mistake() -> None:
+    class wrong(MatrixProgram):
+        def encode(self, gradient: Matrix, start: Matrix) -> Pair:
+            return decomp(start, gradient)
+
+        def decode(self, left: Matrix, right: Matrix) -> Matrix:
+            return matmul(left, right.T)
+
+    line = wrong.encode.__code__.co_firstlineno + 1
+    with pytest.raises(
+        InvalidSetting, match=rf"test_matrices\.py:{line}: matmul of M x R and N x M"
+    ):
+        wrong()
+
+
+# ---- in the paper's form -----------------------------------------------------------------------
+
+TEXT = Path(__file__).with_name("powersgd.compll")
+
+
+def test_powersgds_text_has_the_bits_of_powersgd() -> None:
+    made = compile_text(TEXT)
+    assert made().rank == 4
+    spec = TensorSpec("message", 600, shapes=((20, 30),))
+    found = []
+    for exchange in map(exchange_for, (powersgd(rank=2), made(rank=2))):
+        states: list[Any] = [exchange.init(spec, 2) for _ in range(2)]
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            grads = [torch.randn(600, generator=generator) for _ in range(2)]
+            results = run_local(exchange, grads, states)
+            states = [state for _, _, state in results]
+        found.append((results[0][0], states[0].residual_N))
+    assert all(same_bits(ours, want) for want, ours in zip(*found, strict=True))
+
+
+MISTAKES = {
+    "a matrix as an array": ("float** left, right", "float* left, right", "a matrix where float*"),
+    "an array as a matrix": ("concat(left, right)", "left", "where uint8* is declared"),
+    "not turned": ("transposed(right)", "right", "matmul of N x R and M x R; let inner dimensions"),
+    "decomp's value": (
+        "decomp(gradient, start, left, right);",
+        "left = decomp(gradient, start);",
+        "write decomp(gradient, start, P, Q); by itself",
+    ),
+    "decomp of three": ("start, left, right)", "left, right)", "decomp of 3 values"),
+    "into an expression": ("start, left, right)", "start, left, 2)", "name a variable for each"),
+    "a basis of the gradient": (
+        "decomp(gradient, start, left, right);",
+        "left = orthogonal(gradient);",
+        "no rank holds it",
+    ),
+    "no projection": ("concat(left, right)", "concat(right, left)", "a projection of the gradient"),
+    "two forms": (
+        "uint8* compressed, float** gradient",
+        "uint8* compressed, float* gradient",
+        "takes",
+    ),
+    "a number": ("transposed(right)", "transposed(2)", "transposed takes a float**"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_a_text_is_shown_in_its_place(case: str) -> None:
+    before, after, message = MISTAKES[case]
+    text = TEXT.read_text()
+    assert before in text
+    with pytest.raises(InvalidSetting) as caught:
+        compile_text(text.replace(before, after))()
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("<text>:") or case == "no projection"
+
+
+def test_matrices_and_vectors_are_two_forms() -> None:
+    text = "void encode(float* g, uint8* c) { float* x = matmul(g, g); c = concat(x); }"
+    with pytest.raises(InvalidSetting, match="matmul of vector; matmul takes matrices"):
+        compile_text(text)()
+    with pytest.raises(InvalidSetting, match="compile_coder makes a coder of it"):
+        compile_text(Path(__file__).with_name("zero_run.compll"))
+    with pytest.raises(InvalidSetting, match="follow from their form"):
+        compile_text(TEXT, contraction=True)
+    with pytest.raises(InvalidSetting, match="a text with decode"):
+        compile_text(TEXT.read_text().partition("void decode")[0])
