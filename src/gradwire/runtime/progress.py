@@ -8,6 +8,7 @@ from collections.abc import Collection
 from torch.amp import GradScaler
 
 from ..trace.span import Span
+from ..wrap.adapt import choose_together
 from .accounting import density_of_step, outgrown
 from .lanes import wall_clock
 from .messages import Message
@@ -100,6 +101,7 @@ class Progress:
             sent_bytes=counters.sent_bytes,
         )
         self.recorder.end_step(counters, now_s, density)
+        choose_together((message.exchange, message.state) for message in self._in_step)
         looks = self._looks()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
