@@ -122,6 +122,10 @@ class Handle:
           elements. Each is None where no message selects, the first also where none was set.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
+        - ``guard`` is the last comparison with dense means (``attach(guard_every=)``): ``error`` is
+          the norm of the difference over that of the dense mean, of some thousand elements of a few
+          messages in the step of number ``step``; ``worst`` names the message with the largest,
+          ``worst_error``. It is None before the first.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
         - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
           inner exchange.
@@ -144,6 +148,7 @@ class Handle:
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
+            "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(self.synchroniser.flat_messages),
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
