@@ -20,7 +20,7 @@ _PATHS = """
     planning.plan.plan data.plan.Plan runtime.attach.attach runtime.redistribution.redistribute
     runtime.accounting.mean_residual_norm runtime.handle.Handle runtime.local_steps.local_steps
     sim.timeline.simulate spec.TensorSpec trace.span.Span trace.span.Trace
-    wrap.clipping.with_clipping wrap.decoupled_momentum.with_decoupled_momentum
+    wrap.adapt.adapt wrap.clipping.with_clipping wrap.decoupled_momentum.with_decoupled_momentum
     wrap.deep_gradient_compression.deep_gradient_compression wrap.density_warmup.with_density_warmup
     wrap.measured_scheme.with_measured_scheme wrap.momentum.with_momentum_correction
     wrap.natural.with_natural_sparsity wrap.warmup.with_warmup

@@ -37,6 +37,7 @@ from .spec import TensorSpec as TensorSpec
 from .trace.span import Span as Span
 from .trace.span import Trace as Trace
 from .version import __version__ as __version__
+from .wrap.adapt import adapt as adapt
 from .wrap.clipping import with_clipping as with_clipping
 from .wrap.decoupled_momentum import with_decoupled_momentum as with_decoupled_momentum
 from .wrap.deep_gradient_compression import deep_gradient_compression as deep_gradient_compression

@@ -7,11 +7,12 @@ HiPress compresses each layer by itself too, and calls one kernel for several (s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, groupby, islice, pairwise
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
     return Tensorwise(codec, sizes)
 
 
+def together(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor:
+    """The codec for a message of tensors of ``sizes`` elements, each encoded by a codec of its own.
+
+    These are variants of one codec, whose traits and states are of one form; at least one.
+    """
+    return Tensorwise(codecs[0], sizes, codecs) if len(codecs) > 1 else codecs[0]
+
+
 def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
     """Elements of each tensor that lies in a message; empty ones are left out."""
     return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
@@ -56,13 +65,20 @@ class Joined(Format):
 class Tensorwise(Compressor):
     """A codec that encodes the tensors of a flat gradient apart, and sends them as one payload.
 
-    ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs one behind
+    ``sizes`` are the tensors' numbers of elements, in order; ``own`` are their codecs where these
+    are variants of ``codec`` (see ``together``), else empty. The payload holds theirs one behind
     the other, each rounded up to 8 bytes. Where sizes of payloads vary, theirs in bytes go before
     them, an int64 for each tensor.
     """
 
     codec: Compressor
     sizes: tuple[int, ...]
+    own: tuple[Compressor, ...] = ()
+
+    @property
+    def codecs(self) -> tuple[Compressor, ...]:
+        """The codec of each tensor."""
+        return self.own or (self.codec,) * len(self.sizes)
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
@@ -73,21 +89,28 @@ class Tensorwise(Compressor):
         return self.codec.width
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
-        return Tensorwise(self.codec.for_world(world, rank), self.sizes)
+        own = tuple(codec.for_world(world, rank) for codec in self.own)
+        return Tensorwise(self.codec.for_world(world, rank), self.sizes, own)
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        inside = (min(b, stop) - max(a, start) for a, b in self._bounds())
-        return tensorwise(self.codec, tuple(size for size in inside if size > 0))
+        lengths = [min(b, stop) - max(a, start) for a, b in self._bounds()]
+        inside = tuple(size for size in lengths if size > 0)
+        if not self.own or not inside:
+            return tensorwise(self.codec, inside)
+        own = zip(self.own, lengths, strict=True)
+        return together(tuple(codec for codec, size in own if size > 0), inside)
 
     def init(self, spec: TensorSpec) -> State:
-        return tuple(self.codec.init(spec.chunk(a, b)) for a, b in self._bounds())
+        each = zip(self.codecs, self._bounds(), strict=True)
+        return tuple(codec.init(spec.chunk(a, b)) for codec, (a, b) in each)
 
     def format(self, spec: TensorSpec) -> Joined:
         return _format(self, spec.dtype)
 
     def typical(self, spec: TensorSpec) -> Joined:
-        specs = (TensorSpec("", size, spec.dtype) for size in self.sizes)
-        return self.joined(spec.dtype, tuple(map(self.codec.typical, specs)))
+        each = zip(self.codecs, self.sizes, strict=True)
+        forms = tuple(codec.typical(TensorSpec("", size, spec.dtype)) for codec, size in each)
+        return self.joined(spec.dtype, forms)
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
         if self.traits.exact_size:
@@ -110,21 +133,24 @@ class Tensorwise(Compressor):
         return found
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
-        self.codec.decode_many(self.parts(payload), self.cut(out_N), scale=scale)
+        for codec, parts, outs in _batches(_jobs_of(self, payload, out_N)):
+            codec.decode_many(parts, outs, scale=scale)
         return out_N
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        self.codec.merge_many(self.parts(payload), self.cut(sum_N), scale=scale)
+        for codec, parts, sums in _batches(_jobs_of(self, payload, sum_N)):
+            codec.merge_many(parts, sums, scale=scale)
 
     def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
         of_tensors = zip(*map(self.parts, payloads), strict=True)
-        for own, part_N in zip(of_tensors, self.cut(sum_N), strict=True):
-            self.codec.merge_all(own, part_N, scale=scale)
+        for codec, own, part_N in zip(self.codecs, of_tensors, self.cut(sum_N), strict=True):
+            codec.merge_all(own, part_N, scale=scale)
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         indices, values = [], []
-        for (start, _), part in zip(self._bounds(), self.parts(payload), strict=True):
-            indices_K, values_K = self.codec.entries(part)
+        each = zip(self.codecs, self._bounds(), self.parts(payload), strict=True)
+        for codec, (start, _), part in each:
+            indices_K, values_K = codec.entries(part)
             indices.append(indices_K + start // self.width)
             values.append(values_K.clone())  # it may lie in a buffer that the next tensor's takes
         return torch.cat(indices), torch.cat(values)
@@ -181,7 +207,7 @@ class Tensorwise(Compressor):
 
     def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
         """The layout of each tensor's largest payload."""
-        return _largest(self.codec, self.sizes, dtype)
+        return _largest(self, dtype)
 
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise(accumulate(self.sizes, initial=0)))
@@ -206,7 +232,8 @@ class Tensorwise(Compressor):
                 f"may have {limits}; give every rank the same model, compressor and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
-        return tuple(map(self.codec.received, specs, told))
+        each = zip(self.codecs, specs, told, strict=True)
+        return tuple(codec.received(spec, size_bytes) for codec, spec, size_bytes in each)
 
     def _announcing(
         self, dtype: torch.dtype, room_bytes: int, num_entries: int | None = None
@@ -223,8 +250,9 @@ def _format(codec: Tensorwise, dtype: torch.dtype) -> Joined:
 
 
 @lru_cache(maxsize=4096)
-def _largest(codec: Compressor, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Format, ...]:
-    return tuple(codec.format(TensorSpec("", size, dtype)) for size in sizes)
+def _largest(codec: Tensorwise, dtype: torch.dtype) -> tuple[Format, ...]:
+    each = zip(codec.codecs, codec.sizes, strict=True)
+    return tuple(own.format(TensorSpec("", size, dtype)) for own, size in each)
 
 
 def encode_each(
@@ -241,30 +269,35 @@ def encode_each(
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
     jobs = [_Job(*own) for own in operands]
     found: list[tuple[Payload, State]] = []
-    for codec, run in groupby(jobs, key=lambda job: _plain(job.codec)):
-        batch = list(run)
-        parts = [part for job in batch for part in job.parts]
-        made = iter(codec.encode_many(*zip(*parts, strict=True)))
-        found += [job.joined(list(islice(made, len(job.parts)))) for job in batch]
-    return found
+    for codec, *parts in _batches((one, *part) for job in jobs for one, part in job.each()):
+        found += codec.encode_many(*parts)
+    made = iter(found)
+    return [job.joined(list(islice(made, len(job.parts)))) for job in jobs]
 
 
 def decode_each(
     codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
 ) -> None:
     """``decode`` of several payloads, each by its own chunk of one codec, in one call of it."""
-    for codec, run in groupby(zip(codecs, payloads, outs, strict=True), key=lambda t: _plain(t[0])):
-        parts: list[Payload] = []
-        tensors: list[Tensor] = []
-        for own, payload, out_N in run:
-            parts += own.parts(payload) if isinstance(own, Tensorwise) else (payload,)
-            tensors += own.cut(out_N) if isinstance(own, Tensorwise) else (out_N,)
+    each = zip(codecs, payloads, outs, strict=True)
+    for codec, parts, tensors in _batches(job for own in each for job in _jobs_of(*own)):
         codec.decode_many(parts, tensors)
 
 
-def _plain(codec: Compressor) -> Compressor:
-    """The codec of each tensor: the inner one of a ``Tensorwise``, else ``codec`` itself."""
-    return codec.codec if isinstance(codec, Tensorwise) else codec
+def _jobs_of(
+    codec: Compressor, payload: Payload, flat_N: Tensor
+) -> Iterable[tuple[Compressor, Payload, Tensor]]:
+    """The codec, the payload and the part of a flat gradient of each tensor."""
+    if not isinstance(codec, Tensorwise):
+        return ((codec, payload, flat_N),)
+    return zip(codec.codecs, codec.parts(payload), codec.cut(flat_N), strict=True)
+
+
+def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Neighbours of one codec, which comes first in a job: it, and each other operand of all."""
+    for codec, run in groupby(jobs, key=itemgetter(0)):
+        _, *operands = zip(*run, strict=True)
+        yield codec, *operands
 
 
 class _Job:
@@ -293,6 +326,11 @@ class _Job:
             assert self.buffer is not None
             rooms = codec.rooms(grad_N.dtype, self.buffer)
         self.parts = list(zip(state or nothing, grads, residuals, rooms, strict=True))
+
+    def each(self) -> Iterable[tuple[Compressor, tuple[Any, ...]]]:
+        """The codec of each part, and the part."""
+        codecs = self.codec.codecs if isinstance(self.codec, Tensorwise) else (self.codec,)
+        return zip(codecs, self.parts, strict=True)
 
     def joined(self, found: list[tuple[Payload, State]]) -> tuple[Payload, State]:
         """The payload and the state of the gradient, from those of its tensors."""

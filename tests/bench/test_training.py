@@ -8,7 +8,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.bench import training
-from gradwire.bench.methods import RECIPES
+from gradwire.bench.methods import RECIPES, method
 from gradwire.bench.tasks import OPTIMIZERS, TASKS, make_task
 from gradwire.bench.training import TrainBench, hidden, run
 from gradwire.errors import InvalidSetting
@@ -23,6 +23,17 @@ def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
     assert float(str(onebit["sent_over_dense"])) < 0.07
     assert cast16["loss_over_dense"] == pytest.approx(1, abs=0.01)
     assert onebit["loss_over_dense"] != 1
+
+
+def test_a_compressor_is_named_with_settings_and_adapted() -> None:
+    task = make_task("gpt")
+    given = method("topk(density=0.02)")(task, 100).exchange
+    assert given == gw.exchange_for(gw.compress.topk(density=0.02))
+    adapted = method("adapt:topk(density=0.02)")(task, 100).exchange
+    assert adapted == gw.adapt(gw.compress.topk(density=0.02), every=10)
+    for wrong in ("adapt:dense", "topk(", "topk(0.02)", "adapt:adapt:topk", "topk(density=1e9)"):
+        with pytest.raises(InvalidSetting):
+            method(wrong)
 
 
 def test_the_same_command_gives_the_same_losses() -> None:

@@ -11,9 +11,10 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import run_local
-from gradwire.laws import decoupled, exchanges, momentum
+from gradwire.laws import collectives, decoupled, exchanges, momentum
 from gradwire.laws.cases import FEW, Case
 from gradwire.laws.tolerance import same_bits
+from gradwire.wrap.adapt import Adapted
 from gradwire.wrap.clipping import norm
 from gradwire.wrap.decoupled_momentum import DecoupledMomentum
 from gradwire.wrap.momentum import MomentumCorrection
@@ -139,6 +140,27 @@ WARMING = (
 @pytest.mark.parametrize("law", exchanges.LAWS, ids=lambda law: law.__name__)
 def test_warmup(law: Callable[..., None], exchange: Exchange) -> None:
     for case in (ALWAYS, rotated(WARMING.index(exchange) + exchanges.LAWS.index(law))):
+        law(exchange, case)
+
+
+ADAPTED = tuple(
+    Adapted(inner, error, every=2)
+    for inner, error in (
+        (pair(codecs.topk(density=0.2), together.allgather_sparse()), None),
+        (pair(codecs.topk(density=0.1, values=torch.bfloat16), together.casync_ps()), 0.7),
+        (pair(codecs.dgc(density=0.3), together.allgather_sparse()), 0.5),
+        (pair(codecs.qsgd(block=64), together.casync_ps()), 0.3),
+        (pair(codecs.uniform(bitwidth=8, block=64), together.casync_ps()), 0.05),
+    )
+)
+"""Settings change in the law's few steps, from one tensor to another."""
+ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
+
+
+@pytest.mark.parametrize("exchange", ADAPTED, ids=repr)
+@pytest.mark.parametrize("law", ADAPTED_LAWS, ids=lambda law: law.__name__)
+def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
+    for case in (ALWAYS, rotated(ADAPTED.index(exchange) + ADAPTED_LAWS.index(law))):
         law(exchange, case)
 
 

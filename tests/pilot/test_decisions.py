@@ -34,6 +34,14 @@ CASES = {
         {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1, "slowness": 0.2},
         Move.PLAN,
     ),
+    "means that are near enough": (
+        {**PLANNED, "step_s": 0.1, "error": 0.4, "allowed": 0.5},
+        Move.STAY,
+    ),
+    "means too far from dense ones": (
+        {**PLANNED, "step_s": 0.1, "error": 0.6, "allowed": 0.5},
+        Move.STRICTER,
+    ),
     "dense as ever": ({**DENSE, "step_s": 0.39, "is_trial_due": True}, Move.STAY),
     "dense, slower": ({**DENSE, "step_s": 0.8}, Move.PROBE),
     "dense, slower on the same link": ({**DENSE, "step_s": 0.8, "slowness": 1.0}, Move.EXPECT),
@@ -50,7 +58,9 @@ def test_the_move_follows_from_the_reviewed(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_changes_the_run_is_said_in_words(name: str) -> None:
     decision = decide(Review(**CASES[name][0]))
-    assert bool(decision.why) is (decision.move in (Move.PLAN, Move.DENSE, Move.RETURN))
+    assert bool(decision.why) is (
+        decision.move in (Move.PLAN, Move.DENSE, Move.RETURN, Move.STRICTER)
+    )
 
 
 def test_not_to_compress_is_a_normal_answer() -> None:

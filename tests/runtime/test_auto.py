@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ def seen(**seconds: Any) -> Iterator[None]:
     """Has auto see these figures in place of what the machine's mood makes of them.
 
     ``step_s`` are those of each review, the last one for all that follow; ``slowness`` that of
-    every message that is timed. The plan is one that compresses.
+    every message that is timed. The plan is one that compresses, and means may be as far from dense
+    ones as they will, but for the fidelities in ``allowed``.
     """
     load("pilot", "auto")
     module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
@@ -43,13 +45,14 @@ def seen(**seconds: Any) -> Iterator[None]:
         return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}")
 
     made: list[Plan] = []
-    before = module.median, module.proposal, module.measuring.slowness
+    before = module.median, module.proposal, module.measuring.slowness, module.MOST_ERROR
+    module.MOST_ERROR = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
     module.median, module.proposal = median, proposal
     module.measuring.slowness = lambda engine, cluster: seconds["slowness"]
     try:
         yield
     finally:
-        module.median, module.proposal, module.measuring.slowness = before
+        module.median, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
 
 
 def lived(rank: int, world: int, step_s: Sequence[float], slowness: float, num: int) -> Any:

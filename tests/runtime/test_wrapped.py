@@ -26,6 +26,11 @@ DGC = gw.deep_gradient_compression(
 """Of three stages: the second from step 5 to 9, so that a run is saved and resumed inside it."""
 MEASURED = gw.with_measured_scheme(gw.compress.topk(density=0.1), num_steps=SAVED_AT + 2)
 """It is saved and resumed while it measures."""
+ADAPTED = [
+    gw.adapt(gw.compress.topk(density=0.1), every=5),
+    gw.adapt(gw.compress.qsgd(block=64), error=0.2, every=5),
+]
+"""Settings were chosen when it is saved, and are chosen anew after it is resumed."""
 WRAPPED = [DGC, MEASURED, gw.with_momentum_correction(gw.compress.deft(density=0.1))]
 """Among two ranks a library's sum is the same in any order: so are the bits of the last."""
 
@@ -39,7 +44,7 @@ def test_attach_is_run_local(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange)
 
 
-@pytest.mark.parametrize("exchange", [DGC, MEASURED], ids=named)
+@pytest.mark.parametrize("exchange", [DGC, MEASURED, *ADAPTED], ids=named)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
 def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
     wrapped: bool, exchange: Exchange, two: Ranks
@@ -80,6 +85,36 @@ def continued(rank: int, world: int, states: list[dict[str, Any]]) -> tuple[str,
     done = {int(step) for message in handle._progress.messages for step in _steps(message)}
     train(net, sgd(net), rank, range(SAVED_AT, SAVED_AT + 3))
     return digest(net), done
+
+
+def adapted(
+    rank: int, world: int, exchange: Exchange, states: list[dict[str, Any]] | None
+) -> tuple[dict[str, Any], dict[str, str], str]:
+    """The state and the settings of each layer after seven more steps, and the bits."""
+    net = Net()
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    if states is not None:
+        handle.load_state_dict(states[rank])
+        loaded = handle.stats()["adapted"]
+    train(net, sgd(net), rank, range(handle.step, handle.step + SAVED_AT))
+    chosen = handle.stats()["adapted"]
+    return handle.state_dict(), chosen if states is None else loaded, digest(net)
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+def test_other_ranks_go_on_with_the_settings_of_each_layer(
+    old: int, new: int, two: Ranks, four: Ranks
+) -> None:
+    pools, exchange = {2: two, 4: four}, ADAPTED[0]
+    states, chosen, bits = zip(*pools[old].run(adapted, exchange, None), strict=True)
+    assert len(set(bits)) == 1
+    assert len(set(chosen[0].values())) > 1, "all layers have the same settings"
+    assert all(one == chosen[0] for one in chosen)
+    _, loaded, again = zip(
+        *pools[new].run(adapted, exchange, gw.redistribute(list(states), new)), strict=True
+    )
+    assert all(one == chosen[0] for one in loaded)
+    assert len(set(again)) == 1
 
 
 def _steps(message: Message) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Methods of training by name: a compressor with its defaults, or a recipe of several parts.
+"""Methods of training by name: a compressor, adapted or not, or a recipe of several parts.
 
 A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the exchange does a
 part of the optimizer's work.
@@ -6,18 +6,21 @@ part of the optimizer's work.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..compress.none import none
 from ..compress.onebit import onebit
 from ..compress.topk import topk
 from ..contract import Exchange
 from ..errors import invalid
-from ..exchange import exchange_for
-from ..load import load, names
+from ..exchange import algorithm_by_name, exchange_for
+from ..load import names
 from ..workloads.task import TrainingTask
 from ..workloads.train import without_momentum
+from ..wrap.adapt import adapt
 from ..wrap.density_warmup import with_density_warmup
 from ..wrap.momentum import with_momentum_correction
 from ..wrap.warmup import with_warmup
@@ -39,16 +42,34 @@ Method = Callable[[TrainingTask, int], Recipe]
 
 
 def method(name: str) -> Method:
-    """The method of a name: ``DENSE``, one of ``RECIPES``, or a compressor with its defaults.
+    """The method of a name: ``DENSE``, one of ``RECIPES``, or a compressor.
 
-    Raises ``InvalidSetting`` for any other name.
+    A compressor has its defaults or settings behind it, as in ``topk(density=0.02)``. With
+    ``adapt:`` before it its settings are chosen layer by layer. Raises ``InvalidSetting`` for any
+    other name.
     """
     if name in RECIPES:
         return RECIPES[name]
-    if name not in names("compress"):
+    text = name.removeprefix("adapt:")
+    called, settings = _called(text)
+    if called not in names("compress"):
         raise invalid("method", name, ", ".join((*RECIPES, *names("compress"))), "name another")
-    algorithm = load("compress", name)()
+    algorithm = algorithm_by_name(called, settings)
+    if name != text:
+        return lambda task, steps: Recipe(task, adapt(algorithm, every=max(1, steps // 10)))
     return lambda task, num_steps: Recipe(task, exchange_for(algorithm))
+
+
+def _called(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings in ``name(setting=value, ...)``, or in the name alone."""
+    try:
+        found = ast.parse(text, mode="eval").body
+        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and not found.args:
+            words = {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
+            return found.func.id, words
+    except (SyntaxError, ValueError):
+        pass
+    return text, {}
 
 
 def _dense(task: TrainingTask, num_steps: int) -> Recipe:

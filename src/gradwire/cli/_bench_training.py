@@ -82,7 +82,7 @@ def train(
         int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="A compressor or another method [see below].")
+        list[str] | None, typer.Option(help="topk, topk(density=0.1), adapt:topk or a recipe.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..contract import Traits
+from ..contract import Compressor, Traits
 from ..dsl.language import (
     Compressed,
     Scalar,
@@ -36,6 +36,8 @@ from ..dsl.language import (
 )
 from ..dsl.program import Program
 from ._quantise import check_choice, inverse
+
+_BITWIDTHS = (2, 4, 8)
 
 
 class qsgd(Program, unbiased=True):
@@ -57,8 +59,11 @@ class qsgd(Program, unbiased=True):
     seed: int = 0
 
     def check(self) -> None:
-        check_choice("qsgd bitwidth", self.bitwidth, (2, 4, 8))
+        check_choice("qsgd bitwidth", self.bitwidth, _BITWIDTHS)
         check_choice("qsgd norm", self.norm, ("l2", "max"))
+
+    def ladder(self) -> tuple[Compressor, ...]:
+        return tuple(replace(self, bitwidth=bitwidth) for bitwidth in _BITWIDTHS)
 
     def stated(self) -> Traits:
         """An element is off by a level at most, a block so by norm / levels * sqrt(block)."""

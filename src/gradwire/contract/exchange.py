@@ -11,6 +11,7 @@ from torch import Tensor
 from ..spec import TensorSpec, working_dtype
 from ..verbs import Compute, Steps
 from .compressor import State, Traits
+from .ladder import Ladder
 from .member import Member
 
 Result = tuple[Tensor, Tensor, State]
@@ -95,6 +96,10 @@ class Exchange(ABC):
 
         yield Compute("finish", finish, grad_N.numel())
         return state
+
+    def ladder(self) -> Ladder | None:
+        """The settings that tensors of a message may choose from. Default: there are none."""
+        return None
 
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
         """Places of the tensors in a message of this spec that it can encode each by itself.

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Member, Selection
+from ..contract import Compressor, Layout, Member, Selection
 from ..kernels.distinct import count_distinct
 from ..payload import Payload
 from ..sparse.entries import num_units
+from ..tensorwise import Joined
 
 
 def asked_of(codec: object, numel: int) -> float:
@@ -45,9 +46,10 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
 def _indices(codec: Compressor, payload: Payload) -> Tensor | None:
     """A sparse payload's field ``indices``, or its entries' where that counts within chunks.
 
-    None where a payload has no such field.
+    So it is where tensors are encoded apart. None where a payload has no such field.
     """
     dtypes = {part.name: part.dtype for part in payload.format}
-    if dtypes.get("indices") == torch.int16:
+    is_joined = isinstance(payload.format, Joined) and codec.traits.layout is Layout.SPARSE
+    if is_joined or dtypes.get("indices") == torch.int16:
         return codec.entries(payload)[0]
     return payload["indices"] if "indices" in dtypes else None

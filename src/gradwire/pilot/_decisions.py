@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ class Move(Enum):
     """Measures links anew and plans anew."""
     DENSE = "dense"
     """Steps back to dense messages for good, which is until the link changes."""
+    STRICTER = "stricter"
+    """Plans anew with a stricter fidelity: means are too far from dense ones."""
     TRY_DENSE = "try dense"
     """Takes a few dense steps, to know what they take."""
     RETURN = "return"
@@ -67,6 +70,10 @@ class Review:
     """The seconds of a message over those when the link was measured; None where not probed."""
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
+    error: float | None = None
+    """How far means are from dense ones, relative to these; None where none were compared."""
+    allowed: float = inf
+    """The most that ``error`` may be."""
 
 
 def typical_s(steps_s: Sequence[float]) -> float:
@@ -104,9 +111,15 @@ def decide(review: Review) -> Decision:
         if is_off and slowness is None:
             return Decision(Move.PROBE)
         return _compared(step_s, review.planned_s or step_s)
+    if review.is_planned and review.expected_s is None and step_s > GAIN * review.dense_s:
+        return _compared(review.dense_s, step_s)
+    if review.is_planned and review.error is not None and review.error > review.allowed:
+        return Decision(
+            Move.STRICTER,
+            f"means are off those of dense training by {review.error:.2g} of their norm, and "
+            f"{review.allowed:.2g} is allowed: planned anew by a stricter fidelity",
+        )
     if review.expected_s is None:
-        if review.is_planned and step_s > GAIN * review.dense_s:
-            return _compared(review.dense_s, step_s)
         return Decision(Move.EXPECT)
     is_off = not 1 / OFF < step_s / review.expected_s < OFF
     if is_off and slowness is None:

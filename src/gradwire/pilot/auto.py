@@ -3,8 +3,10 @@
 After that it watches. Every few steps ranks tell each other what a step took. Where that has
 changed they time a message: if the link is another one, it is measured and planned for anew. Now
 and then a few steps are dense again, to see whether the plan still gains; if it does not, gradients
-stay dense. Each decision is made from what all ranks share, at the same step on all of them, and is
-said once in words: in the log (as INFO, by rank 0) and in ``handle.stats()["pilot"]``.
+stay dense. Where means are further from dense ones than the fidelity allows (`guard`), the next
+stricter fidelity plans anew. Each decision is made from what all ranks share, at the same step on
+all of them, and is said once in words: in the log (as INFO, by rank 0) and in
+``handle.stats()["pilot"]``.
 
 A checkpoint holds the state of the plan in force and not the plan: a run that is resumed measures
 and plans anew. Residuals of the old plan arrive with the first gradients.
@@ -24,6 +26,7 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from ..measure.living import LayerWatch
+from ..planning.fidelity import MOST_ERROR, stricter
 from ..runtime.controls import Controls, Flight, Pilot
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
@@ -75,6 +78,8 @@ class _Watched(Flight):
 
     def __init__(self, settings: auto, controls: Controls) -> None:
         self._settings, self._controls = settings, controls
+        self._fidelity = settings.fidelity
+        controls.guard(settings.review_steps)
         self._num_steps, self._skipped = 0, _WARM_UP
         self._steps_s: list[float] = []
         self._last_s = clock()
@@ -85,6 +90,7 @@ class _Watched(Flight):
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
         self._is_trial = False
+        self._error: float | None = None
         self._expected_s: float | None = None
         self._planned_s: float | None = None
         self._between_trials = self._until_trial = settings.trial_steps
@@ -95,6 +101,7 @@ class _Watched(Flight):
         is_planned = self._controls.plan is not None
         return {
             "decisions": list(self.decisions),
+            "fidelity": self._fidelity,
             "is_planned": is_planned,
             "step_s": self._expected_s,
             "dense_s": self._dense_s or None,
@@ -125,6 +132,7 @@ class _Watched(Flight):
         self._num_steps += 1
         if self._skipped:
             self._skipped -= 1
+            self._controls.missed()  # residuals of the plan before may be in these means
         else:
             self._steps_s.append(taken_s)
             self._until_trial -= 1
@@ -184,7 +192,7 @@ class _Watched(Flight):
         controls = self._controls
         with controls.on_all_channels() as engine:
             self._cluster = measuring.links(engine)
-            names = compressors_of(self._settings.fidelity)
+            names = compressors_of(self._fidelity)
             codecs = measuring.codecs(names, engine.world, torch.get_num_threads())
         self._cluster = self._cluster.model_copy(update={"codecs": codecs})
 
@@ -200,7 +208,7 @@ class _Watched(Flight):
             return
         own = None
         if engine.rank == 0:
-            given = self._profile, self._cluster, self._settings.fidelity
+            given = self._profile, self._cluster, self._fidelity
             own = proposal(*given, overlap_forward=controls.can_overlap)
         made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
         if self._dense_s:
@@ -231,7 +239,10 @@ class _Watched(Flight):
     def _review(self, own_s: float) -> None:
         """Compares what steps take with what they took, and acts on it."""
         engine = self._controls.engine
-        step_s = max(row[0] for row in measuring.figures_of_all(engine, [own_s]))
+        missed = self._controls.missed()
+        own = [own_s, -1.0 if missed is None else missed]
+        step_s, error = map(max, zip(*measuring.figures_of_all(engine, own), strict=True))
+        self._error = None if error < 0 else error
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:
             decision = decide(self._reviewed(step_s, self._slowness()))
@@ -247,6 +258,8 @@ class _Watched(Flight):
             planned_s=self._planned_s,
             slowness=slowness,
             is_trial_due=self._until_trial <= 0,
+            error=self._error,
+            allowed=MOST_ERROR[self._fidelity],
         )
 
     def _slowness(self) -> float:
@@ -270,6 +283,9 @@ class _Watched(Flight):
                 self._dense_s = 0.0
                 self._plan()
                 self._measuring_s += clock() - start_s
+            case Move.STRICTER:
+                self._fidelity = stricter(self._fidelity)
+                self._plan()
             case Move.DENSE:
                 if self._is_trial:
                     self._dense_s = step_s

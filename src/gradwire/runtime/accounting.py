@@ -14,6 +14,7 @@ from ..contract import Selection
 from ..error_feedback import residuals
 from ..errors import InvalidSetting
 from ..trace.density import StepDensity
+from ..wrap.adapt import settings_of
 from .messages import Message
 
 
@@ -40,6 +41,13 @@ def density_of_step(
         selected=sum(selection.selected for _, selection in found),
         arrived=sum(selection.arrived for _, selection in found),
     )
+
+
+def adapted(messages: Iterable[Message]) -> dict[str, str]:
+    """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
+    each = ((m.slots, settings_of(m.exchange, m.state)) for m in messages)
+    pairs = (zip(slots, texts, strict=True) for slots, texts in each if texts)
+    return {slot.name: text for own in pairs for slot, text in own}
 
 
 def spread(messages: Iterable[Any]) -> dict[str, Any]:

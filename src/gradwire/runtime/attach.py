@@ -29,6 +29,7 @@ from .controls import Pilot
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fusing import NamedParam
+from .guard import Guard
 from .handle import Handle
 from .hosts import join_mesh, ranks_per_host
 from .membership import ALONE, Membership, join
@@ -57,6 +58,7 @@ def attach(
     timeout: timedelta = timedelta(minutes=5),
     trace_steps: int = 4,
     scaler: GradScaler | None = None,
+    guard_every: int | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -81,18 +83,17 @@ def attach(
     group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
     parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
     a ``DeviceMesh`` of the dimensions ("hosts", "local"), or "torchrun" for the hosts on which
-    torchrun has started all ranks. A host's ranks then add up their gradients, and each exchanges a
-    share of them with other hosts. All ranks must attach, with the same arguments, and run the same
-    steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
-    for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps. Embeddings send non-zero
-    rows where that pays (`natural`), those with ``sparse=True`` always (`sparse_message`).
-    ``scaler`` is the loss's ``GradScaler``, if any (see `scaling`).
-
-    Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
+    torchrun has started all ranks. A host's ranks then add up gradients, and each exchanges a share
+    with other hosts. All ranks must attach alike and run the same steps; every backward pass must
+    reach an attached parameter on each. ``timeout`` bounds a wait for a peer; ``handle.trace()``
+    holds the last ``trace_steps`` steps. Embeddings send non-zero rows where that pays (`natural`),
+    those with ``sparse=True`` always (`sparse_message`). ``scaler`` is the loss's ``GradScaler``
+    (see `scaling`). Every ``guard_every`` steps some means are compared with dense ones (see
+    `guard`). Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given), grid)
+    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, guard_every), grid)
 
 
 class Grid(NamedTuple):
@@ -191,7 +192,8 @@ def _connect(
             engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
         way.caution(model, params, settings)
         synchroniser = Synchroniser(engine, messages, dict(params))
-        progress = Progress(synchroniser, recorder, settings.scaler)
+        guard = None if settings.guard_every is None else Guard(settings.guard_every)
+        progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
     except BaseException:
         undo.close()
@@ -238,6 +240,7 @@ def _fingerprint(
         "shards": place_in(shards),
         "ranks per host": settings.ranks_per_host,
         "scaler": None if settings.scaler is None else "given",
+        "guard_every": settings.guard_every,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

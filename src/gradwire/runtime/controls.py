@@ -25,6 +25,7 @@ from ..error_feedback import with_error_feedback
 from ..exchange import exchange_for
 from . import checkpoint
 from .engine import Engine
+from .guard import Guard
 from .hooks import ModuleHooks
 from .messages import Message, ParamRange
 from .overlap import Overlap
@@ -134,6 +135,15 @@ class Controls:
         engine, plan = self.engine, self.plan
         most = engine.num_channels if plan is None else plan.credit
         engine.use(min(most, max(1, len(messages))))
+
+    def guard(self, every: int) -> None:
+        """Has means compared with dense ones every so many steps, unless the user has asked so."""
+        if self._progress.guard is None:
+            self._progress.guard = Guard(every)
+
+    def missed(self) -> float | None:
+        """The relative error of the means compared since the last call; None if there were none."""
+        return None if self._progress.guard is None else self._progress.guard.take()
 
     @contextmanager
     def on_all_channels(self) -> Iterator[Engine]:

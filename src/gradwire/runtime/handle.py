@@ -16,7 +16,7 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import spread
+from .accounting import adapted, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked
 from .hooks import ModuleHooks
@@ -122,6 +122,11 @@ class Handle:
           elements. Each is None where no message selects, the first also where none was set.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
+        - ``guard`` is the last comparison with dense means (``attach(guard_every=)``): ``error`` is
+          the norm of the difference over that of the dense mean, of some thousand elements of a few
+          messages in the step of number ``step``; ``worst`` names the message with the largest,
+          ``worst_error``. It is None before the first.
+        - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
         - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
           inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
@@ -143,6 +148,8 @@ class Handle:
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
+            "guard": None if self._progress.guard is None else self._progress.guard.reading,
+            "adapted": adapted(self.synchroniser.flat_messages),
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),

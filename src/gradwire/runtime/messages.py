@@ -24,6 +24,7 @@ from ..contract.state import leaves
 from ..moves.shares import Range, Shares, shares_of
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
+from .guard import Missed, compared
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
 from .streams import Copying
 
@@ -88,6 +89,9 @@ class Message:
     encodes the message as one.
     """
 
+    missed: Missed | None = None
+    """How far the mean was from the dense one when a step last ``compares`` them; see `guard`."""
+
     def __init__(
         self,
         index: int,
@@ -132,7 +136,7 @@ class Message:
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
-        self.notes_norms = False
+        self.notes_norms = self.compares = False
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
@@ -212,7 +216,11 @@ class Message:
         self._lent_N = None if lent is None else lent.detach().view(-1)
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         grad_N = self.flat_N if self._lent_N is None else self._lent_N
-        self.state = yield from self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        text = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        if self.compares:
+            self.state, self.missed = yield from compared(self.member, grad_N, text)
+        else:
+            self.state = yield from text
         self._lent_N = None
 
     @torch.no_grad()

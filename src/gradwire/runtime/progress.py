@@ -8,7 +8,9 @@ from collections.abc import Collection
 from torch.amp import GradScaler
 
 from ..trace.span import Span
+from ..wrap.adapt import choose_together
 from .accounting import density_of_step, outgrown
+from .guard import Guard
 from .lanes import wall_clock
 from .messages import Message
 from .recorder import Recorder
@@ -36,8 +38,13 @@ class Progress:
     """
 
     def __init__(
-        self, synchroniser: Synchroniser, recorder: Recorder, scaler: GradScaler | None = None
+        self,
+        synchroniser: Synchroniser,
+        recorder: Recorder,
+        scaler: GradScaler | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard
         self.synchroniser, self.recorder = synchroniser, recorder
         self._engine, self._scaler = synchroniser.engine, scaler
         self._in_step: list[Message] = []
@@ -66,6 +73,8 @@ class Progress:
         self._in_step = [message for message in found if isinstance(message, Message)]
         for message in self._in_step:
             message.notes_norms = self._looks() and not self._warned
+        if self.guard is not None and self._engine.world > 1:
+            self.guard.begin(self.step, self._in_step)
         self.synchroniser.begin(self.step, scale_of(self._scaler), names)
 
     def _looks(self) -> bool:
@@ -100,6 +109,9 @@ class Progress:
             sent_bytes=counters.sent_bytes,
         )
         self.recorder.end_step(counters, now_s, density)
+        choose_together((message.exchange, message.state) for message in self._in_step)
+        if self.guard is not None:
+            self.guard.end(self.step, self._in_step, self._engine.rank)
         looks = self._looks()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)

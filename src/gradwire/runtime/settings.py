@@ -14,6 +14,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..bounds import check_whole
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import InvalidSetting, invalid
@@ -22,6 +23,7 @@ from ..load import load, names
 from ..spec import DTYPE_NAMES, DTYPES
 from .controls import Pilot
 from .fusing import NamedParam
+from .guard import refuse_no_gradients
 from .scaling import check_scaler
 
 DEFAULT_CHANNELS = 4
@@ -42,6 +44,7 @@ class Choices(NamedTuple):
     timeout: timedelta
     trace_steps: int
     scaler: GradScaler | None
+    guard_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Settings:
     timeout: timedelta
     trace_steps: int
     scaler: GradScaler | None
+    guard_every: int | None
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
@@ -72,6 +76,9 @@ class Settings:
             kind = type(self.optimizer).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
         check_scaler(self.scaler)
+        if self.guard_every is not None:
+            check_whole("guard_every", self.guard_every, "leave it out")
+            refuse_no_gradients(self.exchange)
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"

@@ -27,6 +27,7 @@ from ..runtime.fusing import NamedParam, default_cap_bytes, fuse
 from ..runtime.settings import matrices
 from ..spec import TensorSpec
 from ..testbed.ranks import Report
+from ..wrap.adapt import choose_together
 from ..wrap.momentum import beside
 from .task import TrainingTask
 
@@ -116,6 +117,8 @@ class Replicas:
         """Takes one step and notes what happened in ``history``."""
         losses = self.backward()
         sent_bytes = sum(message.average(self.step_index) for message in self.messages)
+        for rank in range(self.world):
+            choose_together((message.exchange, message.states[rank]) for message in self.messages)
         self._point_at(0)
         if self._schedule is not None:
             factor = self._schedule(self.step_index)

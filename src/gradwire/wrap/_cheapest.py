@@ -1,0 +1,81 @@
+"""The cheapest settings of several tensors that lose no more than is allowed: L-GreCo's programme.
+
+Everything here is a pure function of figures that all ranks share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+UNITS = 4096
+"""The fewest units that the loss allowed is counted in."""
+UNITS_PER_TENSOR = 64
+"""Units for each tensor: rounding up, all tensors together give away a 64th of the allowance."""
+_NEVER = 2**60
+
+
+def chosen(
+    bytes_TL: Sequence[Sequence[int]], lost_TL: Sequence[Sequence[float]], allowed: float
+) -> tuple[int, ...]:
+    """The rung of each tensor: fewest bytes in all whose losses add up to no more than ``allowed``.
+
+    Where no rungs lose as little, each tensor has that of its least loss, the cheapest of these.
+
+    >>> chosen([[1, 4], [1, 8]], [[3.0, 1.0], [3.0, 1.0]], allowed=4.0)
+    (1, 0)
+    >>> chosen([[1, 4], [1, 8]], [[3.0, 1.0], [3.0, 1.0]], allowed=0.5)
+    (1, 1)
+    """
+    most = max(UNITS, UNITS_PER_TENSOR * len(bytes_TL))
+    units_TL = [
+        [
+            min(most + 1, math.ceil(lost / allowed * most))
+            if allowed
+            else int(lost > 0) * (most + 1)
+            for lost in row
+        ]
+        for row in lost_TL
+    ]
+    found = cheapest(bytes_TL, units_TL, most)
+    if found is not None:
+        return found
+    pairs = (list(zip(*rows, strict=True)) for rows in zip(lost_TL, bytes_TL, strict=True))
+    return tuple(min(range(len(row)), key=row.__getitem__) for row in pairs)
+
+
+def total(values_TL: Sequence[Sequence[float]], rungs: Sequence[int]) -> float:
+    """The sum of values at the rungs of each tensor, the same bits in whatever order."""
+    return math.fsum(row[rung] for row, rung in zip(values_TL, rungs, strict=True))
+
+
+def cheapest(
+    bytes_TL: Sequence[Sequence[int]], units_TL: Sequence[Sequence[int]], most: int
+) -> tuple[int, ...] | None:
+    """The rung of each tensor, of fewest bytes in all with no more than ``most`` units in all.
+
+    Exact, by dynamic programming over the units; None where no rungs have as few. Source: Markov,
+    Alimohammadi, Frantar and Alistarh, "L-GreCo", MLSys 2024, algorithm 1.
+
+    >>> cheapest([[1, 4], [1, 8]], [[3, 1], [3, 1]], most=4), cheapest([[1]], [[5]], most=4)
+    ((1, 0), None)
+    """
+    best_U = torch.zeros(most + 1, dtype=torch.int64, device="cpu")
+    """The fewest bytes of the tensors so far for each number of units, at most."""
+    picks = []
+    for sizes, units in zip(bytes_TL, units_TL, strict=True):
+        tried_LU = torch.full((len(sizes), most + 1), _NEVER, device="cpu")
+        for rung, (size_bytes, used) in enumerate(zip(sizes, units, strict=True)):
+            if used <= most:
+                tried_LU[rung, used:] = best_U[: most + 1 - used] + size_bytes
+        best_U, pick_U = tried_LU.min(0)
+        picks.append(pick_U)
+    if int(best_U[most]) >= _NEVER:
+        return None
+    left, rungs = most, []
+    for pick_U, units in zip(reversed(picks), reversed(units_TL), strict=True):
+        rungs.append(int(pick_U[left]))
+        left -= units[rungs[-1]]
+    return tuple(reversed(rungs))
