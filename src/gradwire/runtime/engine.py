@@ -54,6 +54,7 @@ class Engine:
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
     On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
+    With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class Engine:
         self.timeout = timeout
         self.num_channels = self.credit = num_channels
         # One channel more than asked for: small news must not wait behind a large message.
-        lanes = [f"communication {i}" for i in range(num_channels + 1)]
+        count = num_channels + 1 if num_channels else 0
+        lanes = [f"communication {i}" for i in range(count)]
         self._routes = Routes(lanes)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
@@ -85,13 +87,13 @@ class Engine:
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
         self._manager = TaskManager(
-            [COMPUTE, *lanes], observe=self._observe, on_error=self._task_failed
+            [COMPUTE, *lanes] if lanes else [], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = (
             Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
         )
         try:
-            self._open(Among.RANKS, who, num_channels + 1)
+            self._open(Among.RANKS, who, count)
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
@@ -105,7 +107,7 @@ class Engine:
 
         Raises as soon as another rank says that it cannot.
         """
-        if not who.name:
+        if not who.name or not count:
             return
         opening = in_background(lambda: open_channels(*who, count, self.timeout))
         over = threading.Event()
@@ -135,11 +137,11 @@ class Engine:
         assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
         self.credit = credit
 
-    def begin_step(self, step: int) -> None:
-        """Names the step that the next messages belong to."""
+    def begin_step(self, step: int, *, launched: int = 0) -> None:
+        """Names the step that the next messages belong to, of which some may be ``launched``."""
         self._step = step
         self.counters = StepCounters()
-        self._show(0)
+        self._show(launched)
 
     def launch(
         self,
