@@ -154,7 +154,7 @@ def test_a_hook_of_the_users_own_is_refused(two: Ranks) -> None:
 
 
 def disagreeing(rank: int, world: int) -> str:
-    settings = {"num_channels": 4} if rank else {}
+    settings: dict[str, Any] = {"num_channels": 4} if rank else {}
     with pytest.raises(gw.RanksDiffer) as caught:
         gw.attach(ddp(Net()), DENSE, **settings)
     return str(caught.value)

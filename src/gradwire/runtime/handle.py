@@ -173,7 +173,10 @@ class Handle:
         return found
 
     def trace(self) -> Trace:
-        """Spans of the last steps on this rank, and their densities where elements are selected."""
+        """Spans of the last steps on this rank, and their densities where elements are selected.
+
+        Where DDP averages, nothing is seen of the network but the wait for it.
+        """
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:

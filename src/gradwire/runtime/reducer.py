@@ -9,6 +9,8 @@ gradwire names nobody.
 
 from __future__ import annotations
 
+import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +30,8 @@ from .lanes import wall_clock
 from .messages import Message
 from .progress import Progress
 from .settings import Settings
+
+_log = logging.getLogger("gradwire")
 
 
 def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[object]) -> bool:
@@ -49,7 +53,7 @@ def count_steps(
 
     Raises ``InvalidSetting`` where a communication hook of the user's own averages the gradients.
     """
-    found = ddp._get_ddp_logging_data().get("comm_hook")
+    found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
     if found and not hook.has_own_hook(ddp):
         raise invalid(
             "the DDP model's communication hook",
@@ -57,6 +61,7 @@ def count_steps(
             "none: it averages gradients, and mixed_precision= takes it too",
             "build the model without it, then attach",
         )
+    _log.info("all gradients are dense, so DDP's own reducer averages them, and gradwire counts")
     return _Counter(progress, ddp, params).remove
 
 
@@ -71,7 +76,7 @@ class _Counter:
         self, progress: Progress, ddp: DistributedDataParallel, params: Sequence[NamedParam]
     ) -> None:
         self._progress, self._engine = progress, progress.synchroniser.engine
-        self._is_armed = False
+        self._lock, self._is_armed = threading.Lock(), False
         tensors: list[Any] = [param for _, param in params]
         counted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if ddp.find_unused_parameters:
@@ -83,7 +88,7 @@ class _Counter:
 
         def began(_: Tensor) -> None:
             counter = this()
-            if counter is not None and counter._is_armed:
+            if counter is not None and counter._disarmed():
                 counter._begin()
 
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
@@ -99,8 +104,13 @@ class _Counter:
         if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._is_armed = True
 
+    def _disarmed(self) -> bool:
+        """Disarms the count, if it is armed; returns whether it was."""
+        with self._lock:  # autograd has one thread a device
+            was_armed, self._is_armed = self._is_armed, False
+            return was_armed
+
     def _begin(self) -> None:
-        self._is_armed = False
         self._engine.check()
         self._engine.begin_step(self._progress.step, launched=1)
         queue = torch.autograd.Variable._execution_engine.queue_callback
