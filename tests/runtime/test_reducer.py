@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -163,3 +164,24 @@ def disagreeing(rank: int, world: int) -> str:
 def test_ranks_agree_on_who_averages(two: Ranks) -> None:
     for text in two.run(disagreeing):
         assert "left to DDP" in text
+
+
+def among_three(rank: int, world: int) -> list[str]:
+    """DDP alone, left to DDP, and after a detach, when gradwire's hook stays; 1/3 is no power."""
+    group = dist.new_group([0, 1, 2])
+    if rank == 3:
+        return []
+    found = []
+    for exchange in (None, DENSE, ONEBIT):
+        model = ddp(Net(), process_group=group)
+        handle = gw.attach(model, exchange) if exchange is not None else None
+        if handle is not None and exchange is ONEBIT:
+            handle.detach()
+        train(model, adamw(model.parameters()), rank, range(4))
+        found.append(digest(model))
+    return found
+
+
+def test_the_bits_are_those_of_ddp_among_any_number_of_ranks(four: Ranks) -> None:
+    *three, _ = four.run(among_three)
+    assert len({bits for found in three for bits in found}) == 1
