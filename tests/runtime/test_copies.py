@@ -37,6 +37,10 @@ def pickled(model: nn.Module) -> nn.Module:
 COPIES: list[Callable[[Any], Any]] = [copy.deepcopy, pickled, saved]
 
 
+IN_PLACE = ("__getstate__", "_match_all_reduce_for_bwd_pass")
+"""What an attached module has in the place of methods."""
+
+
 def hooks(model: nn.Module) -> list[tuple[str, int]]:
     """How many hooks of which kind the modules have, and what else is not usual of theirs."""
     own = [
@@ -45,7 +49,7 @@ def hooks(model: nn.Module) -> list[tuple[str, int]]:
         for name, value in vars(module).items()
         if name.endswith("_hooks") and isinstance(value, dict)
     ]
-    odd = [(name, 1) for m in model.modules() for name in vars(m) if name == "__getstate__"]
+    odd = [(name, 1) for m in model.modules() for name in vars(m) if name in IN_PLACE]
     of_params = [("grad", len(p._post_accumulate_grad_hooks or {})) for p in model.parameters()]
     return own + odd + of_params
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.runtime.lanes import Task, TaskManager
+from gradwire.runtime.lanes import Over, Task, TaskManager
 
 WAIT_S = 20.0
 
@@ -169,3 +169,100 @@ def test_stop_ends_the_threads(stage: Stage) -> None:
     stage.manager.stop()
     stage.manager.join(WAIT_S)
     assert not [t.name for t in threading.enumerate() if t.name in ("gradwire compute",)]
+
+
+class Elsewhere:
+    """Work of others, which is over when the test says so."""
+
+    def __init__(self) -> None:
+        self.overs: list[Over] = []
+
+    def task(self, name: str, lane: str = "network") -> Task:
+        return Task(name, lambda: None, lane, begin=self.overs.append)
+
+
+def test_work_that_was_begun_wakes_no_lane_up(stage: Stage) -> None:
+    elsewhere = Elsewhere()
+    begun = elsewhere.task("begun")
+    stage.manager.add(begun)
+    after = stage.manager.add(stage.task("after", None), [begun])
+    assert (stage.ran, begun.done) == ([], False)
+    elsewhere.overs[0](None)
+    assert (stage.ran, begun.done, after.done) == (["after"], True, True)
+    assert stage.observed == [("begun", 0.0, 1.0)]
+
+
+def over_at_once(over: Over) -> None:
+    over(None)
+
+
+def test_a_long_chain_of_work_that_ends_as_it_begins(stage: Stage) -> None:
+    tasks = [Task(str(i), lambda: None, "network", begin=over_at_once) for i in range(2000)]
+    for before, task in reversed(list(pairwise(tasks))):
+        stage.manager.add(task, [before])
+    stage.manager.add(tasks[0])
+    assert all(task.done for task in tasks)
+    assert len(stage.observed) == len(tasks)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_error_of_what_was_begun_stops_everything(stage: Stage, is_late: bool) -> None:
+    def fail(over: Over) -> None:
+        raise ValueError("broken")
+
+    elsewhere = Elsewhere()
+    bad = Task("bad", lambda: None, "network", begin=fail)
+    bad = elsewhere.task("bad") if is_late else bad
+    later = stage.task("later", None)
+    later.num_blockers = 1  # that of the failing task
+    bad.dependents.append(later)
+    stage.manager.add(bad)
+    for over in elsewhere.overs:
+        over(ValueError("broken"))
+    stage.manager.add(elsewhere.task("none begins after it"))
+    assert stage.errors == [("bad", "broken")]
+    assert (bad.done, later.done, len(elsewhere.overs)) == (False, False, int(is_late))
+
+
+def test_join_waits_for_what_was_begun(stage: Stage) -> None:
+    elsewhere, joined = Elsewhere(), threading.Event()
+    stage.manager.add(elsewhere.task("begun"))
+    stage.manager.stop()
+    joining = threading.Thread(target=lambda: (stage.manager.join(WAIT_S), joined.set()))
+    joining.start()
+    assert not joined.is_set()
+    elsewhere.overs[0](None)
+    assert joined.wait(WAIT_S)
+    joining.join(WAIT_S)
+
+
+def test_a_light_task_takes_the_place_of_an_idle_lane(stage: Stage) -> None:
+    def light(name: str) -> Task:
+        task = stage.task(name, "network", fn=lambda: threads.append(threading.current_thread()))
+        task.is_light = True
+        return task
+
+    threads: list[threading.Thread] = []
+    assert stage.manager.add(light("idle")).done
+    assert stage.observed == [("idle", 0.0, 1.0)]
+    release = stage.hold("network")
+    busy = stage.manager.add(light("busy"))
+    assert not busy.done
+    release()
+    stage.wait_for(busy)
+    assert [one.name for one in threads] == [threading.current_thread().name, "gradwire network"]
+
+
+def test_a_lane_waits_for_whoever_took_its_place(stage: Stage) -> None:
+    queued = stage.task("queued", "network")
+
+    def work() -> None:
+        stage.manager.add(queued)
+        assert not queued.done
+
+    light = stage.task("light", "network", fn=work)
+    light.is_light = True
+    stage.manager.add(light)
+    stage.wait_for(queued)
+    assert stage.ran == ["light", "queued"]
+    assert stage.errors == []

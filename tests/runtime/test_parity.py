@@ -45,16 +45,25 @@ def by_both(model: nn.Module, **settings: Any) -> Wrapped:
     return wrapped, gw.attach(wrapped, DENSE, bucket_cap_mb=SMALL_MB).no_sync
 
 
-WAYS = {"module": by_attach, "ddp": by_both}
+def left_to_ddp(model: nn.Module, **settings: Any) -> Wrapped:
+    wrapped = ddp(model, **settings)
+    return wrapped, gw.attach(wrapped, DENSE).no_sync
 
 
-def close(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
-    """Equal within float rounding of the dtype; None and sparse exactly where DDP has them."""
+WAYS = {"module": by_attach, "ddp": by_both, "reducer": left_to_ddp}
+
+
+def close(ours: list[Tensor | None], theirs: list[Tensor | None], way: str = "") -> None:
+    """Equal within float rounding of the dtype; None and sparse exactly where DDP has them.
+
+    What is left to DDP's reducer has DDP's bits.
+    """
     for mine, their in zip(ours, theirs, strict=True):
         if their is None or mine is None:
             assert mine is their
             continue
         assert (mine.dtype, mine.layout) == (their.dtype, their.layout)
+        assert way != "reducer" or torch.equal(mine, their)
         torch.testing.assert_close(mine.to_dense(), their.to_dense())
 
 
@@ -136,7 +145,7 @@ def one_case(rank: int, world: int, case: str, way: str) -> list[str]:
     make, loop, settings = CASES[case]
     theirs = loop(rank, *by_ddp(make(), **settings))
     ours = loop(rank, *WAYS[way](make(), **settings))
-    close(ours, theirs)
+    close(ours, theirs, way)
     return [digest([t for t in ours if t is not None])]
 
 
@@ -166,7 +175,7 @@ def unused(rank: int, world: int, way: str) -> bool:
         settings = {"find_unused_parameters": True}
         theirs = some_step_unused(rank, *by_ddp(Branches(choose), **settings))
         ours = some_step_unused(rank, *WAYS[way](Branches(choose), **settings))
-        close(ours, theirs)
+        close(ours, theirs, way)
     return any(grad is None for grad in ours)
 
 
@@ -183,7 +192,7 @@ def unused_on_one(rank: int, world: int, way: str) -> bool:
     settings = {"find_unused_parameters": True}
     theirs = some_step_unused(rank, *by_ddp(Branches(choose), **settings))
     ours = some_step_unused(rank, *WAYS[way](Branches(choose), **settings))
-    close(ours, theirs)
+    close(ours, theirs, way)
     return any(grad is None for grad in ours)
 
 

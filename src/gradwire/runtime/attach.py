@@ -36,9 +36,19 @@ from .membership import ALONE, Membership, join
 from .planned import check_for
 from .progress import Progress
 from .recorder import Recorder
+from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
 from .scaling import refuse_float16
-from .settings import Choices, Settings, matrices, resolve, sparse_weights, tables, trained
+from .settings import (
+    DEFAULT_TIMEOUT,
+    Choices,
+    Settings,
+    matrices,
+    resolve,
+    sparse_weights,
+    tables,
+    trained,
+)
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .synchroniser import AnyMessage, Synchroniser
 from .wire import Group
@@ -55,7 +65,7 @@ def attach(
     bucket_cap_mb: float | None = None,
     num_channels: int | None = None,
     compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = timedelta(minutes=5),
+    timeout: timedelta = DEFAULT_TIMEOUT,
     trace_steps: int = 4,
     scaler: GradScaler | None = None,
     guard_every: int | None = None,
@@ -65,7 +75,8 @@ def attach(
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
     ``DistributedDataParallel`` module (its communication hook is taken), which may be inside of a
     wrapper, such as that of ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the
-    mean over ranks, the same bits on each, as under DDP. Copies of the model are not attached.
+    mean over ranks, the same bits on each, as under DDP. Copies of the model are not attached. A
+    DDP model of which all is dense may be left to DDP's own reducer (see `reducer`).
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
@@ -82,14 +93,15 @@ def attach(
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
     group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
     parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
-    a ``DeviceMesh`` of the dimensions ("hosts", "local"), or "torchrun" for the hosts on which
-    torchrun has started all ranks. A host's ranks then add up gradients, and each exchanges a share
-    with other hosts. All ranks must attach alike and run the same steps; every backward pass must
-    reach an attached parameter on each. ``timeout`` bounds a wait for a peer; ``handle.trace()``
-    holds the last ``trace_steps`` steps. Embeddings send non-zero rows where that pays (`natural`),
-    those with ``sparse=True`` always (`sparse_message`). ``scaler`` is the loss's ``GradScaler``
-    (see `scaling`). Every ``guard_every`` steps some means are compared with dense ones (see
-    `guard`). Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    one of ("hosts", "local"), or "torchrun" for those on which torchrun started all ranks. A host's
+    ranks then add up gradients, and each exchanges a share with other hosts. All ranks must attach,
+    with the same arguments, and run the same steps; every backward pass must reach an attached
+    parameter on each. ``timeout`` bounds a wait for a peer; ``handle.trace()`` holds the last
+    ``trace_steps`` steps. Embeddings send non-zero rows where that pays (`natural`), or always
+    (`sparse_message`). ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every ``guard_every``
+    steps some means are compared with dense ones (see `guard`).
+
+    Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
@@ -180,7 +192,7 @@ def _connect(
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
     engine = Engine(
         grid.who,
-        num_channels=settings.channels,
+        num_channels=0 if is_left_to_ddp(model, settings, messages) else settings.channels,
         timeout=settings.timeout,
         on_span=recorder.add,
         shards=grid.shards,
@@ -236,6 +248,7 @@ def _fingerprint(
         "exchange": _digest(settings.exchange),
         "bucket_cap_mb": settings.bucket_cap_mb,
         "num_channels": settings.channels,
+        "may be left to DDP": not settings.asks_for_messages,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
         "shards": place_in(shards),
         "ranks per host": settings.ranks_per_host,

@@ -28,6 +28,7 @@ from .messages import Message
 from .overlap import Overlap
 from .planned import check_for, messages_of
 from .progress import Progress
+from .reducer import count_steps, is_left_to_ddp
 from .refusals import mark_attached
 from .settings import Settings, sparse_weights
 from .strangers import Strangers
@@ -70,7 +71,9 @@ class _EveryBackward(Attachment):
         undo.callback(strangers.remove)
         hooks = controls = None
         if isinstance(model, DistributedDataParallel):
-            undo.callback(ddp.register(progress, model, params))
+            is_left = is_left_to_ddp(model, settings, progress.synchroniser.messages)
+            begin = count_steps if is_left else ddp.register
+            undo.callback(begin(progress, model, params))
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
             if optimizer is not None and overlaps(settings):

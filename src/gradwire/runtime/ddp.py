@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidSetting
@@ -72,11 +72,25 @@ def register(
 def _make_hook(slot: _Slot, group: Any) -> Any:
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
         hooks = slot.hooks()
-        return allreduce_hook(group, bucket) if hooks is None else hooks.serve(bucket)
+        return _as_without_hook(group, bucket) if hooks is None else hooks.serve(bucket)
 
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
     return gradwire_hook
+
+
+def has_own_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether the communication hook of ``ddp`` is gradwire's, of an attach before."""
+    return ddp in _slots
+
+
+def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    """The mean with the bits that DDP gives without a hook, by which it can then not be told."""
+    buffer, world = bucket.buffer(), group.size()
+    buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world)
+    work: Any = dist.all_reduce(buffer, group=group, async_op=True)
+    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return mean
 
 
 class DDPHooks:

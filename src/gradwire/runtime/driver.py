@@ -7,7 +7,7 @@ from typing import Any
 
 from ..verbs import Among, Communication, Compute, Steps
 from .lanes import Task, TaskManager
-from .wire import Routes, carry_out
+from .wire import Routes, begin, carry_out, is_begun
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -84,15 +84,19 @@ class Driver:
             self._manager.add(task, self._take_turn())
 
     def _communication(self, verbs: Sequence[Communication]) -> Task:
-        routes = self._routes
-        channels = routes.of(verbs, self.index, self.lane)
+        routes, index, lane = self._routes, self.index, self.lane
+        routes.of(verbs, index, lane)  # raises where there are none
         size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
-        return self.task(
+        task = self.task(
             "+".join(_name(verb) for verb in verbs),
-            lambda: carry_out(verbs, channels),
-            routes.lanes[self.lane],
+            # A task that is never done must not keep a channel open: it is looked up late.
+            lambda: carry_out(verbs, routes.of(verbs, index, lane)),
+            routes.lanes[lane],
             size_bytes,
         )
+        if is_begun(verbs):
+            task.begin = lambda over: begin(verbs[0], routes.of(verbs, index, lane)[0], over)
+        return task
 
     def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
         """A task of this message; tasks that are ready on a lane run in issue order."""

@@ -12,40 +12,20 @@ each when its gradient is ready (``encode_on_lane``). Where it encodes a message
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-
-import torch
 
 from ..verbs import Compute, Steps
 from .driver import INLINE
 from .engine import Engine
 from .lanes import Task
-
-
-@contextmanager
-def _as_on_a_lane() -> Iterator[None]:
-    """A block that sees nothing of what the caller's thread has set for its own tensors.
-
-    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
-    """
-    with ExitStack() as undo:
-        undo.enter_context(torch.no_grad())
-        if torch._C._len_torch_function_stack():  # where a default device is, too
-            undo.enter_context(torch.device("cpu"))
-        if torch.is_inference_mode_enabled():
-            undo.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled("cpu"):
-            undo.enter_context(torch.autocast("cpu", enabled=False))
-        yield
+from .wire import as_on_a_lane
 
 
 def encode_on_lane(engine: Engine, task: Task) -> Task:
     """Has a task done on its lane; an inline one here and now, and its error is raised."""
     if task.lane != INLINE:
         return engine.begin(task)
-    with _as_on_a_lane():
+    with as_on_a_lane():
         return engine.do_inline(task)
 
 
@@ -57,7 +37,7 @@ def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[An
     raised.
     """
     value: Any = None
-    with _as_on_a_lane():
+    with as_on_a_lane():
         while True:
             try:
                 asked = text.send(value)

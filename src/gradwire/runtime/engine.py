@@ -29,7 +29,7 @@ from ..errors import GradwireError, RankFailed
 from ..trace.span import Span
 from ..verbs import Among, Steps
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
-from .lanes import Task, TaskManager, wall_clock
+from .lanes import Once, Task, TaskManager, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
@@ -54,6 +54,7 @@ class Engine:
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
     On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
     ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
+    With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
     def __init__(
@@ -71,13 +72,14 @@ class Engine:
         self.timeout = timeout
         self.num_channels = self.credit = num_channels
         # One channel more than asked for: small news must not wait behind a large message.
-        lanes = [f"communication {i}" for i in range(num_channels + 1)]
+        count = num_channels + 1 if num_channels else 0
+        lanes = [f"communication {i}" for i in range(count)]
         self._routes = Routes(lanes)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
         self._lock = threading.Lock()
-        self._waiters: list[_Once] = []
+        self._waiters: list[Once] = []
         self._failure: BaseException | None = None
         self._step = 0
         self.num_loads = 0
@@ -85,13 +87,13 @@ class Engine:
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
         self._manager = TaskManager(
-            [COMPUTE, *lanes], observe=self._observe, on_error=self._task_failed
+            [COMPUTE, *lanes] if lanes else [], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = (
             Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
         )
         try:
-            self._open(Among.RANKS, who, num_channels + 1)
+            self._open(Among.RANKS, who, count)
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
@@ -105,13 +107,13 @@ class Engine:
 
         Raises as soon as another rank says that it cannot.
         """
-        if not who.name:
+        if not who.name or not count:
             return
         opening = in_background(lambda: open_channels(*who, count, self.timeout))
         over = threading.Event()
         opening.add_done_callback(lambda _: over.set())
         with self._lock:
-            self._waiters.append(_Once(lambda failure: over.set()))
+            self._waiters.append(Once(lambda failure: over.set()))
         over.wait((self.timeout + STORE_PATIENCE).total_seconds())
         self.check()
         try:
@@ -135,11 +137,11 @@ class Engine:
         assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
         self.credit = credit
 
-    def begin_step(self, step: int) -> None:
-        """Names the step that the next messages belong to."""
+    def begin_step(self, step: int, *, launched: int = 0) -> None:
+        """Names the step that the next messages belong to, of which some may be ``launched``."""
         self._step = step
         self.counters = StepCounters()
-        self._show(0)
+        self._show(launched)
 
     def launch(
         self,
@@ -151,6 +153,7 @@ class Engine:
         after: Sequence[Task] = (),
         last: tuple[str, Callable[[], Any]] | None = None,
         last_behind: Sequence[Task] = (),
+        last_is_light: bool = False,
         is_news: bool = False,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
@@ -161,7 +164,8 @@ class Engine:
         for all of ``after``, and until the message launched before it may use its own channel.
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
-        returned. ``is_news`` puts the message on the channel that gradients do not take.
+        returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
+        on the channel that gradients do not take.
         """
         lane = self.num_channels if is_news else index % self.credit
         turn = self._turn(index, lane, after, is_news)
@@ -174,6 +178,7 @@ class Engine:
         whole = end
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)
+            whole.is_light = last_is_light
             self._manager.add(whole, [end, *last_behind])
         first = Task(name, lambda: driver.resume(None), step=self._step, message=index)
         self._manager.add(first, behind)
@@ -221,7 +226,7 @@ class Engine:
 
     def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> None:
         """Calls back once, with None when all ``ends`` are done or with the failure."""
-        once = _Once(callback)
+        once = Once(callback)
         with self._lock:
             self._waiters = [waiter for waiter in self._waiters if not waiter.called]
             self._waiters.append(once)
@@ -267,8 +272,12 @@ class Engine:
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
 
-        It does not wait after a failure, nor longer than the time-out.
+        It does not wait after a failure, nor longer than the time-out. A thread of a channel, in
+        which the garbage collector may call this, cannot wait for its own end.
         """
+        if _is_foreign():
+            in_background(self.finish_and_close)
+            return
         if self._failure is None and not self._manager.is_own_thread():
             ends = [tail for tail in self._tails if tail is not None]
             over = threading.Event()
@@ -307,7 +316,13 @@ class Engine:
         )
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
-        """Fails because of an error in a task; called in the thread of the first that raised."""
+        """Fails because of an error in a task; called in the thread of the first that raised.
+
+        A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
+        """
+        if _is_foreign():
+            in_background(lambda: self._task_failed(task, error))
+            return
         if task.lane in (COMPUTE, INLINE, None) or self._pulse is None:
             if self._pulse is not None:
                 text = f"rank {self.rank} of {self.world} raised {said(error)}"
@@ -372,21 +387,9 @@ class Engine:
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
 
 
-class _Once:
-    """A callback that can be called from several places but runs once."""
-
-    def __init__(self, callback: Callable[[BaseException | None], None]) -> None:
-        self._callback = callback
-        self._lock = threading.Lock()
-        self.called = False
-
-    def __call__(self, failure: BaseException | None) -> None:
-        with self._lock:
-            if self.called:
-                return
-            self.called = True
-        callback, self._callback = self._callback, lambda failure: None  # and what it refers to
-        callback(failure)
+def _is_foreign() -> bool:
+    """Whether this thread was not started by Python, as those of channels are not."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _first_line(error: BaseException) -> str:

@@ -109,6 +109,9 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank.
 
+        - ``averaged_by`` is "DDP" where DDP's own reducer averages, as all gradients are dense (see
+          `reducer`). Then there are no messages of gradwire's, and what is counted are steps, bytes
+          by the size of the gradients, and waits; else it is "gradwire".
         - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
           same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
@@ -144,7 +147,8 @@ class Handle:
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
             "rank": self.rank,
             "world_size": self.world_size,
-            "messages": len(self.synchroniser.messages),
+            "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
+            "messages": len(self.synchroniser.messages) if self._engine.num_channels else 0,
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
@@ -176,7 +180,10 @@ class Handle:
         return found
 
     def trace(self) -> Trace:
-        """Spans of the last steps on this rank, and their densities where elements are selected."""
+        """Spans of the last steps on this rank, and their densities where elements are selected.
+
+        Where DDP averages, nothing is seen of the network but the wait for it.
+        """
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,19 +47,41 @@ class Hooked:
                 del vars(self._module)[_OWN]
 
 
+class InPlaceOf:
+    """A function in the place of a module's method ``name``, until ``remove`` is called.
+
+    It is called with the method. Copies have the method itself, as long as the module has a hook
+    of ``Hooked``.
+    """
+
+    def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+        method = getattr(module, name)
+        self._module, self._name = module, name
+        vars(module)[name] = lambda: function(method)
+        vars(module)[_OWN].names.add(name)
+
+    def remove(self) -> None:
+        """Puts the method back."""
+        vars(self._module).pop(self._name, None)
+
+
 class _StateWithoutHooks:
-    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks ``ids`` out."""
+    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks ``ids`` out.
+
+    Attributes ``names``, in place of methods, are left out too.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.ids: set[int] = set()
+        self.names = {_OWN}
 
     def __call__(self) -> Any:
         kind: Any = type(self._module)
         state = kind.__getstate__(self._module)
         if not isinstance(state, dict):
             return state
-        kept = {name: value for name, value in state.items() if name != _OWN}
+        kept = {name: value for name, value in state.items() if name not in self.names}
         for name, value in kept.items():
             if name.endswith("_hooks") and isinstance(value, OrderedDict):
                 left = [(key, hook) for key, hook in value.items() if key not in self.ids]

@@ -4,7 +4,9 @@ Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; wh
 the manager clears it from those that wait for it and promotes every task that waits for nothing
 more.
 Differences: the communication queue is several lanes, one for each process group, so that a message
-that waits for a peer does not hold up the others; the graph grows as the messages' texts go on.
+that waits for a peer does not hold up the others; the graph grows as the messages' texts go on; a
+task may be begun in the thread that freed it and end in another, so that no thread is woken up only
+to wait for it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Clock = Callable[[], float]
+Over = Callable[[BaseException | None], None]
+Begin = Callable[[Over], None]
 
 
 def wall_clock() -> float:
@@ -32,8 +36,12 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    A task without a lane runs at once, in the thread that promoted it: it must be short.
-    ``order`` ranks ready tasks of one lane, smallest first.
+    A task without a lane runs at once, in the thread that promoted it: it must be short. So does
+    one with ``begin`` instead of ``fn``, which begins work that others do: it is done when the
+    function that ``begin`` is given is called, with the error if there was one.
+    ``order`` ranks ready tasks of one lane, smallest first. One that ``is_light`` is done in the
+    place of its lane's thread, by whoever promoted it, if the lane has nothing else to do: to wake
+    the thread up takes longer.
     """
 
     name: str
@@ -47,6 +55,8 @@ class Task:
     dependents: list[Task] = field(default_factory=list)
     done: bool = False
     result: Any = None
+    begin: Begin | None = None
+    is_light: bool = False
 
 
 Observer = Callable[[Task, float, float], None]
@@ -71,7 +81,10 @@ class TaskManager:
         self._lock = threading.Lock()
         self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in lanes}
         self._wake = {lane: threading.Condition(self._lock) for lane in lanes}
+        self._busy: set[str] = set()
         self._count = 0
+        self._num_begun = 0
+        self._none_begun = threading.Condition(self._lock)
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._serve, args=(lane,), name=f"gradwire {lane}", daemon=True)
@@ -104,10 +117,12 @@ class TaskManager:
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the threads of a stopped manager."""
+        """Waits for the threads of a stopped manager, and for what was begun to be over."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
+        with self._lock:
+            self._none_begun.wait_for(lambda: not self._num_begun, timeout_s)
 
     def _promote(self, task: Task) -> None:
         """Queues a task, or runs one without a lane and promotes what that frees.
@@ -117,10 +132,45 @@ class TaskManager:
         free = deque([task])
         while free:
             task = free.popleft()
-            if task.lane is not None:
+            if task.begin is not None:
+                free.extend(self._begin(task, task.begin))
+            elif task.lane is not None and task.is_light and self._took(task.lane):
+                free.extend(self._do(task, task.lane))
+            elif task.lane is not None:
                 self._queue(task, task.lane)
             elif self._run(task):
                 free.extend(self._complete(task))
+
+    def _begin(self, task: Task, begin: Begin) -> list[Task]:
+        """Begins a task; returns the tasks that it freed, if it ended before this returns."""
+        with self._lock:
+            if self._stopped:
+                return []
+            self._num_begun += 1
+        freed: list[Task] = []
+        beginning, start_s = threading.get_ident(), self._clock()
+
+        def over(error: BaseException | None) -> None:
+            try:
+                if error is not None:
+                    self._fail(task, error)
+                    return
+                self._observe(task, start_s, self._clock())
+                for one in self._complete(task):
+                    freed.append(one) if threading.get_ident() == beginning else self._promote(one)
+            finally:
+                with self._lock:
+                    self._num_begun -= 1
+                    if not self._num_begun:
+                        self._none_begun.notify_all()
+
+        task.begin = None  # and what it refers to
+        try:
+            begin(over)
+        except BaseException as error:
+            over(error)
+        beginning = 0
+        return freed
 
     def _queue(self, task: Task, lane: str) -> None:
         with self._lock:
@@ -132,30 +182,51 @@ class TaskManager:
         queue, wake = self._ready[lane], self._wake[lane]
         while True:
             with self._lock:
-                while not queue and not self._stopped:
+                while not self._stopped and (not queue or lane in self._busy):
                     wake.wait()
                 if self._stopped:
                     return
                 task = heapq.heappop(queue)[2]
-            start_s = self._clock()
-            if self._run(task):
-                self._observe(task, start_s, self._clock())
-                for freed in self._complete(task):
-                    self._promote(freed)
+                self._busy.add(lane)
+            for freed in self._do(task, lane):
+                self._promote(freed)
+
+    def _took(self, lane: str) -> bool:
+        """Takes an idle lane for the caller's thread; returns whether it was idle."""
+        with self._lock:
+            if self._stopped or self._ready[lane] or lane in self._busy:
+                return False
+            self._busy.add(lane)
+            return True
+
+    def _do(self, task: Task, lane: str) -> list[Task]:
+        """Runs a task of a lane that was taken, and gives it back; returns what the task freed."""
+        start_s = self._clock()
+        is_done = self._run(task)
+        if is_done:
+            self._observe(task, start_s, self._clock())
+        with self._lock:
+            self._busy.discard(lane)
+            if self._ready[lane]:
+                self._wake[lane].notify()
+        return self._complete(task) if is_done else []
 
     def _run(self, task: Task) -> bool:
         """Runs a task's work; returns whether it was done. An error in it stops everything."""
         try:
             task.result = task.fn()
         except BaseException as error:
-            with self._lock:
-                first, self._stopped = not self._stopped, True
-                for condition in self._wake.values():
-                    condition.notify_all()
-            if first:
-                self._on_error(task, error)
+            self._fail(task, error)
             return False
         return True
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        with self._lock:
+            first, self._stopped = not self._stopped, True
+            for condition in self._wake.values():
+                condition.notify_all()
+        if first:
+            self._on_error(task, error)
 
     def _complete(self, task: Task) -> list[Task]:
         """Marks a task done; returns the tasks that waited for nothing else."""
@@ -168,3 +239,20 @@ class TaskManager:
                     free.append(other)
             task.dependents = []
         return free
+
+
+class Once:
+    """A callback that can be called from several places but runs once."""
+
+    def __init__(self, callback: Callable[[BaseException | None], None]) -> None:
+        self._callback = callback
+        self._lock = threading.Lock()
+        self.called = False
+
+    def __call__(self, failure: BaseException | None) -> None:
+        with self._lock:
+            if self.called:
+                return
+            self.called = True
+        callback, self._callback = self._callback, lambda failure: None  # and what it refers to
+        callback(failure)

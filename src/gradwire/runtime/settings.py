@@ -27,6 +27,7 @@ from .guard import refuse_no_gradients
 from .scaling import check_scaler
 
 DEFAULT_CHANNELS = 4
+DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
 def matrices(name: str, param: Tensor) -> bool:
@@ -97,6 +98,12 @@ class Settings:
         for name, value in given.items():
             if value is not None:
                 raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
+
+    @property
+    def asks_for_messages(self) -> bool:
+        """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
+        given = (self.bucket_cap_mb, self.num_channels) != (None, None)
+        return given or self.timeout != DEFAULT_TIMEOUT
 
     @property
     def channels(self) -> int:

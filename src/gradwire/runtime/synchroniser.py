@@ -175,6 +175,7 @@ class Synchroniser:
             after=[self._ends[i] for i in message.after],
             last=last,
             last_behind=[self._backward_over] if is_shared else (),
+            last_is_light=isinstance(message, Message) and scattering is nullcontext,
         )
 
     def _copying(self, names: Sequence[str], *, allocates: bool) -> Copying:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from ..verbs import (
     ReduceScatter,
     Send,
 )
+from .lanes import Over
 
 Group = Any
 """A torch.distributed process group."""
@@ -145,6 +147,47 @@ _REMEDIES = {
     Among.HOST: _ON_HOSTS,
     Among.HOSTS: _ON_HOSTS,
 }
+
+
+@contextmanager
+def as_on_a_lane() -> Iterator[None]:
+    """A block that sees nothing of what the caller's thread has set for its own tensors.
+
+    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(torch.no_grad())
+        if torch._C._len_torch_function_stack():  # where a default device is, too
+            undo.enter_context(torch.device("cpu"))
+        if torch.is_inference_mode_enabled():
+            undo.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled("cpu"):
+            undo.enter_context(torch.autocast("cpu", enabled=False))
+        yield
+
+
+def is_begun(verbs: Sequence[Communication]) -> bool:
+    """Whether verbs are carried out without a thread that waits: gloo tells of no other's end."""
+    return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
+
+
+def begin(verb: Communication, channel: Channel, over: Over) -> None:
+    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
+
+    A verb that has ended already calls it in this thread, whose settings of its own it cannot see.
+    """
+    beginner = threading.get_ident()
+
+    def arrived(future: Any) -> None:
+        error = None
+        try:
+            future.value()
+        except BaseException as raised:
+            error = raised
+        with as_on_a_lane() if threading.get_ident() == beginner else nullcontext():
+            over(error)
+
+    _start(verb, channel).get_future().add_done_callback(arrived)
 
 
 def carry_out(verbs: Sequence[Communication], channels: Sequence[Channel]) -> None:

@@ -1,0 +1,73 @@
+"""A message wakes a lane up for what takes long to compute, and for nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.runtime import wire
+from gradwire.runtime.lanes import Task, TaskManager
+from gradwire.verbs import AllReduce
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train
+
+pytestmark = pytest.mark.multi
+NUM_STEPS = 3
+
+
+def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int]:
+    """The tasks that went to a lane's thread, by name, and the messages of one step."""
+    found: Counter[str] = Counter()
+    queue = TaskManager._queue
+
+    def counting(manager: TaskManager, task: Task, lane: str) -> None:
+        found[task.name] += 1
+        queue(manager, task, lane)
+
+    net = Net()
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, compress_if=lambda *_: True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskManager, "_queue", counting)
+        train(net, momentum(net.parameters()), rank, range(NUM_STEPS))
+    handle.detach()
+    return found, len(handle.synchroniser.messages)
+
+
+@pytest.mark.parametrize("exchange", [DENSE, ONEBIT], ids=named)
+def test_no_lane_is_woken_up_to_wait_for_the_network_or_to_scatter(
+    exchange: Exchange, two: Ranks
+) -> None:
+    for found, num_messages in two.run(queued, exchange):
+        assert num_messages >= 3
+        computes = () if exchange is DENSE else ("gather", "encode", "merge", "decode")
+        assert set(found) <= set(computes)
+        if computes:
+            assert found["gather"] == NUM_STEPS * num_messages
+
+
+class Over:
+    """A channel, and a verb on it, that has ended when it begins."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Over:
+        return self
+
+    def get_future(self) -> torch.futures.Future[None]:
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
+    seen: list[tuple[str, bool, bool]] = []
+
+    def over(error: BaseException | None) -> None:
+        device = torch.empty(0).device.type
+        seen.append((device, torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+
+    with torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
+        wire.begin(AllReduce(torch.empty(1, device="cpu")), Over(), over)
+    assert seen == [("cpu", False, False)]
