@@ -68,9 +68,11 @@ class _EveryBackward(Attachment):
         undo.callback(mark_attached(model, params))
         strangers = Strangers(model, progress.give_up)
         undo.callback(strangers.remove)
-        hooks = controls = None
+        hooks = controls = cut = None
+        inner: nn.Module = model
         if isinstance(model, DistributedDataParallel):
-            undo.callback(ddp.register(progress, model, params))
+            inner, buckets = model.module, ddp.register(progress, model, params)
+            undo.callback(buckets.remove)
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
             if optimizer is not None and overlaps(settings):
@@ -78,13 +80,14 @@ class _EveryBackward(Attachment):
                 undo.callback(overlap.detach)
             hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
             undo.callback(hooks.remove)
-            if isinstance(settings.exchange, Pilot):
-                who = progress.synchroniser.engine.who
-                made = partial(_flat_messages, model, params, settings, who)
-                cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
-                controls = Controls(model, params, progress, hooks, made, cut)
-                undo.callback(controls.end)
-                controls.begin(settings.exchange)
+            cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
+        if isinstance(settings.exchange, Pilot):
+            made = partial(
+                _flat_messages, model, params, settings, progress.synchroniser.engine.who
+            )
+            controls = Controls(inner, params, progress, hooks or buckets, made, cut)
+            undo.callback(controls.end)
+            controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.time_forward()
         return handle
@@ -98,12 +101,6 @@ def _refuse_pilot(model: nn.Module, settings: Settings) -> None:
     if not isinstance(settings.exchange, Pilot):
         return
     name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
-    if isinstance(model, DistributedDataParallel):
-        accepted = f"a plain module beside {name}, as DDP's own buckets decide when gradients come"
-        raise invalid("model", "DistributedDataParallel", accepted, f"pass ddp.module, or {remedy}")
-    if settings.ranks_per_host > 1:
-        accepted = f"None beside {name}: it measures and plans for hosts of one rank each"
-        raise invalid("mesh", f"{settings.ranks_per_host} ranks a host", accepted, remedy)
     sparse = sparse_weights(model)
     if rows := [n for n, p in model.named_parameters() if id(p) in sparse]:
         accepted = f"sparse=False beside {name}, which plans dense gradients"
@@ -128,5 +125,5 @@ def _flat_messages(
         made = fused_messages(model, params, settings, exchange_for(none()), who)
     else:
         check_for(plan, params, set())
-        made = messages_of(plan, params, set(), who)
+        made = messages_of(plan, params, set(), who, settings.ranks_per_host)
     return [message for message in made if isinstance(message, Message)]
