@@ -65,7 +65,16 @@ class OnRoute(Flight):
 
 LOSSLESS = {2: plans.drawn(1), 5: plans.drawn(2), 6: plans.drawn(3), 8: None, 9: plans.drawn(4)}
 """Cut anywhere, some with the next forward pass overlapped; 1 to 3 channels."""
-THERE_AND_BACK = {2: lossy(1), 6: lossy(2), 9: lossy(3, TOPK), 12: plans.drawn(5), 14: None}
+BOTH = plans.in_turn(plans.drawn(3), {"onebit": ONEBIT, "topk": TOPK})
+"""Parts of one tensor take different exchanges."""
+THERE_AND_BACK = {
+    2: lossy(1),
+    5: lossy(2),
+    7: lossy(3, TOPK),
+    9: BOTH,
+    12: plans.drawn(5),
+    14: None,
+}
 NUM_STEPS = 16
 
 
