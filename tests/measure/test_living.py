@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(living, "clock", found)
     return found
+
+
+class Buckets:
+    """What of DDP's hooks tells that a bucket is ready."""
+
+    on_bucket: Any = None
 
 
 def model_on(clock: Clock) -> nn.Sequential:
@@ -132,3 +139,22 @@ def test_nothing_is_left_behind(clock: Clock) -> None:
     for one in (model, copied):
         assert not any(module._forward_pre_hooks for module in one.modules())
         assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
+
+
+def test_under_ddp_gradients_are_ready_with_their_bucket(clock: Clock) -> None:
+    """Both layers' gradients are one bucket, full when the first layer's is there."""
+    model, buckets = model_on(clock), Buckets()
+    told = ["1.linear.weight", "0.linear.weight"]
+    model[0].linear.weight.register_post_accumulate_grad_hook(lambda _: buckets.on_bucket(told))
+    watch = LayerWatch(model, dict(model.named_parameters()), buckets)  # type: ignore[arg-type]
+    watch.step_ended()
+    for _ in range(3):
+        model(torch.ones(2, 4))  # of a step under no_sync, whose gradients no bucket tells of
+        clock.now_s += 7.0
+        model(torch.ones(2, 4)).sum().backward()
+        watch.step_ended()
+    found = watch.profile()
+    assert [layer.forward_s for layer in found.layers] == [1.0, 2.0]
+    assert [layer.backward_s for layer in found.layers] == [0.0, 8.0]
+    watch.remove()
+    assert buckets.on_bucket is None

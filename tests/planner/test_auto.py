@@ -25,7 +25,7 @@ from gradwire.planner.ddp import ddp
 from gradwire.planner.wfbp import wfbp
 from gradwire.planning.explain import explain
 from gradwire.planning.fidelity import FIDELITIES, LOSS_OVER_DENSE, admitted
-from gradwire.planning.judgement import MARGIN
+from gradwire.planning.judgement import MARGIN, Judgement
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import Planner
 from gradwire.units import format_seconds
@@ -105,9 +105,39 @@ def test_it_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
     assert compressors(fast) == set()
 
 
-def test_vectors_stay_dense() -> None:
-    profile = catalogue.load("resnet50")
-    plan = auto(profile, cluster_of())
+def uneven_cluster(num_ranks: int = 4) -> Cluster:
+    """A link of 2 Gbit, and compressors that take the longer the less they send, as real ones."""
+    seconds = {"cast16": 2e-10, "fp8": 1e-9, "int8": 1.2e-9, "uniform": 2.5e-9, "qsgd": 4e-9}
+    cluster, codecs = cluster_of(num_ranks, 2000 * MBIT), {}
+    for name, per_unit_s in seconds.items():
+        line = LineFit(alpha_s=2e-5, per_unit_s=per_unit_s)
+        codecs[name] = CodecFit(encode=line, decode=line, merge=line)
+    return cluster.model_copy(update={"codecs": codecs})
+
+
+@pytest.mark.parametrize("num_ranks", [4, pytest.param(64, marks=pytest.mark.slow)])
+def test_two_compressors_share_a_model_where_lane_and_link_are_both_busy(num_ranks: int) -> None:
+    profile, cluster = catalogue.load("gpt2"), uneven_cluster(num_ranks)
+    found = survey(profile, cluster, "safe", True)
+    chosen = found.chosen
+    assert len(compressors(chosen.plan)) == 2
+    check(chosen.plan, profile)
+    singles = [one.seconds for one in found.lossy if len(compressors(one.plan)) == 1]
+    assert iteration_s(chosen.plan, profile, cluster) < 0.99 * min(singles)
+    said = Judgement(found, profile, cluster, "safe", lambda other: True).sentences()
+    assert f"{chosen.name} takes {format_seconds(chosen.seconds)}" in " ".join(said)
+    assert " beside " in chosen.name
+
+
+def test_one_compressor_is_enough_where_all_take_the_same_time() -> None:
+    found = survey(catalogue.load("gpt2"), cluster_of(), "safe", True)
+    assert all(len(compressors(one.plan)) == 1 for one in found.lossy)
+
+
+@pytest.mark.parametrize("cluster", [cluster_of(), uneven_cluster()], ids=["even", "uneven"])
+def test_vectors_stay_dense(cluster: Cluster) -> None:
+    profile = catalogue.load("gpt2" if cluster == uneven_cluster() else "resnet50")
+    plan = auto(profile, cluster)
     shapes = {t.name: t.shape for layer in profile.layers for t in layer.tensors}
     through = [c.tensor for m in plan.messages if m.exchange != DENSE for c in m.chunks]
     assert through

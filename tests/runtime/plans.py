@@ -87,5 +87,15 @@ def through(plan: Plan, name: str, exchange: ExchangeSetting) -> Plan:
     return plan.model_copy(update={"messages": messages, "exchanges": {name: exchange}})
 
 
+def in_turn(plan: Plan, exchanges: dict[str, ExchangeSetting]) -> Plan:
+    """The same plan, whose messages take some exchanges and the dense one in turn."""
+    names = (*exchanges, DENSE)
+    messages = tuple(
+        message.model_copy(update={"exchange": names[number % len(names)]})
+        for number, message in enumerate(plan.messages)
+    )
+    return plan.model_copy(update={"messages": messages, "exchanges": exchanges})
+
+
 def in_rank_order(plan: Plan) -> Plan:
     return through(plan, IN_ORDER, ExchangeSetting(compressor="none", collective="casync_ps"))

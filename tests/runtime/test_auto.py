@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.data.plan import Plan
 from gradwire.load import load
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_controls import lossy
+from tests.runtime.test_controls import lossy, put
 from tests.runtime.training import Net, digest, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi
@@ -38,7 +38,7 @@ def seen(**seconds: Any) -> Iterator[None]:
         return last[0]
 
     def proposal(profile: Any, cluster: Any, *rest: Any, **settings: Any) -> Any:
-        assert cluster.collectives["all_reduce"].samples
+        assert (cluster.host is None) is bool(cluster.collectives)
         assert {t.name for layer in profile.layers for t in layer.tensors} == {
             name for name, _ in Net().named_parameters()
         }
@@ -55,14 +55,16 @@ def seen(**seconds: Any) -> Iterator[None]:
         module.median, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
 
 
-def lived(rank: int, world: int, step_s: Sequence[float], slowness: float, num: int) -> Any:
+def lived(
+    rank: int, world: int, step_s: Sequence[float], slowness: float, num: int, where: str = "plain"
+) -> Any:
     net = Net()
     optimizer = momentum(net.parameters())
     found = []
     with seen(step_s=step_s, slowness=slowness):
-        handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
+        model, handle = put(net, where, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         for step in range(num):
-            train(net, optimizer, rank, [step])
+            train(model, optimizer, rank, [step])
             found.append(handle.plan is not None)
         handle.synchronize()
         pilot = handle.stats()["pilot"]
@@ -93,9 +95,11 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
     assert pilot["measuring_s"] > 0
 
 
-def test_a_plan_that_does_not_gain_is_left(two: Ranks) -> None:
-    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.5], 1.0, 20)
-    assert one == other
+@pytest.mark.parametrize("where", ["plain", "ddp", "ddp on hosts"])
+def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) -> None:
+    ranks = four if "hosts" in where else two
+    (one, _, found, pilot), *others = ranks.run(lived, [0.4, 0.5], 1.0, 20, where)
+    assert {bits for bits, *_ in others} == {one}
     assert moments(found) == [6, 12]
     assert "back to dense" in pilot["decisions"][-1]
 
@@ -142,11 +146,11 @@ def test_a_run_is_resumed_and_planned_anew(two: Ranks) -> None:
         assert is_planned
 
 
-def dropped(rank: int, world: int) -> list[str]:
+def dropped(rank: int, world: int, where: str) -> list[str]:
     """Left in the midst of measuring: no hook of its own is left."""
     net = Net()
-    handle = gw.attach(net, gw.pilot.auto(**SETTINGS))
-    train(net, momentum(net.parameters()), rank, range(4))
+    model, handle = put(net, where, gw.pilot.auto(**SETTINGS))
+    train(model, momentum(net.parameters()), rank, range(4))
     handle.detach()
     modules = [module for module in net.modules() if module._forward_pre_hooks]
     return [type(module).__name__ for module in modules] + [
@@ -154,8 +158,9 @@ def dropped(rank: int, world: int) -> list[str]:
     ]
 
 
-def test_detach_in_the_midst_of_measuring_leaves_no_hook(two: Ranks) -> None:
-    assert two.run(dropped) == [[], []]
+@pytest.mark.parametrize("where", ["plain", "ddp"])
+def test_detach_in_the_midst_of_measuring_leaves_no_hook(two: Ranks, where: str) -> None:
+    assert two.run(dropped, where) == [[], []]
 
 
 def alone(rank: int, world: int) -> list[str]:
@@ -171,20 +176,22 @@ def test_a_rank_alone_plans_nothing_and_says_so(one: Ranks) -> None:
     assert one.run(alone) == [["step 1: there is one rank, which exchanges nothing"]]
 
 
-def measured(rank: int, world: int) -> Any:
+def measured(rank: int, world: int, where: str) -> Any:
     """The whole of it by real figures, whatever they say here."""
     net = Net()
     optimizer = momentum(net.parameters())
-    handle = gw.attach(net, gw.pilot.auto(**SETTINGS, fidelity="half"), optimizer=optimizer)
-    train(net, optimizer, rank, range(40))
+    chosen = gw.pilot.auto(**SETTINGS, fidelity="half")
+    model, handle = put(net, where, chosen, optimizer=optimizer)
+    train(model, optimizer, rank, range(40))
     handle.synchronize()
     pilot = handle.stats()["pilot"]
     handle.detach()
     return digest(net), pilot["decisions"], pilot["is_planned"], pilot["rate_bytes_per_s"]
 
 
-def test_all_ranks_decide_alike_by_what_they_measure(two: Ranks) -> None:
-    one, other = two.run(measured)
-    assert one == other
+@pytest.mark.parametrize("where", ["plain", "ddp", "hosts"])
+def test_all_ranks_decide_alike_by_what_they_measure(two: Ranks, four: Ranks, where: str) -> None:
+    one, *others = (four if where == "hosts" else two).run(measured, where)
+    assert others == [one] * len(others)
     assert one[1][0].startswith("step 6: links carry")
     assert one[3] > 0

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ..compress.none import none
-from ..contract import Member
-from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, VerbName
+from ..contract import Exchange, Member
+from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
@@ -43,6 +43,7 @@ from ..verbs import (
     Steps,
     Verb,
 )
+from ..wrap.hosts import among_hosts, on_hosts
 from ._agree import rank_0s, run_verb, verb_text
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
@@ -109,10 +110,74 @@ def measure_cluster(
     return rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
 
 
+def measure_hosts(
+    engine: Engine, *, sizes_bytes: Sequence[int], budget_s: float = BUDGET_S, rounds: int = ROUNDS
+) -> Cluster:
+    """Measures hosts of several ranks: their links to each other, and those within a host.
+
+    Both parts of a dense message are measured, each by itself and on all hosts at once: what a
+    host's ranks give each other, and the all-reduce of their shares, which go over one link. The
+    formulas of such a cluster ask for a hop and a rate of each. Every rank returns rank 0's.
+    """
+    count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
+    numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
+    makers = [*(_within_maker(numel, engine) for numel in numels)]
+    makers += [_across_maker(numel // count, engine) for numel in numels] if num_hosts > 1 else []
+    sizes = [ITEM_BYTES * numel for numel in numels]
+    cases = [_Case("all_reduce", 0, [maker]) for maker in makers]
+    seconds = _message_s(engine, cases, budget_s, rounds)
+    rounds_within, copies_within = travel("all_to_all", count)
+    within = fit_line(zip(sizes, seconds[: len(sizes)], strict=True))
+    host = Host(
+        num_ranks=count,
+        rate_bytes_per_s=(copies_within + (count - 1) / count) / _slope(within),
+        hop_s=within.alpha_s / (rounds_within + 1),
+    )
+    rate, hop_s = host.rate_bytes_per_s, host.hop_s
+    if num_hosts > 1:
+        across = fit_line(zip(sizes, seconds[len(sizes) :], strict=True))
+        ring = travel("all_reduce", num_hosts)
+        rate, hop_s = ring.copies / _slope(across), across.alpha_s / ring.rounds
+    found = Cluster(
+        num_ranks=engine.world,
+        rate_bytes_per_s=rate,
+        hop_s=hop_s,
+        host=host,
+        source=_source(f"{num_hosts} hosts of {count} ranks"),
+    )
+    return rank_0s(engine, found)
+
+
+def _slope(fit: LineFit) -> float:
+    """Seconds of a byte in long messages; of all of one where longer ones take no longer."""
+    size_bytes, taken_s = max(fit.samples)
+    return fit.tail_s or taken_s / size_bytes
+
+
+def _within_maker(numel: int, engine: Engine) -> Make:
+    """Makes dense messages of one host alone."""
+    count = engine.ranks_per_host
+    return _dense_maker(on_hosts(exchange_for(none()), count), engine.rank % count, count, numel)
+
+
+def _across_maker(numel: int, engine: Engine) -> Make:
+    """Makes dense messages of one rank of each host."""
+    host, num_hosts = engine.rank // engine.ranks_per_host, engine.world // engine.ranks_per_host
+    make = _dense_maker(exchange_for(none()), host, num_hosts, numel)
+    return lambda: among_hosts(make())
+
+
+def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
+    grad_N, member = torch.zeros(numel, dtype=torch.float32), Member(rank, world)
+    state = exchange.init(TensorSpec("measured", numel), world)
+    return lambda: exchange.synchronise(member, state, grad_N, grad_N)
+
+
 def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
     """Seconds of an all-reduce of a dense message: the median of ``count``, on the slowest rank.
 
-    All ranks call this alike and return the same.
+    Where hosts have several ranks it is one of both levels. All ranks call this alike and return
+    the same.
     """
     makers = [_maker("all_reduce", -(-size_bytes // ITEM_BYTES), engine)]
     return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
@@ -206,10 +271,8 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
     """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
     rank, world = engine.rank, engine.world
     if verb == "all_reduce":
-        exchange, grad_N = exchange_for(none()), torch.zeros(numel, dtype=torch.float32)
-        member = Member(rank, world)
-        state = exchange.init(TensorSpec("measured", numel), world)
-        return lambda: exchange.synchronise(member, state, grad_N, grad_N)
+        dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
+        return _dense_maker(dense, rank, world, numel)
     verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
     return lambda: verb_text(*verbs)
 
@@ -250,7 +313,6 @@ def _cluster(
             )
         rate = ring.copies / found.per_unit_s
     hop_s = HOP_S if found is None else found.alpha_s / ring.rounds
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return Cluster(
         num_ranks=world,
         rate_bytes_per_s=rate,
@@ -258,8 +320,13 @@ def _cluster(
         collectives=fits,
         codecs=dict(codecs),
         host_share=share,
-        source=(
-            f"measured on {world} ranks ({platform.machine()}, {torch.get_num_threads()} threads "
-            f"each), {today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
-        ),
+        source=_source(f"{world} ranks"),
+    )
+
+
+def _source(where: str) -> str:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} threads each), "
+        f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
     )

@@ -4,7 +4,8 @@ Unlike ``profile`` it runs no step itself and changes none: hooks note the time 
 entered and where a gradient is ready. Every moment of a step, from its first layer's entry to the
 last gradient, is charged to some layer, by the rules of ``_layer_timer``; but what lies between the
 end of the model's forward and the first gradient, the loss with it, counts as backward of the layer
-whose gradient that is, as no hook tells where the backward pass begins.
+whose gradient that is, as no hook tells where the backward pass begins. Under DDP gradients are
+ready when their whole bucket is, and all seconds of a bucket are those of its first gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from time import perf_counter as clock
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.profile import Profile
+from ..runtime.ddp import DDPHooks
 from ..runtime.hooked import Hooked
 from .layers import Seen, device_waiter, in_order, layers_of, scaled_medians
 
@@ -41,15 +43,19 @@ class LayerWatch:
     """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what they took.
 
     ``params`` are the parameters whose gradients count, by name. Of several backward passes that
-    accumulate before an exchange the last one counts, and those before it are ``other_s``.
+    accumulate before an exchange the last one counts, and those before it are ``other_s``. Under
+    DDP ``model`` is the module inside, and ``buckets`` tell when its gradients are ready.
     """
 
-    def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, params: Mapping[str, Tensor], buckets: DDPHooks | None = None
+    ) -> None:
         self._model, self._params = model, dict(params)
         self._wait = device_waiter({param.device for param in params.values()})
         self._steps: list[_Marks] = []
         self._last_s: float | None = None
         self._batch_size = 1
+        self._is_bucketed = buckets is not None
         self._clear()
         self._undo = ExitStack()
         # Hooks inside of a compiled model would cut its graph: it is one layer.
@@ -57,8 +63,12 @@ class LayerWatch:
             hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
             self._undo.callback(hook.remove)
         self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
-        for name, param in self._params.items():
-            self._undo.callback(self._watch(name, param).remove)
+        if buckets is not None:
+            buckets.on_bucket = self._ready
+            self._undo.callback(setattr, buckets, "on_bucket", None)
+        else:
+            for name, param in self._params.items():
+                self._undo.callback(self._watch(name, param).remove)
 
     def remove(self) -> None:
         """Removes all hooks."""
@@ -115,7 +125,8 @@ class LayerWatch:
         # A forward pass inside of a backward one is a recomputation, and counts there.
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
-        if self._grads:  # of a backward pass that accumulated
+        # Of a backward pass that accumulated; under DDP's no_sync no gradient tells of one.
+        if self._grads or (self._is_bucketed and module is self._model):
             self._clear()
         self._wait()
         self._entered.append((module, clock()))
@@ -129,14 +140,18 @@ class LayerWatch:
             self._wait()
             self._left_s = clock()
 
+    def _ready(self, names: Sequence[str]) -> None:
+        self._wait()
+        now_s = clock()
+        self._grads += [(name, now_s) for name in names]
+
     def _watch(self, name: str, param: Any) -> Any:
         this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
 
         def ready(param: Tensor) -> None:
             watch = this()
             if watch is not None:
-                watch._wait()
-                watch._grads.append((name, clock()))
+                watch._ready([name])
 
         hook = param.register_post_accumulate_grad_hook(ready)
         # First: behind the exchange's hook it would keep the gradient from being lent.

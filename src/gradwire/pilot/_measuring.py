@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..data.cluster import Cluster, CodecFit, VerbName
 from ..errors import InvalidSetting
 from ..measure.codecs import measure_codecs
-from ..measure.links import all_reduce_s, measure_cluster
+from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
 from ..runtime.engine import Engine
 from ..travel import travel
 from ..verbs import AllGather, Broadcast, Steps, Verb
@@ -57,7 +57,15 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     return json.loads(bytes(text.tolist()))
 
 
-def links(engine: Engine) -> Cluster:
+class Links(NamedTuple):
+    """The cluster as it was measured, and the seconds that a message of some size took then."""
+
+    cluster: Cluster
+    size_bytes: int
+    taken_s: float
+
+
+def links(engine: Engine) -> Links:
     """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
 
     Between training steps, so it takes a second or a few, whatever the link's rate. The largest
@@ -70,6 +78,15 @@ def links(engine: Engine) -> Cluster:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 6, 4, 2, 1, 0) if largest >> shift >= 2**12]
+    if engine.ranks_per_host > 1:
+        found = measure_hosts(engine, sizes_bytes=sizes, budget_s=BUDGET_S, rounds=ROUNDS)
+    else:
+        found = _cluster(engine, sizes, taken_s)
+    return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
+
+
+def _cluster(engine: Engine, sizes: Sequence[int], taken_s: float) -> Cluster:
+    """Hosts of one rank each; the largest message took ``taken_s``."""
     measure = partial(
         measure_cluster, engine, sizes_bytes=sizes, verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
     )
@@ -77,17 +94,15 @@ def links(engine: Engine) -> Cluster:
     try:
         found = measure()
     except InvalidSetting:  # more bytes took no longer, on all ranks' clocks; once more, then
-        return measure(rate_bytes_per_s=copies * largest / taken_s)
+        return measure(rate_bytes_per_s=copies * sizes[-1] / taken_s)
     # Short messages, which a link may take at once, make the fitted line too steep or too flat.
     tail_s = found.collectives["all_reduce"].tail_s
     return found.model_copy(update={"rate_bytes_per_s": copies / tail_s}) if tail_s else found
 
 
-def slowness(engine: Engine, cluster: Cluster) -> float:
-    """The seconds of a message over those that it took when ``cluster`` was measured."""
-    samples = sorted(cluster.collectives["all_reduce"].samples)
-    size_bytes, taken_s = samples[-2]
-    return all_reduce_s(engine, size_bytes) / taken_s
+def slowness(engine: Engine, known: Links) -> float:
+    """The seconds of a message over those that it took when the links were measured."""
+    return all_reduce_s(engine, known.size_bytes) / known.taken_s
 
 
 @cache

@@ -87,6 +87,7 @@ class _Watched(Flight):
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
         self._correction = 1.0
+        self._links: measuring.Links | None = None
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
         self._is_trial = False
@@ -156,7 +157,7 @@ class _Watched(Flight):
         longest_s = max(row[0] for row in measuring.figures_of_all(engine, [taken_s]))
         if self._layers is None:
             if self._num_steps >= _WARM_UP or longest_s >= _LONG_S:
-                self._layers = LayerWatch(controls.model, controls.params)
+                self._layers = LayerWatch(controls.model, controls.params, controls.buckets)
                 self._layers.step_ended()
                 self._skipped = 0
             return
@@ -191,10 +192,12 @@ class _Watched(Flight):
     def _measure_links(self) -> None:
         controls = self._controls
         with controls.on_all_channels() as engine:
-            self._cluster = measuring.links(engine)
-            names = compressors_of(self._fidelity)
-            codecs = measuring.codecs(names, engine.world, torch.get_num_threads())
-        self._cluster = self._cluster.model_copy(update={"codecs": codecs})
+            self._links = measuring.links(engine)
+            num_hosts = engine.world // engine.ranks_per_host
+            # Where there is one host, nothing is sent that could be compressed.
+            names = compressors_of(self._fidelity) if num_hosts > 1 else ()
+            codecs = measuring.codecs(names, num_hosts, torch.get_num_threads())
+        self._cluster = self._links.cluster.model_copy(update={"codecs": codecs})
 
     # Planning.
 
@@ -263,10 +266,10 @@ class _Watched(Flight):
         )
 
     def _slowness(self) -> float:
-        assert self._cluster is not None
+        assert self._links is not None
         start_s = clock()
         with self._controls.on_all_channels() as engine:
-            found = measuring.slowness(engine, self._cluster)
+            found = measuring.slowness(engine, self._links)
         self._measuring_s += clock() - start_s
         self._skipped = 1
         return found

@@ -9,6 +9,8 @@ Differences from the paper: it is of no paper.
       the model it is never slower than that.
     - A compressor must gain ``MARGIN`` over the best dense plan. Of those that tie the one is taken
       that trained nearer to dense.
+    - The best compressor is looked at beside a second one, which takes the first matrices in
+      backward order or the last. Such a plan must gain ``TWO_GAIN`` over that of one.
     - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
       --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
@@ -21,14 +23,14 @@ Order: backward, or the most urgent that is ready where the next forward pass is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..errors import invalid
-from ..planning.drafts import Blend, best_draft, first_seconds
+from ..planning.drafts import Blend, best_draft, best_of_two, first_seconds
 from ..planning.fidelity import admitted
 from ..planning.judgement import Judgement, PricedPlan, Survey, pays
 from ..planning.price import iteration_s
@@ -40,6 +42,10 @@ from .usbyte_extended import usbyte_extended
 
 JUDGED = 2
 """The compressors that are gone into, those of the best first drafts."""
+BESIDE = 4
+"""The compressors that are looked at beside the best, those nearest to dense."""
+TWO_GAIN = 0.02
+"""The share of an iteration that a second compressor must gain over the best one by itself."""
 
 
 def auto(
@@ -62,7 +68,8 @@ def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     def pays_at(other: Cluster) -> bool:
         dense = _dense(rest, other, overlap_forward)
         dense_s = min(iteration_s(made, rest, other) for _, made in dense)
-        drafts = (best_draft(one, overlaps=overlaps) for one in _blends(rest, other, fidelity))
+        blends = _judged(_possible(rest, other, fidelity))
+        drafts = (best_draft(one, overlaps=overlaps) for one in blends)
         return pays(min(seconds for seconds, _ in drafts), dense_s)
 
     return Judgement(found, profile, cluster, fidelity, pays_at).sentences()
@@ -89,7 +96,11 @@ def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: b
         for name, made in _compressed(part.rest, cluster, fidelity, overlap_forward):
             lossy.append(_priced(name, part.beside(made), profile, cluster))
     order = list(admits.exchanges)
-    return Survey(exact, sorted(lossy, key=lambda one: order.index(one.name)), admits)
+
+    def farthest(one: PricedPlan) -> int:
+        return max(order.index(name) for name in one.plan.exchanges if name in order)
+
+    return Survey(exact, sorted(lossy, key=farthest), admits)
 
 
 def _priced(name: str, plan: Plan, profile: Profile, cluster: Cluster) -> PricedPlan:
@@ -114,20 +125,35 @@ def _dense(profile: Profile, cluster: Cluster, overlap_forward: bool) -> Iterato
 def _compressed(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Iterator[tuple[str, Plan]]:
-    """The best plans of compressors, each beside what stays dense, by the compressor's name."""
-    for blend in _blends(profile, cluster, fidelity):
-        plan = blend.plan(best_draft(blend, overlaps=_overlaps(overlap_forward))[1])
+    """The best plans of compressors, each beside what stays dense, by the compressors' names."""
+    possible = _possible(profile, cluster, fidelity)
+    overlaps = _overlaps(overlap_forward)
+    drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in _judged(possible)]
+    for blend, _, draft in drafts:
+        plan = blend.plan(draft)
         if any(message.exchange != DENSE for message in plan.messages):
             yield blend.name, plan
+    if not drafts:
+        return
+    best, best_s, start = min(drafts, key=lambda one: one[1])
+    pairs = [best.beside(other) for other in possible if other is not best][:BESIDE]
+    found = [(pair, *best_of_two(pair, start)) for pair in pairs]
+    pair, pair_s, draft = min(found, key=lambda one: one[1], default=(best, best_s, start))
+    if pair_s <= (1 - TWO_GAIN) * best_s:
+        yield pair.name, pair.plan(draft)
 
 
-def _blends(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
-    """The compressors that are worth a search on this cluster."""
+def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
+    """The compressors that this cluster can be planned with, those nearer to dense first."""
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()
-    blends = [Blend(profile, cluster, name, setting) for name, setting in every]
-    possible = [blend for blend in blends if blend.is_possible]
+    blends = [Blend(profile, cluster, (one,)) for one in every]
+    return [blend for blend in blends if blend.is_possible]
+
+
+def _judged(possible: Sequence[Blend]) -> list[Blend]:
+    """The compressors that are worth a search."""
     return sorted(possible, key=first_seconds)[:JUDGED]
 
 

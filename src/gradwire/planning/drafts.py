@@ -1,16 +1,19 @@
 """Drafts: plans of one blend, each by a few numbers, so that a search can go through many of them.
 
-A blend has one exchange beside the dense one. The first tensors in backward order stay dense, which
-the backward pass may hide. Of the others matrices go through the exchange and vectors stay dense.
-Each of these streams is cut into messages of equal length, sent in the order of readiness or, where
-the next forward pass is overlapped, of urgency.
+A blend has one exchange beside the dense one, or two. The first tensors in backward order stay
+dense, which the backward pass may hide. Of the others matrices go through the exchange and vectors
+stay dense. Of two exchanges the second takes the first of these matrices, or the last: one that
+encodes fast leaves the compute lane to one that sends less. Each of these streams is cut into
+messages of equal length, sent in the order of readiness or, where the next forward pass is
+overlapped, of urgency.
 
 Letters: T tensors in backward order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -40,6 +43,14 @@ SWEEPS = 3
 """The most times that each number of a draft is tried anew."""
 
 
+class SecondPart(NamedTuple):
+    """The part of the matrices that goes through a blend's second exchange."""
+
+    share: float
+    is_last: bool
+    """Whether it is the last of them in backward order, or the first."""
+
+
 class Draft(NamedTuple):
     """The numbers that a plan of a blend is made from."""
 
@@ -53,6 +64,9 @@ class Draft(NamedTuple):
     """Whether the other vectors travel together, and not behind the piece that they came with."""
     credit: int
     overlap_forward: bool
+    second: SecondPart = SecondPart(0.0, False)
+    num_second: int = 1
+    """The messages of what goes through the second exchange."""
 
 
 class DraftedRange(NamedTuple):
@@ -79,12 +93,19 @@ class DraftedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Blend:
-    """One exchange beside the dense one, or none, for one model on one cluster."""
+    """Up to two exchanges beside the dense one, by name, for one model on one cluster."""
 
     profile: Profile
     cluster: Cluster
-    name: str = DENSE
-    setting: ExchangeSetting | None = None
+    settings: tuple[tuple[str, ExchangeSetting], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " beside ".join(name for name, _ in self.settings) or DENSE
+
+    def beside(self, other: Blend) -> Blend:
+        """This one's exchange, with another one's as the second."""
+        return Blend(self.profile, self.cluster, (*self.settings, *other.settings))
 
     @cached_property
     def tensors(self) -> list[tuple[ProfiledTensor, int]]:
@@ -101,31 +122,29 @@ class Blend:
         return backward_ends(self.profile)
 
     @cached_property
-    def exchange(self) -> Exchange:
-        assert self.setting is not None
-        return on_hosts(exchange_of_setting(self.setting), self.cluster.ranks_per_host)
+    def exchanges(self) -> dict[str, tuple[Exchange, Tariff]]:
+        """Every exchange, and what it is asked for on the cluster, by name."""
+        count = self.cluster.ranks_per_host
+        made = {name: on_hosts(exchange_of_setting(one), count) for name, one in self.settings}
+        return {name: (one, Tariff.of(one, self.cluster)) for name, one in made.items()}
 
     @property
     def is_possible(self) -> bool:
-        """Whether the exchange can be simulated here, which one that looks at values cannot.
+        """Whether exchanges can be simulated here, which one that looks at values cannot.
 
         Hosts of several ranks cut every tensor, and more ranks than can be played none knows.
         """
-        assert self.setting is not None
         is_cut = self.cluster.ranks_per_host > 1
         if self.cluster.num_ranks > MOST_PLAYED or (
-            is_cut and exchange_of_setting(self.setting).keeps_whole
+            is_cut and any(exchange_of_setting(one).keeps_whole for _, one in self.settings)
         ):
             return False
         try:
-            parts_between(self.exchange, 64, torch.float32, self.tariff)
+            for exchange, tariff in self.exchanges.values():
+                parts_between(exchange, 64, torch.float32, tariff)
         except InvalidSetting:
             return False
         return True
-
-    @cached_property
-    def tariff(self) -> Tariff:
-        return Tariff.of(self.exchange, self.cluster)
 
     @cached_property
     def upto_bytes_T(self) -> list[int]:
@@ -152,28 +171,39 @@ class Blend:
         first, matrices, vectors = list[DraftedRange](), list[DraftedRange](), list[DraftedRange]()
         for place, (tensor, _) in enumerate(self.tensors):
             whole = DraftedRange(place, 0, tensor.numel)
-            if self.setting is None or self.upto_bytes_T[place] <= limit_bytes:
+            if not self.settings or self.upto_bytes_T[place] <= limit_bytes:
                 first.append(whole)
             else:
                 (matrices if len(tensor.shape) > 1 else vectors).append(whole)
         for ranges in self._cut(first, draft.num_dense, is_whole=False):
             yield DraftedMessage(ranges, DENSE)
-        pieces = list(self._cut(matrices, draft.num_pieces, is_whole=self._keeps_whole))
-        if vectors and self.cluster.num_ranks >= MANY and not self._keeps_whole:
-            trimmed = [self._trimmed(ranges) for ranges in pieces]
-            pieces = [kept for kept, _ in trimmed if kept]
-            vectors = sorted((*vectors, *(one for _, left in trimmed for one in left)))
-        for ranges in pieces:
-            yield DraftedMessage(ranges, self.name)
-        lasts = [] if draft.vectors_last else [ranges[-1].place for ranges in pieces[:-1]]
+        pieces = list(self._pieces(matrices, draft))
+        if vectors and self.cluster.num_ranks >= MANY:
+            trimmed = [(self._trimmed(one), one.exchange) for one in pieces]
+            pieces = [DraftedMessage(kept, name) for (kept, _), name in trimmed if kept]
+            vectors = sorted((*vectors, *(one for (_, left), _ in trimmed for one in left)))
+        yield from pieces
+        lasts = [] if draft.vectors_last else [one.ranges[-1].place for one in pieces[:-1]]
         for last, before in zip((*lasts, len(self.tensors)), (-1, *lasts), strict=True):
             beside = [one for one in vectors if before < one.place <= last]
             for ranges in self._cut(beside, 1, is_whole=True):
                 yield DraftedMessage(ranges, DENSE)
 
-    @property
-    def _keeps_whole(self) -> bool:
-        return self.setting is not None and self.exchange.keeps_whole
+    def _pieces(self, matrices: list[DraftedRange], draft: Draft) -> Iterator[DraftedMessage]:
+        """The messages of what goes through exchanges, in backward order."""
+        names, counts, parts = list(self.exchanges), [draft.num_pieces], [matrices]
+        if len(names) > 1:
+            share, is_last = draft.second
+            counts.append(draft.num_second)
+            if not is_last:
+                names, counts = names[::-1], counts[::-1]
+            upto = list(accumulate(one.numel for one in matrices)) or [0]
+            at = bisect_right(upto, (1 - share if is_last else share) * upto[-1])
+            parts = [matrices[:at], matrices[at:]]
+        for name, count, part in zip(names, counts, parts, strict=False):
+            is_whole = self.exchanges[name][0].keeps_whole
+            for ranges in self._cut(part, count, is_whole=is_whole):
+                yield DraftedMessage(ranges, name)
 
     @property
     def _even(self) -> int:
@@ -202,14 +232,17 @@ class Blend:
             if ranges:
                 yield tuple(ranges)
 
-    def _trimmed(self, ranges: Ranges) -> tuple[Ranges, Ranges]:
+    def _trimmed(self, message: DraftedMessage) -> tuple[Ranges, Ranges]:
         """A message's ranges up to a multiple of ``_even`` elements, and what is behind it.
 
-        It takes seconds to price an exchange of many ranks whose chunks differ.
+        It takes seconds to price an exchange of many ranks whose chunks differ. One that takes
+        tensors whole has no chunks.
         """
-        room = sum(one.numel for one in ranges) // self._even * self._even
+        if self.exchanges[message.exchange][0].keeps_whole:
+            return message.ranges, ()
+        room = sum(one.numel for one in message.ranges) // self._even * self._even
         kept, left = list[DraftedRange](), list[DraftedRange]()
-        for place, start, stop in ranges:
+        for place, start, stop in message.ranges:
             border = min(stop, start + room)
             room -= border - start
             kept += [DraftedRange(place, start, border)] * (border > start)
@@ -223,7 +256,8 @@ class Blend:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
         if message.exchange != DENSE:
-            return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
+            exchange, tariff = self.exchanges[message.exchange]
+            return parts_between(exchange, numel, getattr(torch, first.dtype), tariff)
         size_bytes = numel * (first.size_bytes // first.numel)
         latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
         return MessageParts(0.0, 0.0, latency_s, work_s, 0.0)
@@ -269,7 +303,7 @@ class Blend:
             messages=tuple(messages),
             credit=draft.credit,
             overlap_forward=draft.overlap_forward,
-            exchanges={self.name: self.setting} if used and self.setting is not None else {},
+            exchanges={name: one for name, one in self.settings if name in used},
         )
 
 
@@ -284,6 +318,33 @@ def first_seconds(blend: Blend) -> float:
     return min(blend.seconds(draft) for draft in FIRST)
 
 
+SECOND_PARTS = tuple(
+    SecondPart(share, is_last) for is_last in (False, True) for share in SHARES[1:-1:2]
+)
+"""Parts that are tried of a blend's second exchange."""
+
+
+def best_of_two(blend: Blend, start: Draft) -> tuple[float, Draft]:
+    """The draft of least seconds with a second exchange that a climb from ``start`` finds.
+
+    Only where some part of it gains at all the rest is gone into.
+    """
+    drafts = [
+        start._replace(second=part, num_second=max(1, round(part.share * start.num_pieces)))
+        for part in SECOND_PARTS
+    ]
+    seconds, best = min((blend.seconds(draft), draft) for draft in drafts)
+    if seconds >= blend.seconds(start):
+        return seconds, best
+    values: dict[str, Sequence[Any]] = {
+        "dense_share": SHARES,
+        "num_pieces": NUMBERS,
+        "num_second": NUMBERS,
+        "second": SECOND_PARTS,
+    }
+    return _climb(blend, best, values)
+
+
 def best_draft(blend: Blend, *, overlaps: Sequence[bool]) -> tuple[float, Draft]:
     """The draft of least seconds that a climb finds, number by number."""
     values: dict[str, Sequence[Any]] = {
@@ -294,7 +355,10 @@ def best_draft(blend: Blend, *, overlaps: Sequence[bool]) -> tuple[float, Draft]
         "num_dense": NUMBERS,
         "vectors_last": (True, False),
     }
-    best = Draft(0.0, 4, 4, True, 2, overlaps[0])
+    return _climb(blend, Draft(0.0, 4, 4, True, 2, overlaps[0]), values)
+
+
+def _climb(blend: Blend, best: Draft, values: Mapping[str, Sequence[Any]]) -> tuple[float, Draft]:
     known = {best: blend.seconds(best)}
     for _ in range(SWEEPS):
         before = best

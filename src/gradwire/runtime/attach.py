@@ -98,8 +98,8 @@ def attach(
     with the same arguments, and run the same steps; every backward pass must reach an attached
     parameter on each. ``timeout`` bounds a wait for a peer; ``handle.trace()`` holds the last
     ``trace_steps`` steps. Embeddings send non-zero rows where that pays (`natural`), or always
-    (`sparse_message`). ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every ``guard_every``
-    steps some means are compared with dense ones (see `guard`).
+    (`sparse_message`). ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every
+    ``guard_every`` steps some means are compared with dense ones (see `guard`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

@@ -69,11 +69,15 @@ class _EveryBackward(Attachment):
         undo.callback(mark_attached(model, params))
         strangers = Strangers(model, progress.give_up)
         undo.callback(strangers.remove)
-        hooks = controls = None
+        hooks = controls = cut = buckets = None
+        inner: nn.Module = model
         if isinstance(model, DistributedDataParallel):
-            is_left = is_left_to_ddp(model, settings, progress.synchroniser.messages)
-            begin = count_steps if is_left else ddp.register
-            undo.callback(begin(progress, model, params))
+            inner = model.module
+            if is_left_to_ddp(model, settings, progress.synchroniser.messages):
+                undo.callback(count_steps(progress, model, params))
+            else:
+                buckets = ddp.register(progress, model, params)
+                undo.callback(buckets.remove)
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
             if optimizer is not None and overlaps(settings):
@@ -81,13 +85,16 @@ class _EveryBackward(Attachment):
                 undo.callback(overlap.detach)
             hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
             undo.callback(hooks.remove)
-            if isinstance(settings.exchange, Pilot):
-                who = progress.synchroniser.engine.who
-                made = partial(_flat_messages, model, params, settings, who)
-                cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
-                controls = Controls(model, params, progress, hooks, made, cut)
-                undo.callback(controls.end)
-                controls.begin(settings.exchange)
+            cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
+        if isinstance(settings.exchange, Pilot):
+            made = partial(
+                _flat_messages, model, params, settings, progress.synchroniser.engine.who
+            )
+            served = hooks or buckets
+            assert served is not None, "a DDP model that is left to DDP has no pilot"
+            controls = Controls(inner, params, progress, served, made, cut)
+            undo.callback(controls.end)
+            controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.time_forward()
         return handle
@@ -101,12 +108,6 @@ def _refuse_pilot(model: nn.Module, settings: Settings) -> None:
     if not isinstance(settings.exchange, Pilot):
         return
     name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
-    if isinstance(model, DistributedDataParallel):
-        accepted = f"a plain module beside {name}, as DDP's own buckets decide when gradients come"
-        raise invalid("model", "DistributedDataParallel", accepted, f"pass ddp.module, or {remedy}")
-    if settings.ranks_per_host > 1:
-        accepted = f"None beside {name}: it measures and plans for hosts of one rank each"
-        raise invalid("mesh", f"{settings.ranks_per_host} ranks a host", accepted, remedy)
     sparse = sparse_weights(model)
     if rows := [n for n, p in model.named_parameters() if id(p) in sparse]:
         accepted = f"sparse=False beside {name}, which plans dense gradients"
@@ -131,5 +132,5 @@ def _flat_messages(
         made = fused_messages(model, params, settings, exchange_for(none()), who)
     else:
         check_for(plan, params, set())
-        made = messages_of(plan, params, set(), who)
+        made = messages_of(plan, params, set(), who, settings.ranks_per_host)
     return [message for message in made if isinstance(message, Message)]

@@ -96,10 +96,10 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
 def refuse_other(saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool) -> None:
     """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these parameters.
 
-    Their fields may be others, for whoever moves them.
+    Their fields may be others, and of other shares, for whoever moves them.
     """
     check_form(saved)
-    _check_origin(saved, origin)
+    _check_origin(saved, origin._replace(share=saved["share"]))
     _compare_names(saved["params"], set(_numels(messages)), strict)
 
 

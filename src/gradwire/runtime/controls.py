@@ -6,6 +6,9 @@ by parameter name, as a checkpoint's does. Process groups stay: they are opened 
 
 Residuals of parameters whose next exchange keeps none are delivered: for one step such a message
 travels dense, with its residuals added to the gradient, and takes its own exchange after that.
+
+On hosts of several ranks each rank keeps state of a share, and another plan cuts other shares. So a
+host's ranks put their shares together first, and each takes its new one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from ..compress.none import none
 from ..data.plan import Plan
 from ..error_feedback import with_error_feedback
 from ..exchange import exchange_for
+from ..verbs import AllReduce, Among, Steps
+from ..wrap.hosts import on_hosts
 from . import checkpoint
+from .ddp import DDPHooks
 from .engine import Engine
 from .guard import Guard
 from .hooks import ModuleHooks
@@ -66,7 +72,7 @@ class Controls:
     """One attached model, as its pilot reaches it.
 
     ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping`` makes the
-    overlap of the next forward pass; it is None where the user gave no optimizer.
+    overlap of the next forward pass; it is None where the user gave no optimizer, and under DDP.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks,
+        hooks: ModuleHooks | DDPHooks,
         make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
@@ -84,6 +90,7 @@ class Controls:
         self.plan: Plan | None = None
         """The plan in force; None while gradients travel dense, as without a plan."""
         self._num_overlapped, self._fallbacks = 0, Counter[str]()  # of overlaps that have ended
+        self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._flight: Flight | None = None
         hooks.on_end = self._step_ended
@@ -91,6 +98,11 @@ class Controls:
     @property
     def engine(self) -> Engine:
         return self._progress.synchroniser.engine
+
+    @property
+    def buckets(self) -> DDPHooks | None:
+        """The hooks that hand gradients in by DDP's buckets; None for a plain module."""
+        return self._hooks if isinstance(self._hooks, DDPHooks) else None
 
     @property
     def can_overlap(self) -> bool:
@@ -114,7 +126,30 @@ class Controls:
         wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
         if wants_overlap is not (self._hooks.overlap is not None):
             self._set_overlap(wants_overlap)
-        self.put(self.prepared(self._collected()))
+        self.put(self.prepared(self.of_host(self._collected())))
+
+    def of_host(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A state with all that this host's ranks have kept, each for its share.
+
+        A rank has zeros where it keeps nothing, so the sum of the bytes is what was kept. All ranks
+        call this alike.
+        """
+        if self.engine.ranks_per_host == 1:
+            return saved
+        params = {}
+        for name, fields in sorted(saved["params"].items()):
+            params[name] = dict(fields)
+            for path in sorted(path for path in fields if path.endswith("_N")):
+                params[name][path] = own_N = fields[path].detach().cpu().clone()
+                if own_N.numel():
+                    self._sum_on_host(own_N.view(torch.uint8))
+        return {**saved, "params": params}
+
+    def _sum_on_host(self, buf: Tensor) -> None:
+        def text() -> Steps[None]:
+            yield AllReduce(buf, Among.HOST)
+
+        self.engine.wait([self.engine.launch(0, "shares", text())])
 
     def _collected(self) -> dict[str, Any]:
         return checkpoint.collect(self._progress.messages, _NOBODY)
@@ -131,7 +166,7 @@ class Controls:
     def put(self, messages: Sequence[Message]) -> None:
         """Puts messages that were prepared in the place of the present ones."""
         self._progress.synchroniser.replace(messages)
-        self._is_delivering = any(message.exchange is _DELIVERING for message in messages)
+        self._is_delivering = any(m.exchange is self._dense_and_owed for m in messages)
         engine, plan = self.engine, self.plan
         most = engine.num_channels if plan is None else plan.credit
         engine.use(min(most, max(1, len(messages))))
@@ -186,7 +221,7 @@ class Controls:
         """
         self.settle()
         unused, present = self._progress.synchroniser.unused, self._progress.messages
-        delivers = [one.exchange is _DELIVERING for one in present]
+        delivers = [one.exchange is self._dense_and_owed for one in present]
         owes = [
             is_one and not unused.isdisjoint(one.names)
             for is_one, one in zip(delivers, present, strict=True)
@@ -206,8 +241,8 @@ class Controls:
         """A message of the same gradients that sends them and their residuals dense."""
         params = self.params
         ranges = [ParamRange(s.name, params[s.name], s.first, s.last) for s in message.slots]
-        who = self.engine.who
-        return Message(message.index, ranges, _DELIVERING, who.rank, who.world, after=message.after)
+        who, owed = self.engine.who, self._dense_and_owed
+        return Message(message.index, ranges, owed, who.rank, who.world, after=message.after)
 
     def _set_overlap(self, is_wanted: bool) -> None:
         hooks = self._hooks

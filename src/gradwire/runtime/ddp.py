@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import InvalidSetting
 from .lanes import wall_clock
 from .messages import Grads
+from .overlap import Overlap
 from .progress import Progress
 
 
@@ -42,10 +43,10 @@ _slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKey
 
 def register(
     progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
-) -> Callable[[], None]:
-    """Serves the communication hook of ``ddp`` until the function that is returned is called.
+) -> DDPHooks:
+    """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is called.
 
-    DDP's hook refers to what serves it weakly, so whoever keeps that function keeps it served.
+    DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
     """
     known = _slots.get(ddp)
     slot = known() if known is not None else None
@@ -60,13 +61,9 @@ def register(
             ) from error
         ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
         _slots[ddp] = weakref.ref(slot)
-    hooks = DDPHooks(progress, params)
+    hooks = DDPHooks(progress, params, slot)
     slot.hooks = weakref.ref(hooks)
-
-    def release(hooks: DDPHooks = hooks) -> None:
-        slot.hooks = lambda: None
-
-    return release
+    return hooks
 
 
 def _make_hook(slot: _Slot, group: Any) -> Any:
@@ -94,43 +91,64 @@ def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
 
 
 class DDPHooks:
-    """Hands DDP's buckets to the synchroniser and completes their futures."""
+    """Hands DDP's buckets to the synchroniser and completes their futures.
 
-    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]]) -> None:
-        self._progress, self._synchroniser = progress, progress.synchroniser
+    ``on_bucket`` is called with the names of a bucket's parameters when their gradients are ready,
+    ``on_end`` when all means of a backward pass are in DDP's buckets, still inside backward().
+    """
+
+    overlap: Overlap | None = None
+    """None: DDP ends a backward pass when all means are there."""
+
+    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]], slot: _Slot) -> None:
+        self._progress, self._synchroniser, self._slot = progress, progress.synchroniser, slot
+        self.on_end: Callable[[], None] | None = None
+        self.on_bucket: Callable[[Sequence[str]], None] | None = None
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
         self._waiting: list[_Bucket] = []
+
+    def remove(self) -> None:
+        """Leaves the model to DDP's plain all-reduce."""
+        self._slot.hooks = lambda: None
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
         synchroniser = self._synchroniser
         if not synchroniser.open:
             self._begin()
         names = [self._names[id(param)] for param in bucket.parameters()]
+        if self.on_bucket is not None:
+            self.on_bucket(names)
         buffer = bucket.buffer()
         entry = _Bucket(names, buffer, synchroniser.ends_of(names))
         self._waiting.append(entry)
         grads = [buffer] if buffer.is_sparse else bucket.gradients()
         for name, grad in zip(names, grads, strict=True):
             synchroniser.ready(name, grad)
-        if synchroniser.complete:
+        is_last = synchroniser.complete
+        if is_last:
             self._close(entry)
         self._tie()
+        if is_last and self.on_end is not None and not _is_in_backward():
+            self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
 
     def _begin(self) -> None:
         self._progress.begin_step()
         self._over = threading.Event()
         self._waiting = []
-        if torch._C._current_graph_task_id() != -1:
+        if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
-            # holds no tensor. A rank that has joined calls the hook outside of any backward.
-            torch.autograd.Variable._execution_engine.queue_callback(self._raise_failure)
+            # holds no tensor.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
-    def _raise_failure(self) -> None:
-        if not self._synchroniser.open:
+    def _end_backward(self) -> None:
+        is_over = not self._synchroniser.open
+        if is_over:
             self._over.wait()
         self._synchroniser.engine.check()
+        if is_over and self.on_end is not None:
+            self.on_end()
 
     def _tie(self) -> None:
         """Completes the futures of buckets whose messages have all been launched by now."""
@@ -164,6 +182,11 @@ class DDPHooks:
                 over.set()
 
         synchroniser.engine.when_done(synchroniser.all_ends(), end)
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread is in a backward pass; a rank that has joined calls the hook outside."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class _Bucket:

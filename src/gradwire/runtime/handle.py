@@ -234,7 +234,8 @@ class Handle:
 
         def put_in_place() -> None:
             if controls is not None:
-                controls.put(made)
+                of_shares = saved["share"] != ""
+                controls.put(controls.prepared(controls.of_host(saved)) if of_shares else made)
             else:
                 for message, state in zip(messages, states, strict=True):
                     message.state = state

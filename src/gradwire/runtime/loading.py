@@ -52,7 +52,7 @@ class Loading:
         self._next_step = next_step
         own: dict[str, Any] = {key: saved[key] for key in ("step", "run", "saved_by")}
         own["local_step"] = saved.get("local_step")
-        own["strict"] = strict
+        own["strict"], own["is of a share"] = strict, bool(saved["share"])
         own["fields"] = {
             f"{kind} {name}": sorted(fields)
             for kind, key in (("parameter", "params"), ("message", "messages"))

@@ -24,6 +24,7 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..travel import bytes_sent
 from . import ddp as hook
+from .controls import Pilot
 from .fusing import NamedParam
 from .hooked import Hooked, InPlaceOf
 from .lanes import wall_clock
@@ -38,9 +39,11 @@ def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[obje
     """Whether DDP's own reducer averages a model's gradients; the same on all ranks.
 
     It does so for a DDP model of which every gradient is dense, unless the user asks for what only
-    gradwire's messages have: a size, a number of channels, a time-out.
+    gradwire's messages have: a size, a number of channels, a time-out. A pilot may plan others.
     """
     if not isinstance(model, DistributedDataParallel) or settings.asks_for_messages:
+        return False
+    if isinstance(settings.exchange, Pilot):
         return False
     dense = exchange_for(none())
     return all(isinstance(one, Message) and one.exchange == dense for one in messages)

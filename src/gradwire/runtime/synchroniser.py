@@ -51,7 +51,8 @@ class Synchroniser:
         self._params = params
         self.names = list(params)
         self._lock = threading.Lock()
-        self._used = torch.zeros(len(self.names), dtype=torch.int32, device="cpu")
+        # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
+        self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
         self._step = 0
         self._scale = 1.0

@@ -91,7 +91,7 @@ class TwoLevel(Wrapper):
         host, num_hosts = rank // self.ranks_per_host, world // self.ranks_per_host
         own_S = total_S.to(grad_N.dtype, copy=True)
         inner_run = self.inner.run(host, num_hosts, state.inner, own_S)
-        mean_S, contributed_S, inner = yield from _among_hosts(inner_run)
+        mean_S, contributed_S, inner = yield from among_hosts(inner_run)
         _drop_filled(inner, shares, local)
         means_M = grad_N.new_empty(shares.count * shares.numel)
         yield from _give(means_M, mean_S, shares, local)
@@ -120,7 +120,7 @@ class TwoLevel(Wrapper):
         across = me.across(self.ranks_per_host)
         own_S, lost_S = yield from self._reduce(me, shares, grad_N, residual_N)
         text = self.inner.synchronise(across, state.inner, own_S, own_S, lost_S)
-        inner = yield from _among_hosts(text)
+        inner = yield from among_hosts(text)
         _drop_filled(inner, shares, me.rank % shares.count)
         me.selection, me.imbalance, me.way = across.selection, across.imbalance, across.way
         means_M = out_N
@@ -240,7 +240,7 @@ def _drop_filled(inner: State, shares: Shares, share: int) -> None:
                 shares.clear_filled(own_S, share)
 
 
-def _among_hosts(text: Steps[Any]) -> Steps[Any]:
+def among_hosts(text: Steps[Any]) -> Steps[Any]:
     """The same text, whose verbs for the network are among hosts."""
     value = None
     while True:
