@@ -33,7 +33,7 @@ def seen(**seconds: Any) -> Iterator[None]:
     module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
     last: list[float] = []
 
-    def median(own: Sequence[float]) -> float:
+    def typical_s(own: Sequence[float]) -> float:
         last[:] = [next(steps, *last)] if last else [next(steps)]
         return last[0]
 
@@ -45,14 +45,14 @@ def seen(**seconds: Any) -> Iterator[None]:
         return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}")
 
     made: list[Plan] = []
-    before = module.median, module.proposal, module.measuring.slowness, module.MOST_ERROR
+    before = module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR
     module.MOST_ERROR = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
-    module.median, module.proposal = median, proposal
+    module.typical_s, module.proposal = typical_s, proposal
     module.measuring.slowness = lambda engine, cluster: seconds["slowness"]
     try:
         yield
     finally:
-        module.median, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
+        module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
 
 
 def lived(

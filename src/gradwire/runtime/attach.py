@@ -73,16 +73,15 @@ def attach(
     """Exchanges a model's gradients in every backward pass from now on.
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
-    ``DistributedDataParallel`` module (its communication hook is taken), which may be inside of a
-    wrapper, such as that of ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the
-    mean over ranks, the same bits on each, as under DDP. Copies of the model are not attached. A
-    DDP model of which all is dense may be left to DDP's own reducer (see `reducer`).
+    ``DistributedDataParallel`` module (its communication hook is taken, or where all is dense none,
+    see `reducer`), maybe inside of a wrapper, such as that of ``torch.compile``. After
+    ``loss.backward()`` every ``.grad`` is the mean over ranks, the same bits on each, as under DDP.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` is the size in MiB up to which gradients are fused into one message (default:
-    see `fusing`), ``num_channels`` (4) the number of messages on their way at once.
+    ``bucket_cap_mb`` is the most MiB of gradients fused into one message (default: see `fusing`),
+    ``num_channels`` (4) the number of messages on their way at once.
 
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (or ``gw.pilot.auto(...)``), which chooses one while the model trains. If a plan overlaps the
@@ -94,12 +93,12 @@ def attach(
     group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
     parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
     one of ("hosts", "local"), or "torchrun" for those on which torchrun started all ranks. A host's
-    ranks then add up gradients, and each exchanges a share with other hosts. All ranks must attach,
-    with the same arguments, and run the same steps; every backward pass must reach an attached
-    parameter on each. ``timeout`` bounds a wait for a peer; ``handle.trace()`` holds the last
-    ``trace_steps`` steps. Embeddings send non-zero rows where that pays (`natural`), or always
-    (`sparse_message`). ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every
-    ``guard_every`` steps some means are compared with dense ones (see `guard`).
+    ranks then add up gradients, and each exchanges a share with other hosts. All ranks must attach
+    alike and run the same steps; every backward pass must reach an attached parameter on each.
+    ``timeout`` bounds a wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
+    Embeddings send non-zero rows where that pays (`natural`), or always (`sparse_message`).
+    ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every ``guard_every`` steps some means
+    are compared with dense ones (see `guard`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

@@ -109,9 +109,8 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank.
 
-        - ``averaged_by`` is "DDP" where DDP's own reducer averages, as all gradients are dense (see
-          `reducer`). Then there are no messages of gradwire's, and what is counted are steps, bytes
-          by the size of the gradients, and waits; else it is "gradwire".
+        - ``averaged_by`` is "gradwire", or "DDP" where DDP's own reducer averages (see `reducer`);
+          steps, bytes by the size of the gradients, and waits are counted then, and no messages.
         - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
           same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
@@ -125,10 +124,9 @@ class Handle:
           elements. Each is None where no message selects, the first also where none was set.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
-        - ``guard`` is the last comparison with dense means (``attach(guard_every=)``): ``error`` is
-          the norm of the difference over that of the dense mean, of some thousand elements of a few
-          messages in the step of number ``step``; ``worst`` names the message with the largest,
-          ``worst_error``. It is None before the first.
+        - ``guard`` is the last comparison with dense means (``attach(guard_every=)``), None before:
+          ``error`` is the norm of the difference over that of the dense mean, of some elements of a
+          few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
         - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
           inner exchange.
