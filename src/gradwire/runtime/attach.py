@@ -79,9 +79,8 @@ def attach(
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
-    ``compress_if(name, param)`` tells which gradients take it; the others travel uncompressed.
-    ``bucket_cap_mb`` is the most MiB of gradients fused into one message (default: see `fusing`),
-    ``num_channels`` (4) the number of messages on their way at once.
+    ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Up to
+    ``bucket_cap_mb`` MiB (see `fusing`) share a message, ``num_channels`` (4) are sent at once.
 
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (or ``gw.pilot.auto(...)``), which chooses one while the model trains. If a plan overlaps the
