@@ -32,6 +32,11 @@ from gradwire.spec import TensorSpec
 from gradwire.tensorwise import Tensorwise, encode_each, tensor_sizes, tensorwise
 from tests.laws.cases import compressors
 
+NOT_ITS = {
+    "law_settings_are_frozen_values": "its settings are not a user's",
+    "law_many_are_as_each_alone": "it takes gradients of one length only",
+}
+"""Laws that are not asked of it, and why."""
 SHARING = [codec for codec in compressors() if codec.traits.shared_scale]
 
 
@@ -56,7 +61,7 @@ def test_what_shares_a_scale_says_so() -> None:
 def test_it_keeps_the_laws_of_compressors(codec: Compressor) -> None:
     for law in LAWS:
         for numel in (64, 300):
-            if law.__name__ != "law_settings_are_frozen_values":  # its settings are not a user's
+            if law.__name__ not in NOT_ITS:
                 law(Tensorwise(codec, _sizes(numel)), _draw(numel))
 
 

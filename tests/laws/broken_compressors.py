@@ -126,6 +126,49 @@ class relies_on_zeros(wraps):
         return payload, state
 
 
+class forgets_residuals_of_many(wraps):
+    """Encodes gradients together without their residuals."""
+
+    def encode_many(
+        self, states: Any, grads: Any, residuals: Any = None, buffers: Any = None
+    ) -> Any:
+        return super().encode_many(states, grads, None, buffers)
+
+
+class scales_many_alike(wraps):
+    """Gradients that are encoded together are shrunk to the mean magnitude of all."""
+
+    def encode_many(
+        self, states: Any, grads: Any, residuals: Any = None, buffers: Any = None
+    ) -> Any:
+        size = torch.cat(list(grads)).abs().mean()
+        return super().encode_many(
+            states, [g.clamp(-size, size) for g in grads], residuals, buffers
+        )
+
+
+class keeps_states_of_many(qsgd):
+    """Draws the same numbers again for gradients that are encoded together."""
+
+    def encode_many(self, states: Any, *given: Any, **named: Any) -> Any:
+        found = super().encode_many(states, *given, **named)
+        return [(payload, state) for (payload, _), state in zip(found, states, strict=True)]
+
+
+class decodes_many_unscaled(wraps):
+    """Takes no account of the scale where several payloads are decoded in one call."""
+
+    def decode_many(self, payloads: Any, outs: Any, *, scale: float = 1.0) -> None:
+        super().decode_many(payloads, outs)
+
+
+class merges_many_into_zeros(wraps):
+    """Forgets what sums held where several payloads are merged in one call."""
+
+    def merge_many(self, payloads: Any, sums: Any, *, scale: float = 1.0) -> None:
+        super().decode_many(payloads, sums, scale=scale)
+
+
 class writes_its_input(cast16):
     """Scales the gradient in place."""
 

@@ -129,8 +129,8 @@ def _compressed(plan: Plan) -> dict[str, int]:
     found: dict[str, int] = {}
     for message in plan.messages:
         if message.exchange != DENSE:
-            (chunk,) = message.chunks
-            found[chunk.tensor] = found.get(chunk.tensor, 0) + 1
+            for chunk in message.chunks:
+                found[chunk.tensor] = found.get(chunk.tensor, 0) + 1
     return found
 
 
@@ -195,6 +195,55 @@ def test_a_last_batch_has_the_partitions_that_are_left(monkeypatch: pytest.Monke
     assert cuts == [(0, 802), (802, 1003)]
 
 
+NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
+EVERY = cluster_of(4, 1e7, codec=CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING))
+"""A slow link, and a codec that takes no time: every tensor is compressed."""
+SMALL = profile_of(*[([3000, 5000], 0.1, 0.1)] * 6)
+
+
+def _shared(plan: Plan) -> list[int]:
+    return [len(message.chunks) for message in plan.messages]
+
+
+def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_not() -> None:
+    plan = secopa(SMALL, EVERY, bulk_bytes=40_000)
+    assert _shared(plan) == [3, 3, 3, 3]
+    assert set(_compressed(plan).values()) == {1}
+    assert len(_compressed(plan)) == 12
+    assert _shared(secopa(SMALL, EVERY, bulk_bytes=1)) == [1] * 12
+    # A sparsifier would see one vector, and take other elements of it.
+    assert _shared(secopa(SMALL, EVERY, compressor="dgc", density=0.01)) == [1] * 12
+    matrices = catalogue.load("resnet50"), cluster_of(rate=1e7)
+    low_rank = secopa(*matrices, compressor="powersgd", collective="allreduce")
+    small = [one for one in low_rank.messages if one.exchange == "powersgd"]
+    assert max(len(message.chunks) for message in small) > 1
+
+
+def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
+    encode = LineFit(alpha_s=1e-3, per_unit_s=1e-12)
+    cluster = cluster_of(8, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
+    profile = profile_of(*[([10**6], 0.1, 0.1)] * 5)
+    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, is_low_rank=False)
+    payload_bytes = 10**6 / 8 + 8 * 10**6 / 128
+    alone, all_ = (cost.choose(n * 10**6, 4 * n * 10**6, n * payload_bytes) for n in (1, 5))
+    assert alone.is_compressed
+    assert alone.num_partitions < all_.num_partitions < 8
+    (message,) = secopa(profile, cluster, bulk_bytes=2**30).messages
+    assert message.exchange == f"onebit in {all_.num_partitions}"
+
+
+def test_gradients_wait_for_others_no_longer_than_they_are_to() -> None:
+    """A layer takes 0.1 s backward, so two layers of two tensors come within 0.15 s."""
+    for cluster in (EVERY, cluster_of(4, 1e14)):
+        plan = partial(secopa, SMALL, cluster, bulk_bytes=2**30)
+        assert _shared(plan()) == [12]
+        assert _shared(plan(bulk_s=0.15)) == [4, 4, 4]
+        assert _shared(plan(bulk_s=0)) == [2] * 6
+        assert plan(bulk_s=0.15).settings["bulk_s"] == 0.15
+        assert "bulk_s" not in plan().settings
+    assert _shared(secopa(SMALL, EVERY, bulk_bytes=40_000, bulk_s=0.05)) == [2] * 6
+
+
 def test_alone_nothing_is_compressed_nor_asked_for() -> None:
     plan = secopa(profile_of(([10**7], 0.1, 0.1)), Cluster(num_ranks=1, rate_bytes_per_s=1e9))
     assert [message.exchange for message in plan.messages] == [DENSE]
@@ -215,7 +264,7 @@ def test_error_feedback_goes_to_what_needs_it() -> None:
 
 @bounded(20)
 @given(profile=profiles(largest=20_000), num_ranks=st.sampled_from((2, 3, 8)))
-def test_dense_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) -> None:
+def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) -> None:
     """A message holds at least so many bytes, but for the last one of each dtype."""
     plan = secopa(profile, cluster_of(num_ranks), bulk_bytes=20_000)
     sizes = {t.name: t for layer in profile.layers for t in layer.tensors}
@@ -240,6 +289,7 @@ def test_dense_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: i
         ({"compressor": "powersgd"}, "collective of powersgd must be 'allreduce'"),
         ({"compressor": "selective"}, "compressor must be a compressor that a collective takes"),
         ({"bulk_bytes": 0}, "bulk_bytes"),
+        ({"bulk_s": -1.0}, "bulk_s"),
         ({"credit": 0}, "credit"),
     ],
 )

@@ -5,6 +5,8 @@ They ask of sizes, buffers and who may write what; ``compressors`` asks what is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -204,6 +206,63 @@ def law_payload_untouched_by_decode(codec: Compressor, grad_N: Tensor) -> None:
     codec.decode(payload, sum_N, scale=0.5)
     codec.merge(payload, sum_N, scale=0.5)
     must(same_bits(content(payload), before), "decode or merge wrote the payload")
+
+
+def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
+    """``encode_many``, ``decode_many`` and ``merge_many`` give the bits of a call for each.
+
+    In two steps, as the first leaves its states and residuals to the second. So what is encoded
+    together, in one message or in one call, is no more than a matter of speed.
+
+    To do: let these methods compute nothing from several gradients at once, and use each one's own
+    state, residual and buffer; or leave them to the base class.
+    """
+    third = grad_N.numel() // 3
+    grads = [grad_N[:third], grad_N, grad_N[third:]] if third else [grad_N, grad_N.flip(0)]
+    forms = [codec.format(spec_alone(one_N)) for one_N in grads]
+    together, alone = ([residual_for(one_N) for one_N in grads] for _ in range(2))
+    states = [codec.init(spec_alone(one_N)) for one_N in grads]
+    own_states = [clone_state(state) for state in states]
+    for _ in range(2):
+        rooms, own_rooms = ([_room(form.size_bytes) for form in forms] for _ in range(2))
+        many = codec.encode_many(states, grads, together, rooms)
+        each = [
+            codec.encode(state, one_N, residual_N=residual_N, buffer=room)
+            for state, one_N, residual_N, room in zip(
+                own_states, grads, alone, own_rooms, strict=True
+            )
+        ]
+        must(len(many) == len(grads), "encode_many returns another number of payloads")
+        for (payload, _), (own, _), room in zip(many, each, rooms, strict=True):
+            must(same_bits(content(payload), content(own)), "encode_many sends other bytes")
+            is_there = content(payload).data_ptr() == room.data_ptr()
+            must(is_there or not payload.size_bytes, "encode_many does not use the given buffers")
+        pairs = zip(together, alone, strict=True)
+        must(all(same_bits(a, b) for a, b in pairs), "encode_many leaves other residuals")
+        states, own_states = [state for _, state in many], [state for _, state in each]
+    payloads = [payload for payload, _ in many]
+    _must_agree(codec.decode_many, codec.decode, payloads, grads, "decode_many")
+    _must_agree(codec.merge_many, codec.merge, payloads, grads, "merge_many")
+
+
+def _room(size_bytes: int) -> Tensor:
+    return torch.zeros(size_bytes, dtype=torch.uint8)
+
+
+def _must_agree(
+    many: Callable[..., object],
+    one: Callable[..., object],
+    payloads: Sequence[Payload],
+    grads: Sequence[Tensor],
+    name: str,
+) -> None:
+    """Whether one call for all payloads writes what a call for each does."""
+    outs, own = ([residual_for(grad_N) for grad_N in grads] for _ in range(2))
+    many(payloads, outs, scale=0.5)
+    for payload, own_N in zip(payloads, own, strict=True):
+        one(payload, own_N, scale=0.5)
+    agree = all(same_bits(out_N, own_N) for out_N, own_N in zip(outs, own, strict=True))
+    must(agree, f"{name} writes other values than a call for each")
 
 
 LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

@@ -8,27 +8,33 @@ Differences from the paper:
       aggregators of fewer than N take turns from message to message. One of more is ceil(K / N)
       messages, all of N partitions but the last, which has the rest.
     - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N.
-    - Section 3.2's bulk communication has a coordinator that batches small gradients by size and
-      time-out. Here uncompressed gradients of one dtype share a message, in backward order, until
-      it holds ``bulk_bytes``. Compressed ones go by themselves.
+    - Section 3.2's bulk communication has a coordinator that batches small gradients of one
+      destination by size or time-out. Here gradients of one dtype share a message, in backward
+      order, until it holds ``bulk_bytes``, or until the next would come more than ``bulk_s`` after
+      the first. Compressed ones share messages of their own, of as many partitions as the cost
+      model advises for their sum: a partition is what goes to one destination. They are encoded
+      each by itself, in one call, which is section 3.2's batch compression. Those of more than N
+      partitions go by themselves, as do those of a sparsifier, which would see one vector.
     - Curves are the cluster's measured lines; the paper fits them in the first iteration.
     - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow each other;
       table 3 has one of each.
     - At most 16 batches are tried; the paper states no bound.
 Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps", "casync_ring",
-    or "allreduce" for a compressor of low rank; bulk_bytes; credit, the messages at once.
+    or "allreduce" for a compressor of low rank; bulk_bytes; bulk_s; credit, the messages at once.
 Order: backward; the next forward starts when all communication has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import starmap
+from math import inf
 from typing import Any
 
 import torch
 
-from ..bounds import check_share
+from ..bounds import check_number, check_share
 from ..contract import Compressor, Exchange, Layout
 from ..data.cluster import Cluster
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
@@ -52,41 +58,88 @@ def secopa(
     density: float | None = None,
     collective: str = "casync_ps",
     bulk_bytes: int = 4 * 2**20,
+    bulk_s: float | None = None,
     credit: int = 4,
 ) -> Plan:
     """The plan of HiPress's selective compression and partitioning for this profile and cluster.
 
-    Raises ``InvalidSetting`` for a compressor that the cluster has not measured.
+    ``bulk_s`` is None where gradients wait for others however long it takes. Raises
+    ``InvalidSetting`` for a compressor that the cluster has not measured.
     """
     check_bytes("bulk_bytes", bulk_bytes)
     check_credit(credit)
     if density is not None:
         check_share("density", density)
+    if bulk_s is not None:
+        check_number("bulk_s", bulk_s, "seconds, 0 to 3600", "leave it out", 0.0, 3600.0)
     exchange = _exchange(compressor, density, collective)
-    messages: list[PlannedMessage] = []
-    filling: dict[str, list[ProfiledTensor]] = {}
-    choose = partial(_choose, cluster, exchange)
-    for tensor, _ in arrivals(profile):
-        choice = choose(tensor) if cluster.num_ranks > 1 else None
-        if choice is not None and choice.is_compressed:
-            messages += _cut(tensor, choice.num_partitions, cluster.num_ranks, exchange)
-            continue
-        held = filling.setdefault(tensor.dtype, [])
-        held.append(tensor)
-        if sum(one.size_bytes for one in held) >= bulk_bytes:
-            messages.append(_together(filling.pop(tensor.dtype)))
-    messages += [_together(held) for held in filling.values()]
-    settings: dict[str, Setting] = {"compressor": compressor, "collective": collective}
-    if density is not None:
-        settings["density"] = density
+    bulks = _Bulks(bulk_bytes, inf if bulk_s is None else bulk_s)
+    messages = tuple(_messages(profile, cluster, exchange, bulks))
+    optional = {"density": density, "bulk_s": bulk_s}
     return Plan(
         planner="secopa",
         model=profile.model,
-        settings={**settings, "bulk_bytes": bulk_bytes, "credit": credit},
-        messages=tuple(messages),
+        settings={
+            "compressor": compressor,
+            "collective": collective,
+            "bulk_bytes": bulk_bytes,
+            "credit": credit,
+            **{name: value for name, value in optional.items() if value is not None},
+        },
+        messages=messages,
         credit=credit,
         exchanges=_used(messages, exchange, cluster.num_ranks),
     )
+
+
+Bulk = tuple[list[ProfiledTensor], bool]
+"""Gradients that share a message, and whether they are compressed."""
+
+
+class _Bulks:
+    """Gradients that wait for others of their dtype, of which all or none are compressed."""
+
+    def __init__(self, bulk_bytes: int, bulk_s: float) -> None:
+        self._bulk_bytes, self._bulk_s = bulk_bytes, bulk_s
+        self._held: dict[tuple[str, bool], tuple[float, list[ProfiledTensor]]] = {}
+
+    def add(self, tensor: ProfiledTensor, is_compressed: bool, at_s: float) -> list[Bulk]:
+        """Has a gradient that is there at ``at_s`` wait; the bulk that it fills, if it does."""
+        key = tensor.dtype, is_compressed
+        _, held = self._held.setdefault(key, (at_s, []))
+        held.append(tensor)
+        is_full = sum(one.size_bytes for one in held) >= self._bulk_bytes
+        return [self._closed(key)] if is_full else []
+
+    def late(self, at_s: float) -> list[Bulk]:
+        """The bulks whose first gradient has waited for too long at ``at_s``."""
+        late = [key for key, (since_s, _) in self._held.items() if at_s - since_s > self._bulk_s]
+        return [self._closed(key) for key in late]
+
+    def rest(self) -> list[Bulk]:
+        """All that still wait."""
+        return [self._closed(key) for key in list(self._held)]
+
+    def _closed(self, key: tuple[str, bool]) -> Bulk:
+        return self._held.pop(key)[1], key[1]
+
+
+def _messages(
+    profile: Profile, cluster: Cluster, exchange: ExchangeSetting, bulks: _Bulks
+) -> Iterator[PlannedMessage]:
+    num_ranks, at_s = cluster.num_ranks, 0.0
+    most_shared = num_ranks if _may_share(exchange) else 0
+    close = partial(_together, cluster, exchange)
+    for tensor, passed_s in arrivals(profile):
+        at_s += passed_s
+        yield from starmap(close, bulks.late(at_s))
+        choice = _choose(cluster, exchange, [tensor]) if num_ranks > 1 else None
+        num_partitions = choice.num_partitions if choice and choice.is_compressed else 0
+        if num_partitions > most_shared:
+            yield from _cut(tensor, num_partitions, num_ranks, exchange)
+        else:
+            yield from starmap(close, bulks.add(tensor, num_partitions > 0, at_s))
+    yield from starmap(close, bulks.rest())
 
 
 def _exchange(compressor: str, density: float | None, collective: str) -> ExchangeSetting:
@@ -118,7 +171,16 @@ def _made(exchange: ExchangeSetting) -> Exchange:
     return by_name(*named, error_feedback=exchange.error_feedback)
 
 
-def _choose(cluster: Cluster, exchange: ExchangeSetting, tensor: ProfiledTensor) -> LeastCost:
+def _may_share(exchange: ExchangeSetting) -> bool:
+    """Whether gradients that share a message are encoded as each would be alone."""
+    traits = algorithm_by_name(exchange.compressor, exchange.settings).traits
+    return bool(traits.layout is not Layout.SPARSE or traits.shared_scale)
+
+
+def _choose(
+    cluster: Cluster, exchange: ExchangeSetting, tensors: Sequence[ProfiledTensor]
+) -> LeastCost:
+    """The cost model's advice for gradients that travel together."""
     name = exchange.compressor
     if name not in cluster.codecs:
         measured = ", ".join(sorted(cluster.codecs)) or "none"
@@ -134,7 +196,11 @@ def _choose(cluster: Cluster, exchange: ExchangeSetting, tensor: ProfiledTensor)
         is_ring=exchange.collective == "casync_ring",
         is_low_rank=exchange.collective is None,
     )
-    return cost.choose(tensor.numel, tensor.size_bytes, _payload_bytes(exchange, tensor, cluster))
+    return cost.choose(
+        sum(tensor.numel for tensor in tensors),
+        sum(tensor.size_bytes for tensor in tensors),
+        sum(_payload_bytes(exchange, tensor, cluster) for tensor in tensors),
+    )
 
 
 def _payload_bytes(exchange: ExchangeSetting, tensor: ProfiledTensor, cluster: Cluster) -> float:
@@ -185,9 +251,18 @@ def _used(
     return {name: made[name] for name in used if name in made}
 
 
-def _together(tensors: list[ProfiledTensor]) -> PlannedMessage:
-    chunks = (Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
-    return PlannedMessage(chunks=tuple(chunks))
+def _together(
+    cluster: Cluster, exchange: ExchangeSetting, tensors: list[ProfiledTensor], is_compressed: bool
+) -> PlannedMessage:
+    """One message; of at most as many partitions as there are ranks, if it is compressed."""
+    chunks = tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
+    if not is_compressed:
+        return PlannedMessage(chunks=chunks)
+    num_partitions = _choose(cluster, exchange, tensors).num_partitions
+    is_full = exchange.collective is None or num_partitions >= cluster.num_ranks
+    return PlannedMessage(
+        chunks=chunks, exchange=_name(exchange, None if is_full else num_partitions)
+    )
 
 
 EXAMPLES = (
