@@ -176,7 +176,8 @@ class TaskManager:
         with self._lock:
             self._count += 1
             heapq.heappush(self._ready[lane], (task.order, self._count, task))
-            self._wake[lane].notify()
+            if lane not in self._busy:  # else who does its work looks here next
+                self._wake[lane].notify()
 
     def _serve(self, lane: str) -> None:
         queue, wake = self._ready[lane], self._wake[lane]
