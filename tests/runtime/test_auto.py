@@ -95,7 +95,9 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
     assert pilot["measuring_s"] > 0
 
 
-@pytest.mark.parametrize("where", ["plain", "ddp", "ddp on hosts"])
+@pytest.mark.parametrize(
+    "where", ["plain", "ddp", pytest.param("ddp on hosts", marks=pytest.mark.slow)]
+)
 def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) -> None:
     ranks = four if "hosts" in where else two
     (one, _, found, pilot), *others = ranks.run(lived, [0.4, 0.5], 1.0, 20, where)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.data.plan import ExchangeSetting, Plan
-from gradwire.errors import InvalidSetting
+from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.handle import Handle
 from tests.runtime import plans
@@ -236,6 +237,25 @@ def test_a_state_is_loaded_under_another_plan(
         assert sum(float(residual.abs().sum()) for residual in loaded_by.values()) > 0.1
         assert left == 0.0, "the first dense step delivers all residuals"
         assert step == saved_at + 4
+
+
+def of_two_kinds(rank: int, world: int) -> str:
+    """Rank 0 loads a state that is put together for its host, the others their own shares."""
+    net = Net()
+    _, handle = put(net, "hosts", Route({1: lossy(1)}))
+    train(net, momentum(net.parameters()), rank, range(3))
+    own = handle.state_dict()
+    states: list[Any] = [None] * world
+    dist.all_gather_object(states, own)
+    with pytest.raises(RanksDiffer) as caught:
+        handle.load_state_dict(gw.redistribute(states, 4, 2)[0] if rank == 0 else own)
+    handle.detach()
+    return str(caught.value)
+
+
+def test_states_of_shares_and_of_hosts_are_not_loaded_together(four: Ranks) -> None:
+    for told in four.run(of_two_kinds):
+        assert "is of a share is False against True" in told
 
 
 def uneven(rank: int, world: int) -> tuple[str, list[bool]]:
