@@ -28,7 +28,7 @@ export DEBIAN_FRONTEND := noninteractive
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo     train one model six ways on four shaped hosts and write a report'
+	@echo 'make demo     train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test     run the tests, but for the slow ones'
 	@echo 'make test-all run all tests'
 	@echo 'make check    lint, formatting, types'

@@ -46,6 +46,12 @@ def test_who_states_no_bytes_counts_as_uncompressed() -> None:
 
 def test_large_gradients_travel_alone_and_small_ones_together() -> None:
     sizes = {"a": 10, "b": 600, "c": 40, "d": 500, "e": 498, "f": 502}
-    params = [(name, torch.empty(size // 2, 2, dtype=torch.uint8)) for name, size in sizes.items()]
-    fused = fuse(params, kind=lambda name, param: None, cap_bytes=lambda kind: 1000)
-    assert [[name for name, _ in message] for message in fused] == [["f"], ["d"], ["b"], [*"eca"]]
+
+    def fused(unit: int) -> list[list[str]]:
+        made = [(n, torch.empty(size * unit, 2, device="meta")) for n, size in sizes.items()]
+        found = fuse(made, kind=lambda name, param: None, cap_bytes=lambda kind: 8000 * unit)
+        return [[name for name, _ in message] for message in found]
+
+    assert fused(1000) == [["f"], ["d"], ["b"], [*"eca"]]
+    # One more message costs more than the copy of a gradient below a mebibyte.
+    assert fused(100) == [["f", "e"], ["d", "c", "b"], ["a"]]

@@ -29,7 +29,7 @@ from ..verbs import AllReduce
 from ..workloads.task import TrainingTask
 from .tasks import make_task
 
-COMPRESSORS = ("none", "cast16", "onebit", "topk")
+COMPRESSORS = ("none", "cast16", "uniform", "onebit", "topk")
 """The compressors that the demo compares with DDP unless it is told others."""
 _WARM_UP_STEPS = 3
 

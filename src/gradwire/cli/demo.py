@@ -37,7 +37,7 @@ def demo(
     """Train a real model on shaped links by several methods, and compare.
 
     The same model, data and steps through plain DDP, DDP with the fp16 hook, and gradwire with
-    dense, cast16, onebit and top-k 1 % exchanges, or with the compressors that are named.
+    dense, cast16, 4-bit, onebit and top-k 1 % exchanges, or with the compressors that are named.
     """
     settings = Demo(
         hosts=hosts,

@@ -63,17 +63,19 @@ def fuse(
 
     Backward produces gradients roughly in reverse order of registration, so messages are filled in
     that order; they come back in the order in which they fill, the issue order. A gradient of at
-    least half the cap travels alone, as then nothing has to be copied; see `Message.can_borrow`.
+    least half the cap travels alone, as then nothing has to be copied (`Message.can_borrow`), but
+    not one below 1 MiB and the cap: its copy costs less than one more message.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
         key = (kind(name, param), param.dtype)
-        if param.numel() * param.element_size() >= cap_bytes(key[0]) / 2:
+        cap = cap_bytes(key[0])
+        if param.numel() * param.element_size() >= min(cap, max(cap / 2, _SMALLEST_BYTES)):
             closed.append([(name, param)])
             continue
         message = open_messages.setdefault(key, [])
         message.append((name, param))
-        if sum(p.numel() * p.element_size() for _, p in message) >= cap_bytes(key[0]):
+        if sum(p.numel() * p.element_size() for _, p in message) >= cap:
             closed.append(open_messages.pop(key))
     return [*closed, *open_messages.values()]
