@@ -98,7 +98,8 @@ def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: b
     order = list(admits.exchanges)
 
     def farthest(one: PricedPlan) -> int:
-        return max(order.index(name) for name in one.plan.exchanges if name in order)
+        # A model without gradients has plans without exchanges.
+        return max((order.index(name) for name in one.plan.exchanges if name in order), default=-1)
 
     return Survey(exact, sorted(lossy, key=farthest), admits)
 
