@@ -1,4 +1,4 @@
-"""What a rank runs in the tests: two steps of a model that is attached to torchrun's hosts, or not.
+"""What a rank runs in the tests: two steps of a model that is attached to torchrun's hosts.
 
 Prints a JSON object: the bytes that its host's link sent in the second step, for one of its ranks.
 """
@@ -15,11 +15,11 @@ from torch import nn
 import gradwire as gw
 from gradwire.testbed.counters import own_counters
 
-NUMEL, MESH = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+NUMEL = int(sys.argv[1])
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = nn.Linear(NUMEL // 100, 100, bias=False)
-handle = gw.attach(model, gw.compress.none(), mesh=MESH)
+handle = gw.attach(model, gw.compress.none(), mesh="torchrun")
 sent = []
 for _ in range(2):
     dist.barrier()
