@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..pairing import Pair
 from ..spec import TensorSpec, working_dtype
-from ..tensorwise import tensor_sizes
+from ..tensorwise import tensor_places, tensor_sizes
 from ..verbs import AllReduce, Compute, Steps
 from ._cheapest import chosen, total
 from ._counted import Steps_T, count_step, no_steps, steps_done
@@ -87,7 +86,7 @@ class Adapted(Wrapper):
             check_number("error", self.error, accepted, "leave it out", 5e-324, 1)
         check_whole("every", self.every, "leave it out")
         if _ladder_of(self.inner) is None:
-            accepted = "a compressor with a density or a bit width to choose, or an exchange of one"
+            accepted = "one with a density, a bit width or a rank to choose, or an exchange of one"
             raise invalid("algorithm to adapt", self.inner, accepted, "leave adapt out")
 
     @cached_property
@@ -110,7 +109,7 @@ class Adapted(Wrapper):
             tuple(torch.full((), ladder.given, dtype=torch.int64) for _ in shapes),
             tuple(torch.zeros(len(ladder.settings) + 1, dtype=torch.float64) for _ in shapes),
             self,
-            tuple(place for place, shape in enumerate(shapes) if prod(shape)) or (0,),
+            tensor_places(spec),
             tensor_sizes(spec),
             ladder.bytes_TL(spec),
             ladder.init(spec, world),
@@ -237,8 +236,9 @@ def adapt(
 ) -> Exchange:
     """The algorithm with settings of its own for each layer, by what they lose of it.
 
-    ``algorithm`` is a compressor with a density or a bit width to choose (``topk``, ``dgc``,
-    ``qsgd``, ``uniform``), or a pair of one, with or without error feedback, which stays outermost.
+    ``algorithm`` has a density, a bit width or a rank to choose: ``topk``, ``dgc``, ``qsgd``,
+    ``uniform`` or ``powersgd``, or a pair of one of them, with or without error feedback, which
+    stays outermost.
     ``error`` is the most that may be lost of all gradients in a step: a share of their norm, above
     0 and below 1. By default it is what the algorithm's own settings lose, so that bytes are saved
     at equal error. Where no settings lose as little, each layer has the most accurate one. Losses
@@ -272,3 +272,15 @@ def settings_of(exchange: Exchange, state: State) -> list[str]:
         return []
     (found,) = adapted_states(state)
     return [own.choices.settings[int(rung)] for rung in found.rung_T]
+
+
+def refuse_rungs(exchange: Exchange, state: State, names: Sequence[str]) -> None:
+    """Raises where a state that was loaded has, of any tensor, a setting that there is not."""
+    own = adapted_in(exchange)
+    if own is None:
+        return
+    (found,) = adapted_states(state)
+    most, remedy = len(own.choices.settings) - 1, "load an older checkpoint, as this one is damaged"
+    for name, rung in zip(names, map(int, found.rung_T), strict=True):
+        if rung > most:
+            raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)
