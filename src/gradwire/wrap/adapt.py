@@ -4,15 +4,15 @@ A rank, a bit width or a density that is right for one layer wastes bytes on ano
 steps ranks measure what each setting would lose of each tensor, and add these losses up. Then all
 of them take the settings of fewest bytes whose losses together are no more than allowed.
 
-Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-Adaptive Gradient
-    Compression for Efficient and Accurate Deep Learning", MLSys 2024, algorithm 1.
-Differences: losses are those of one step and not of sums over many, of the gradient with its
-    residual, which is what travels. They are added up over ranks, so that all decide alike. The
-    units of the dynamic programme are finer the more tensors there are, and losses are rounded up:
-    no more is lost than allowed. Between a change and the first ``every`` steps, losses are
-    measured after 1, 2, 4, 8 ... steps too, as residuals fill.
+Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-adaptive Gradient
+    Compression for Efficient Data-parallel Deep Learning", MLSys 2024 (arXiv 2210.17357).
+Differences: written after the paper's idea, without its program. Losses are those of one step, of
+    the gradient with its residual, which is what travels, and are added up over ranks, so that all
+    decide alike. The units of the dynamic programme are finer the more tensors there are, and
+    losses are rounded up: no more is lost than allowed. In the first ``every`` steps losses are
+    measured in steps 1, 2, 4, 8 ..., as residuals fill.
 Wire: the inner exchange's at the settings chosen; where losses are measured also an all-reduce of
-    8 (L + 1) bytes for each tensor and L settings.
+    8 (L + 1) bytes for each tensor and L settings, and of every P of powersgd at its largest rank.
 State: step_T, the steps done (int64), rung_T, the number of the setting (int64), and lost_T, what
     each setting lost when it was last measured, and the squared norm (float64), for each tensor of
     the message, the same on all ranks; and the inner state, which goes on from setting to setting.
@@ -82,7 +82,7 @@ class Adapted(Wrapper):
 
     def __post_init__(self) -> None:
         if self.error is not None:
-            accepted = "a fraction of the gradient's norm, above 0 and below 1, or None"
+            accepted = "a share of the gradient's norm in (0, 1], or None"
             check_number("error", self.error, accepted, "leave it out", 5e-324, 1)
         check_whole("every", self.every, "leave it out")
         if _ladder_of(self.inner) is None:
@@ -238,15 +238,13 @@ def adapt(
 
     ``algorithm`` has a density, a bit width or a rank to choose: ``topk``, ``dgc``, ``qsgd``,
     ``uniform`` or ``powersgd``, or a pair of one of them, with or without error feedback, which
-    stays outermost.
-    ``error`` is the most that may be lost of all gradients in a step: a share of their norm, above
-    0 and below 1. By default it is what the algorithm's own settings lose, so that bytes are saved
-    at equal error. Where no settings lose as little, each layer has the most accurate one. Losses
-    are measured after 1, 2, 4, 8 ... steps and every ``every`` steps. Raises ``InvalidSetting`` for
-    an algorithm without settings to choose from.
+    stays outermost. ``error`` is the most that may be lost of all gradients in a step: a share of
+    their norm in (0, 1]. By default it is what the algorithm's own settings lose, so that bytes are
+    saved at equal error. Where no settings lose as little, each layer has the most accurate one.
 
-    Layers are weighed against those of all messages. ``handle.stats()["adapted"]`` has the settings
-    of each layer.
+    Losses are measured in steps 1, 2, 4, 8 ... and every ``every`` steps, and layers are weighed
+    against those of all messages. ``handle.stats()["adapted"]`` has the settings of each layer.
+    Raises ``InvalidSetting`` for an algorithm without settings to choose from.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange import run_local
