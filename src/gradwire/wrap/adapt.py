@@ -12,7 +12,8 @@ Differences: written after the paper's idea, without its program. Losses are tho
     losses are rounded up: no more is lost than allowed. In the first ``every`` steps losses are
     measured in steps 1, 2, 4, 8 ..., as residuals fill.
 Wire: the inner exchange's at the settings chosen; where losses are measured also an all-reduce of
-    8 (L + 1) bytes for each tensor and L settings, and of every P of powersgd at its largest rank.
+    8 (L + 1) bytes for each tensor and L settings, and those of powersgd at its largest rank, less
+    the last.
 State: step_T, the steps done (int64), rung_T, the number of the setting (int64), and lost_T, what
     each setting lost when it was last measured, and the squared norm (float64), for each tensor of
     the message, the same on all ranks; and the inner state, which goes on from setting to setting.
