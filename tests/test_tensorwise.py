@@ -16,7 +16,7 @@ from gradwire.compress.adacomp import adacomp
 from gradwire.compress.onebit import onebit
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor
+from gradwire.contract import Compressor, Member
 from gradwire.contract.hollow import Hollow
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange import exchange_for
@@ -25,6 +25,7 @@ from gradwire.laws.collectives import law_never_deadlocks
 from gradwire.laws.compressors import LAWS
 from gradwire.laws.exchanges import law_nothing_is_lost_or_made
 from gradwire.laws.tolerance import same_bits
+from gradwire.local import drive
 from gradwire.moves.entries import num_entries
 from gradwire.pairing import Pair, pair
 from gradwire.payload import Payload
@@ -101,6 +102,24 @@ def test_entries_of_all_tensors_are_what_is_decoded() -> None:
     scattered_N[indices_K.long()] = values_K
     assert torch.equal(scattered_N, codec.decode(payload, torch.empty(300)))
     assert num_entries(payload.format) == indices_K.numel()
+
+
+def test_what_is_taken_of_all_tensors_is_noted() -> None:
+    exchange, spec = (
+        exchange_for(adacomp(block=64)),
+        TensorSpec("m", 300, shapes=((10, 20), (100,))),
+    )
+    grads, members = [_draw(300), _draw(300).flip(0)], [Member(rank, 2) for rank in range(2)]
+    drive(
+        [
+            exchange.synchronise(me, exchange.init(spec, 2), grad_N, grad_N)
+            for me, grad_N in zip(members, grads, strict=True)
+        ]
+    )
+    for me in members:
+        assert me.selection is not None
+        assert me.selection.arrived == int(grads[0].count_nonzero())
+        assert 0 < me.selection.selected <= me.selection.arrived
 
 
 SPARSE = (zen(), sparcml(), omnireduce(), sparse_ps(), sparse_ps_broadcast())

@@ -42,12 +42,22 @@ def together(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compress
 
     These are variants of one codec, whose traits and states are of one form; at least one.
     """
-    return Tensorwise(codecs[0], sizes, codecs) if len(codecs) > 1 else codecs[0]
+    if len(codecs) == 1:
+        return codecs[0]
+    hollow = [codec.codec for codec in codecs if isinstance(codec, Hollow)]
+    if hollow:
+        return Hollow(together(tuple(hollow), sizes))
+    return Tensorwise(codecs[0], sizes, codecs)
 
 
 def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
     """Elements of each tensor that lies in a message; empty ones are left out."""
     return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
+
+
+def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
+    """The places of these tensors among the shapes of a message."""
+    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (0,)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,8 @@ ADAPTED = tuple(
         (pair(codecs.dgc(density=0.3), together.allgather_sparse()), 0.5),
         (pair(codecs.qsgd(block=64), together.casync_ps()), 0.3),
         (pair(codecs.uniform(bitwidth=8, block=64), together.casync_ps()), 0.05),
+        (codecs.powersgd(rank=2), None),
+        (codecs.powersgd(rank=1), 0.6),
     )
 )
 """Settings change in the law's few steps, from one tensor to another."""

@@ -132,6 +132,20 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
     assert not any(bool(t.any()) for t in counts)
 
 
+def test_a_setting_that_there_is_not_is_refused() -> None:
+    part, origin = ParamRange.whole("weight", torch.zeros(40, 30)), Origin("any", 2, 0, "")
+    exchange = gw.adapt(gw.compress.powersgd(rank=2))
+    messages = [Message(0, [part], exchange, 0, 2)]
+    saved = collect(messages, origin, step=1)
+    (path,) = (path for path in saved["params"]["weight"] if "rung_T" in path)
+    for rung in range(4):
+        saved["params"]["weight"][path].fill_(rung)
+        loaded(saved, messages, origin)
+    saved["params"]["weight"][path].fill_(4)
+    with pytest.raises(InvalidSetting, match=r"rung_T of weight must be 0 to 3, got 4"):
+        loaded(saved, messages, origin)
+
+
 def refusals(rank: int, world: int) -> dict[str, str]:
     net = Net()
     handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)

@@ -29,6 +29,7 @@ MEASURED = gw.with_measured_scheme(gw.compress.topk(density=0.1), num_steps=SAVE
 ADAPTED = [
     gw.adapt(gw.compress.topk(density=0.1), every=5),
     gw.adapt(gw.compress.qsgd(block=64), error=0.2, every=5),
+    gw.adapt(gw.compress.powersgd(rank=2), every=5),
 ]
 """Settings were chosen when it is saved, and are chosen anew after it is resumed."""
 WRAPPED = [DGC, MEASURED, gw.with_momentum_correction(gw.compress.deft(density=0.1))]

@@ -13,7 +13,9 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import run_local
 from gradwire.laws.cases import states_of
+from gradwire.sim.supersteps import record
 from gradwire.spec import TensorSpec
+from gradwire.verbs import Compute
 from gradwire.wrap._cheapest import cheapest, chosen, total
 from gradwire.wrap.adapt import Adapted, adapted_in, adapted_states, choose_together, settings_of
 
@@ -64,6 +66,20 @@ def _grads(step: int = 0) -> list[torch.Tensor]:
     for grad_N in grads:
         grad_N[:LARGE] *= torch.logspace(0, -6, LARGE)
     return grads
+
+
+@pytest.mark.parametrize("made", [gw.compress.topk(density=0.1), gw.compress.powersgd(rank=2)])
+def test_what_is_measured_is_what_is_lost(made: gw.Compressor | gw.Exchange) -> None:
+    """Of the settings in force, in the step in which losses are measured."""
+    exchange = gw.adapt(made, every=1)
+    states = [exchange.init(SPEC, 3) for _ in range(3)]
+    for step in range(4):
+        before = next(adapted_states(states[0])).rungs
+        states = states_of(run_local(exchange, _grads(step), states, seed=step))
+        left = torch.stack([state.residual_N for state in states]).double().square().sum(0)
+        for place, part_N in enumerate(left.split((LARGE, SMALL))):
+            lost = next(adapted_states(states[0])).lost_T[place][before[place]]
+            assert float(lost) == pytest.approx(float(part_N.sum()), rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("made", [gw.compress.topk(density=0.1), gw.compress.qsgd(block=64)])
@@ -127,11 +143,33 @@ def test_gradients_that_are_not_finite_or_zero_change_no_settings() -> None:
         assert settings_of(exchange, states[0]) == before
 
 
+ADAPTABLE = (
+    gw.compress.topk(density=0.1),
+    gw.compress.dgc(density=0.1),
+    gw.compress.qsgd(block=64),
+    gw.compress.uniform(block=64),
+    gw.compress.powersgd(rank=2),
+)
+
+
+@pytest.mark.parametrize("made", ADAPTABLE, ids=repr)
+def test_predictions_are_those_of_its_own_settings(made: gw.Compressor | gw.Exchange) -> None:
+    def sent(exchange: gw.Exchange) -> int:
+        rows = record(exchange, SPEC, 0, 3).rows
+        verbs = [verb for row in rows for verb in row if not isinstance(verb, Compute)]
+        return sum(verb.buf.numel() * verb.buf.itemsize for verb in verbs)
+
+    # each tensor of a message by itself: its size may go before it, and it is rounded up
+    assert sent(gw.adapt(made)) == pytest.approx(sent(gw.exchange_for(made)), rel=0.05)
+
+
 def test_what_cannot_be_adapted_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="algorithm to adapt"):
         gw.adapt(gw.compress.onebit())
     with pytest.raises(InvalidSetting, match="algorithm to adapt"):
         gw.adapt(gw.compress.cltk())
+    with pytest.raises(InvalidSetting, match="warm up"):
+        gw.with_density_warmup(gw.adapt(gw.compress.topk()), steps_per_stage=9)
     with pytest.raises(InvalidSetting, match="error"):
         gw.adapt(gw.compress.topk(), error=0.0)
     with pytest.raises(InvalidSetting, match="every"):

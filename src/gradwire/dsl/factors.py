@@ -1,7 +1,7 @@
 """A step of a program of matrices in torch, and where its matrices and factors lie.
 
-Letters: T tensors of a message, B adjacent ones of one shape; a matrix has N rows (n, the tensor's
-first dimension) and M columns (m, all its others), its factors have R columns.
+Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n, the
+tensor's first dimension) and M columns (m, all its others), its factors have R columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FactorPlace(NamedTuple):
 
 
 class MatrixBatch(NamedTuple):
-    """Adjacent matrices of one shape: which tensors they are, and where they and factors lie."""
+    """Adjacent matrices of one shape and rank: which tensors they are, where all lies."""
 
     tensors: slice
     whole: FactorPlace
@@ -69,10 +69,14 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> FactorLayout:
-    """The layout of what a message carries; a spec without shapes is one vector, and dense."""
+def layout_of(program: LowRank, spec: TensorSpec, ranks: int | tuple[int, ...]) -> FactorLayout:
+    """The layout of what a message carries; a spec without shapes is one vector, and dense.
+
+    ``ranks`` is the rank of all tensors, or that of each.
+    """
     shapes = spec.shapes or ((spec.numel,),)
-    forms = [_form(program, shape, rank) for shape in shapes]
+    each = (ranks,) * len(shapes) if isinstance(ranks, int) else ranks
+    forms = [_form(program, *one) for one in zip(shapes, each, strict=True)]
     ends = [0, *accumulate(map(prod, shapes))]
     dense: list[tuple[slice, slice]] = []
     batches: list[MatrixBatch] = []
@@ -93,7 +97,7 @@ def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> FactorLayout:
         started = start.range.stop
         shape_BNM = (len(members), form["N"], form["M"])
         batches.append(MatrixBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places)))
-    basis_shapes = tuple((0,) if form is None else (form["M"], rank) for form in forms)
+    basis_shapes = tuple((0,) if form is None else (form["M"], form["R"]) for form in forms)
     return FactorLayout(basis_shapes, tuple(dense), tuple(batches), tuple(used), started)
 
 

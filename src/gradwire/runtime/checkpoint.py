@@ -17,6 +17,7 @@ from torch import Tensor
 from ..contract import State
 from ..error_feedback import residuals
 from ..errors import InvalidSetting, invalid
+from ..wrap.adapt import refuse_rungs
 from .messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
 
@@ -125,6 +126,8 @@ def loaded(
             _filled(message, saved["params"], numels, saved["messages"], is_whole=is_whole)
             for message in messages
         ]
+    for message, state in zip(messages, states, strict=True):
+        refuse_rungs(message.exchange, state, [slot.name for slot in message.slots])
     keys = {message.key for message in messages}
     if lost := [key for key in saved["messages"] if key not in keys]:
         _log.warning(

@@ -56,8 +56,7 @@ def cheapest(
 ) -> tuple[int, ...] | None:
     """The rung of each tensor, of fewest bytes in all with no more than ``most`` units in all.
 
-    Exact, by dynamic programming over the units; None where no rungs have as few. Source: Markov,
-    Alimohammadi, Frantar and Alistarh, "L-GreCo", MLSys 2024, algorithm 1.
+    Exact, by dynamic programming over the units; None where no rungs have as few.
 
     >>> cheapest([[1, 4], [1, 8]], [[3, 1], [3, 1]], most=4), cheapest([[1]], [[5]], most=4)
     ((1, 0), None)

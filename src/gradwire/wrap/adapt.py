@@ -4,15 +4,16 @@ A rank, a bit width or a density that is right for one layer wastes bytes on ano
 steps ranks measure what each setting would lose of each tensor, and add these losses up. Then all
 of them take the settings of fewest bytes whose losses together are no more than allowed.
 
-Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-Adaptive Gradient
-    Compression for Efficient and Accurate Deep Learning", MLSys 2024, algorithm 1.
-Differences: losses are those of one step and not of sums over many, of the gradient with its
-    residual, which is what travels. They are added up over ranks, so that all decide alike. The
-    units of the dynamic programme are finer the more tensors there are, and losses are rounded up:
-    no more is lost than allowed. Between a change and the first ``every`` steps, losses are
-    measured after 1, 2, 4, 8 ... steps too, as residuals fill.
+Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-adaptive Gradient
+    Compression for Efficient Data-parallel Deep Learning", MLSys 2024 (arXiv 2210.17357).
+Differences: written after the paper's idea, without its program. Losses are those of one step, of
+    the gradient with its residual, which is what travels, and are added up over ranks, so that all
+    decide alike. The units of the dynamic programme are finer the more tensors there are, and
+    losses are rounded up: no more is lost than allowed. In the first ``every`` steps losses are
+    measured in steps 1, 2, 4, 8 ..., as residuals fill.
 Wire: the inner exchange's at the settings chosen; where losses are measured also an all-reduce of
-    8 (L + 1) bytes for each tensor and L settings.
+    8 (L + 1) bytes for each tensor and L settings, and those of powersgd at its largest rank, less
+    the last.
 State: step_T, the steps done (int64), rung_T, the number of the setting (int64), and lost_T, what
     each setting lost when it was last measured, and the squared norm (float64), for each tensor of
     the message, the same on all ranks; and the inner state, which goes on from setting to setting.
@@ -26,7 +27,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..pairing import Pair
 from ..spec import TensorSpec, working_dtype
-from ..tensorwise import tensor_sizes
+from ..tensorwise import tensor_places, tensor_sizes
 from ..verbs import AllReduce, Compute, Steps
 from ._cheapest import chosen, total
 from ._counted import Steps_T, count_step, no_steps, steps_done
@@ -83,11 +83,11 @@ class Adapted(Wrapper):
 
     def __post_init__(self) -> None:
         if self.error is not None:
-            accepted = "a fraction of the gradient's norm, above 0 and below 1, or None"
+            accepted = "a share of the gradient's norm in (0, 1], or None"
             check_number("error", self.error, accepted, "leave it out", 5e-324, 1)
         check_whole("every", self.every, "leave it out")
         if _ladder_of(self.inner) is None:
-            accepted = "a compressor with a density or a bit width to choose, or an exchange of one"
+            accepted = "one with a density, a bit width or a rank to choose, or an exchange of one"
             raise invalid("algorithm to adapt", self.inner, accepted, "leave adapt out")
 
     @cached_property
@@ -110,7 +110,7 @@ class Adapted(Wrapper):
             tuple(torch.full((), ladder.given, dtype=torch.int64) for _ in shapes),
             tuple(torch.zeros(len(ladder.settings) + 1, dtype=torch.float64) for _ in shapes),
             self,
-            tuple(place for place, shape in enumerate(shapes) if prod(shape)) or (0,),
+            tensor_places(spec),
             tensor_sizes(spec),
             ladder.bytes_TL(spec),
             ladder.init(spec, world),
@@ -237,16 +237,15 @@ def adapt(
 ) -> Exchange:
     """The algorithm with settings of its own for each layer, by what they lose of it.
 
-    ``algorithm`` is a compressor with a density or a bit width to choose (``topk``, ``dgc``,
-    ``qsgd``, ``uniform``), or a pair of one, with or without error feedback, which stays outermost.
-    ``error`` is the most that may be lost of all gradients in a step: a share of their norm, above
-    0 and below 1. By default it is what the algorithm's own settings lose, so that bytes are saved
-    at equal error. Where no settings lose as little, each layer has the most accurate one. Losses
-    are measured after 1, 2, 4, 8 ... steps and every ``every`` steps. Raises ``InvalidSetting`` for
-    an algorithm without settings to choose from.
+    ``algorithm`` has a density, a bit width or a rank to choose: ``topk``, ``dgc``, ``qsgd``,
+    ``uniform`` or ``powersgd``, or a pair of one of them, with or without error feedback, which
+    stays outermost. ``error`` is the most that may be lost of all gradients in a step: a share of
+    their norm in (0, 1]. By default it is what the algorithm's own settings lose, so that bytes are
+    saved at equal error. Where no settings lose as little, each layer has the most accurate one.
 
-    Layers are weighed against those of all messages. ``handle.stats()["adapted"]`` has the settings
-    of each layer.
+    Losses are measured in steps 1, 2, 4, 8 ... and every ``every`` steps, and layers are weighed
+    against those of all messages. ``handle.stats()["adapted"]`` has the settings of each layer.
+    Raises ``InvalidSetting`` for an algorithm without settings to choose from.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange import run_local
@@ -272,3 +271,15 @@ def settings_of(exchange: Exchange, state: State) -> list[str]:
         return []
     (found,) = adapted_states(state)
     return [own.choices.settings[int(rung)] for rung in found.rung_T]
+
+
+def refuse_rungs(exchange: Exchange, state: State, names: Sequence[str]) -> None:
+    """Raises where a state that was loaded has, of any tensor, a setting that there is not."""
+    own = adapted_in(exchange)
+    if own is None:
+        return
+    (found,) = adapted_states(state)
+    most, remedy = len(own.choices.settings) - 1, "load an older checkpoint, as this one is damaged"
+    for name, rung in zip(names, map(int, found.rung_T), strict=True):
+        if rung > most:
+            raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)

@@ -29,6 +29,7 @@ from ..exchange import exchange_for
 from ..spec import TensorSpec
 from ..verbs import Steps
 from ._counted import Steps_T, count_step, no_steps, steps_done
+from .adapt import adapted_in
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
@@ -55,6 +56,9 @@ class DensityWarmup(Wrapper):
             raise invalid("densities", self.densities, "at least one", "leave it out")
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
+        if adapted_in(self.inner) is not None:
+            accepted = "one with one density, and adapt chooses one for each layer"
+            raise invalid("exchange to warm up", self.inner, accepted, "leave one of both out")
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
         object.__setattr__(self, "stages", stages)
 
