@@ -266,3 +266,16 @@ def test_a_lane_waits_for_whoever_took_its_place(stage: Stage) -> None:
     stage.wait_for(queued)
     assert stage.ran == ["light", "queued"]
     assert stage.errors == []
+
+
+def test_a_light_task_goes_behind_what_others_wait_for(stage: Stage) -> None:
+    end, scatter, turn = (
+        stage.task("end", None),
+        stage.task("scatter", "network"),
+        stage.task("turn", None),
+    )
+    scatter.is_light = True
+    stage.manager.add(scatter, [end])
+    stage.manager.add(turn, [end])
+    stage.manager.add(end)
+    assert stage.ran == ["end", "turn", "scatter"]

@@ -61,6 +61,7 @@ def trained_by(
     # The last step is overlapped by nothing; detach settles it.
     assert stats["overlapped_steps"] == (NUM_STEPS - 1 if overlaps else 0), stats
     assert stats["fallbacks"] == {}
+    assert stats["averaged_by"] == "gradwire" or not isinstance(chosen, Plan)
     return digest(net)
 
 

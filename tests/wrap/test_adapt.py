@@ -133,6 +133,21 @@ def test_messages_are_weighed_against_one_another() -> None:
     assert [state.rungs for state in states] == [[0], [0]]
 
 
+def test_a_message_of_zeros_keeps_its_settings_beside_others() -> None:
+    exchange = Adapted(gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse()))
+    states = []
+    for factor in (1.0, 0.0):
+        grads = [factor * grad_N for grad_N in _grads()]
+        states.append(run_local(exchange, grads, [exchange.init(SPEC, 3)] * 3)[0][2])
+    choose_together([(exchange, state) for state in states])
+    assert states[1].rungs == [exchange.choices.given] * len(states[1].rungs)
+
+
+def test_a_little_error_is_no_overflow() -> None:
+    exchange = gw.adapt(gw.compress.topk(density=0.1), error=1e-160, every=1)
+    run_local(exchange, _grads(), [exchange.init(SPEC, 3)] * 3)
+
+
 def test_gradients_that_are_not_finite_or_zero_change_no_settings() -> None:
     exchange = gw.adapt(gw.compress.topk(density=0.1), every=1)
     states = [exchange.init(SPEC, 3) for _ in range(3)]

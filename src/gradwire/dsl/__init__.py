@@ -27,6 +27,6 @@
     matrices   programs of matrices, checked to be projections of the mean gradient
     lowrank    an exchange of each, which torch carries out
 
-Source: HiPress (CompLL), section 4, table 4. May import: errors, units, spec, payload, verbs,
-contract, trace, load, kernels, travel.
+Source: HiPress (CompLL), section 4, table 4. May import: errors, bounds, units, spec, payload,
+verbs, contract, tensorwise, trace, load, kernels, travel.
 """

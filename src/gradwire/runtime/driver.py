@@ -7,7 +7,7 @@ from typing import Any
 
 from ..verbs import Among, Communication, Compute, Steps
 from .lanes import Task, TaskManager
-from .wire import Routes, begin, carry_out, is_begun
+from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -42,7 +42,8 @@ class Driver:
     def resume(self, value: Any) -> None:
         """Sends the text its last verbs' results and puts its next verbs into the graph."""
         try:
-            asked = self.text.send(value)
+            with as_on_a_lane():  # this may be the thread of the backward pass
+                asked = self.text.send(value)
         except StopIteration as stop:
             value = stop.value
             self.end.fn = lambda: value

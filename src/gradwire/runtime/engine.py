@@ -272,13 +272,13 @@ class Engine:
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
 
-        It does not wait after a failure, nor longer than the time-out. A thread of a channel, in
-        which the garbage collector may call this, cannot wait for its own end.
+        It does not wait after a failure, nor longer than the time-out. A thread of a channel or of
+        a lane, in which the garbage collector may call this, cannot wait for its own end.
         """
-        if _is_foreign():
+        if _is_foreign() or self._manager.is_own_thread():
             in_background(self.finish_and_close)
             return
-        if self._failure is None and not self._manager.is_own_thread():
+        if self._failure is None:
             ends = [tail for tail in self._tails if tail is not None]
             over = threading.Event()
             self.when_done(ends, lambda failure: over.set())
@@ -291,7 +291,9 @@ class Engine:
         if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
-        self._manager.join(_JOIN_S)
+        if not self._manager.join(_JOIN_S):
+            for channel in self._routes.all_channels():
+                channel.abort()  # closing it would wait for peers that may never come
         self._routes.clear()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
@@ -321,7 +323,8 @@ class Engine:
         A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
         """
         if _is_foreign():
-            in_background(lambda: self._task_failed(task, error))
+            failing = in_background(lambda: self._task_failed(task, error))
+            failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
             return
         if task.lane in (COMPUTE, INLINE, None) or self._pulse is None:
             if self._pulse is not None:

@@ -37,7 +37,7 @@ class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
     A task without a lane runs at once, in the thread that promoted it: it must be short. So does
-    one with ``begin`` instead of ``fn``, which begins work that others do: it is done when the
+    one with ``begin``, in place of whose ``fn`` work is begun that others do: it is done when the
     function that ``begin`` is given is called, with the error if there was one.
     ``order`` ranks ready tasks of one lane, smallest first. One that ``is_light`` is done in the
     place of its lane's thread, by whoever promoted it, if the lane has nothing else to do: to wake
@@ -116,13 +116,13 @@ class TaskManager:
         """Whether the caller runs on a lane, where waiting for tasks would never end."""
         return threading.current_thread() in self._threads
 
-    def join(self, timeout_s: float) -> None:
-        """Waits for the threads of a stopped manager, and for what was begun to be over."""
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the threads of a stopped manager; returns whether all begun is over."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
         with self._lock:
-            self._none_begun.wait_for(lambda: not self._num_begun, timeout_s)
+            return self._none_begun.wait_for(lambda: not self._num_begun, timeout_s)
 
     def _promote(self, task: Task) -> None:
         """Queues a task, or runs one without a lane and promotes what that frees.
@@ -134,6 +134,8 @@ class TaskManager:
             task = free.popleft()
             if task.begin is not None:
                 free.extend(self._begin(task, task.begin))
+            elif task.is_light and any(not one.is_light for one in free):
+                free.append(task)  # behind what others wait for
             elif task.lane is not None and task.is_light and self._took(task.lane):
                 free.extend(self._do(task, task.lane))
             elif task.lane is not None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
+from ..data.plan import Plan
 from ..errors import invalid
 from ..exchange import exchange_for
 from ..travel import bytes_sent
@@ -39,11 +40,12 @@ def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[obje
     """Whether DDP's own reducer averages a model's gradients; the same on all ranks.
 
     It does so for a DDP model of which every gradient is dense, unless the user asks for what only
-    gradwire's messages have: a size, a number of channels, a time-out. A pilot may plan others.
+    gradwire's messages have: a size, a number of channels, another time-out. A plan has messages of
+    its own, and a pilot may plan some.
     """
     if not isinstance(model, DistributedDataParallel) or settings.asks_for_messages:
         return False
-    if isinstance(settings.exchange, Pilot):
+    if isinstance(settings.exchange, Pilot | Plan):
         return False
     dense = exchange_for(none())
     return all(isinstance(one, Message) and one.exchange == dense for one in messages)

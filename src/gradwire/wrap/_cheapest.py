@@ -32,7 +32,7 @@ def chosen(
     most = max(UNITS, UNITS_PER_TENSOR * len(bytes_TL))
     units_TL = [
         [
-            min(most + 1, math.ceil(lost / allowed * most))
+            math.ceil(min(most + 1, lost / allowed * most))
             if allowed
             else int(lost > 0) * (most + 1)
             for lost in row
@@ -70,7 +70,7 @@ def cheapest(
             if used <= most:
                 tried_LU[rung, used:] = best_U[: most + 1 - used] + size_bytes
         best_U, pick_U = tried_LU.min(0)
-        picks.append(pick_U)
+        picks.append(pick_U.to(torch.int16))  # of many layers they are the most memory
     if int(best_U[most]) >= _NEVER:
         return None
     left, rungs = most, []

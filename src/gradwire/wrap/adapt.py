@@ -142,7 +142,9 @@ class Adapted(Wrapper):
 
     def is_due(self, step: int) -> bool:
         """Whether losses are measured in the step of this number, counted from 1."""
-        return step % self.every == 0 or (step < self.every and step.bit_count() == 1)
+        return step > 0 and (
+            step % self.every == 0 or (step < self.every and step.bit_count() == 1)
+        )
 
     def _measure(
         self, me: Member, state: AdaptedState, grad_N: Tensor, residual_N: Tensor | None
@@ -167,10 +169,17 @@ class Adapted(Wrapper):
 
         They stay as they are where gradients were 0, or not finite.
         """
-        lost_TM = [state.lost_T[place].tolist() for state in states for place in state.places]
-        if not any(row[-1] for row in lost_TM):
+        each = [
+            (state, k, place)
+            for state in states
+            for k, place in enumerate(state.places)
+            if state.lost_T[place][-1]
+        ]
+        if not each:
             return
-        bytes_TL, lost_TL = [r for s in states for r in s.bytes_TL], [row[:-1] for row in lost_TM]
+        lost_TM = [state.lost_T[place].tolist() for state, _, place in each]
+        bytes_TL = [state.bytes_TL[k] for state, k, _ in each]
+        lost_TL = [row[:-1] for row in lost_TM]
         given = (self.choices.given,) * len(lost_TL)
         own_lost, own_bytes = total(lost_TL, given), total(bytes_TL, given)
         allowed = own_lost
@@ -179,10 +188,8 @@ class Adapted(Wrapper):
         rungs = chosen(bytes_TL, lost_TL, allowed)
         if own_lost <= allowed and own_bytes <= total(bytes_TL, rungs):
             rungs = given
-        own = iter(rungs)
-        for state in states:
-            for place in state.places:
-                state.rung_T[place].fill_(next(own))
+        for (state, _, place), rung in zip(each, rungs, strict=True):
+            state.rung_T[place].fill_(rung)
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """None among several ranks, as bytes change with the settings chosen."""
@@ -204,15 +211,14 @@ def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
     ``taken`` holds the exchange of every message of the step and its state after it. What each
     layer is worth beside those of other messages is known only now.
     """
-    due: dict[Adapted, list[AdaptedState]] = {}
+    every: dict[Adapted, list[AdaptedState]] = {}
     for exchange, state in taken:
         own = adapted_in(exchange)
         if own is not None:
-            (found,) = adapted_states(state)
-            if own.is_due(steps_done(found.step_T) or 0):
-                due.setdefault(own, []).append(found)
-    for own, states in due.items():
-        own.choose(states)
+            every.setdefault(own, []).extend(adapted_states(state))
+    for own, states in every.items():
+        if any(own.is_due(steps_done(one.step_T) or 0) for one in states):
+            own.choose(states)
 
 
 def adapted_in(exchange: Exchange) -> Adapted | None:
