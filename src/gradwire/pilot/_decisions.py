@@ -59,7 +59,7 @@ class Review:
     is_trial: bool = False
     """Whether these are a few dense steps, taken to compare."""
     step_s: float
-    """What a step typically took since the last decision."""
+    """The seconds that a step typically took since the last decision."""
     expected_s: float | None = None
     """Seconds of a step when this plan, or dense steps, began; None where these are the first."""
     dense_s: float

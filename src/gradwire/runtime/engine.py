@@ -279,9 +279,8 @@ class Engine:
             in_background(self.finish_and_close)
             return
         if self._failure is None:
-            ends = [tail for tail in self._tails if tail is not None]
             over = threading.Event()
-            self.when_done(ends, lambda failure: over.set())
+            self.when_done([*filter(None, self._tails)], lambda failure: over.set())
             over.wait(self.timeout.total_seconds())
         self.close()
 
