@@ -26,8 +26,11 @@ MODELS = ("resnet50", "bert_base")
 RATE_BYTES_PER_S = 1.25e8
 """A link of 1 Gbit/s: on eight hosts dense gradients then take several times the computation."""
 SCALE, SLOWDOWN = 32.0, 4.0
-"""The factors of bytes and rates, and of all seconds: at a slowdown of 1 eight ranks' selections wait for two
-cores, which made plans that encode each tensor early 1.6 times as long as simulated."""
+"""The factors of bytes and rates, and of all seconds.
+
+At a slowdown of 1 eight ranks' selections wait for two cores, which made plans that encode each
+tensor early 1.6 times as long as simulated.
+"""
 
 
 def figure11_replayed(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
