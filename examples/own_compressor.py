@@ -4,7 +4,7 @@ It sends three values: 0 for what is small, and plus or minus one magnitude a bl
 packed five elements to a byte. That is all there is to write: the C++ and GPU kernels, error
 feedback fused into encode, the wire format and the exchange among ranks follow.
 
-    torchrun --nproc-per-node 4 examples/own_compressor.py
+    torchrun --nproc-per-node 2 examples/own_compressor.py
     gradwire check examples/own_compressor.py
     gradwire compll show examples/own_compressor.py --target cpp
 """
