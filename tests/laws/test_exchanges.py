@@ -53,7 +53,9 @@ def test_laws_with_one_case(place: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_laws_of_many_steps(place: int) -> None:
-    hold(many_steps.LAWS, EXCHANGES[place], place)
+    longest = many_steps.law_what_is_kept_does_not_grow_by_itself
+    laws = [law for law in many_steps.LAWS if law is not longest or place not in ENCODED_AGAIN]
+    hold(laws, EXCHANGES[place], place)  # the others are held to the longest below
 
 
 @pytest.mark.slow
