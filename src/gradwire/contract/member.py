@@ -60,6 +60,7 @@ class Member:
     __slots__ = (
         "_across",
         "_buffers",
+        "_variant",
         "ahead",
         "imbalance",
         "rank",
@@ -89,6 +90,7 @@ class Member:
         Empty outside of a step."""
         self._buffers: dict[str, Tensor] = {}
         self._across: Member | None = None
+        self._variant: tuple[Compressor, Compressor] | None = None
 
     def across(self, ranks_per_host: int) -> Member:
         """This rank's place among those of the same place on all hosts, with buffers of its own."""
@@ -99,7 +101,9 @@ class Member:
 
     def variant_of(self, codec: Compressor) -> Compressor:
         """The codec as this rank uses it."""
-        return codec.for_world(self.world, self.rank)
+        if self._variant is None or self._variant[0] is not codec:
+            self._variant = codec, codec.for_world(self.world, self.rank)
+        return self._variant[1]
 
     def scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False

@@ -52,7 +52,7 @@ class _EveryBackward(Attachment):
             return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
         if isinstance(settings.exchange, Pilot):
             return [*_flat_messages(model, params, settings, who, None)]
-        return fused_messages(model, params, settings, settings.exchange, who)
+        return fused_messages(model, params, settings, settings.exchange, who, tells=_tells(model))
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         caution(model, params, settings)
@@ -129,8 +129,14 @@ def _flat_messages(
 ) -> list[Message]:
     """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
     if plan is None:
-        made = fused_messages(model, params, settings, exchange_for(none()), who)
+        dense = exchange_for(none())
+        made = fused_messages(model, params, settings, dense, who, tells=_tells(model))
     else:
         check_for(plan, params, set())
         made = messages_of(plan, params, set(), who, settings.ranks_per_host)
     return [message for message in made if isinstance(message, Message)]
+
+
+def _tells(model: nn.Module) -> bool:
+    """Whether ranks tell each other which parameters they used; DDP hands in zeros for others."""
+    return not isinstance(model, DistributedDataParallel)

@@ -31,9 +31,11 @@ def fused_messages(
     who: Membership,
     *,
     first: int = 0,
+    tells: bool = False,
 ) -> list[AnyMessage]:
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
+    If the last can, and someone ``tells`` which parameters are used, it carries that too.
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
     """
@@ -71,19 +73,36 @@ def fused_messages(
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
             carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
-            made.append(_message(index, members, carrier, who, turn))
+            is_last = index == first + len(fused) - 1
+            num_flags = len(params) if tells and is_last and _can_tell(members, carrier, who) else 0
+            made.append(_message(index, members, carrier, who, turn, num_flags))
     return made
 
 
+def _can_tell(members: list[NamedParam], exchange: Exchange, who: Membership) -> bool:
+    """Whether a message's flags are cheaper than a message of flags, and their sums are right.
+
+    A gradient that travels alone would be copied for them.
+    """
+    return len(members) > 1 and who.world > 1 and _is_light(exchange, who.world)
+
+
 def _message(
-    index: int, members: list[NamedParam], exchange: Exchange, who: Membership, turn: int
+    index: int,
+    members: list[NamedParam],
+    exchange: Exchange,
+    who: Membership,
+    turn: int,
+    num_flags: int,
 ) -> Message:
     ranges = [ParamRange.whole(*member) for member in members]
     # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
     is_here = all(param.device.type == "cpu" for _, param in members)
     is_light = is_here and _is_light(exchange, who.world)
     lanes = dict.fromkeys(dict(members), INLINE) if is_light else {}
-    return Message(index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn)
+    return Message(
+        index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn, num_flags=num_flags
+    )
 
 
 def _is_light(exchange: Exchange, world: int) -> bool:

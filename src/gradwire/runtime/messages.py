@@ -76,7 +76,7 @@ class KeptBuffer:
         self.flat_N = torch.zeros(spec.numel, dtype=spec.dtype, device="cpu")
         self.views = [
             self.flat_N[slot.start : slot.stop].view(shape)
-            for slot, shape in zip(slots, spec.shapes, strict=True)
+            for slot, shape in zip(slots, spec.shapes, strict=False)  # flags have no slot
         ]
 
 
@@ -86,7 +86,8 @@ class Message:
     ``turn`` is that of the message's member. ``after`` are indices of messages that must have ended
     before this one goes on the wire. ``lanes`` names, by tensor, the lanes of what is not to be
     encoded on the compute lane when the message is launched: all or none, where the exchange
-    encodes the message as one.
+    encodes the message as one. Behind the gradients the message has room for ``num_flags`` more
+    elements, which the exchange averages with them.
     """
 
     missed: Missed | None = None
@@ -103,6 +104,7 @@ class Message:
         turn: int = 0,
         after: Sequence[int] = (),
         lanes: Mapping[str, str] | None = None,
+        num_flags: int = 0,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
         self.slots: list[Slot] = []
@@ -117,8 +119,10 @@ class Message:
             tuple(one.param.shape) if slot.is_whole else (slot.stop - slot.start,)
             for slot, one in zip(self.slots, ranges, strict=True)
         ]
+        if num_flags:
+            shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
-        self.spec = TensorSpec(f"message {index}", end, dtype, shapes=tuple(shapes))
+        self.spec = TensorSpec(f"message {index}", end + num_flags, dtype, shapes=tuple(shapes))
         self._buffer: KeptBuffer | None = None
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
@@ -128,8 +132,12 @@ class Message:
         """Whether the backward pass waits at the launch while the whole message is encoded."""
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
         """The lanes of tensors that are encoded each by itself as they come, by name."""
-        if self.lanes or len(self.slots) > 1:
+        if self.lanes or len(self.slots) > 1 or num_flags:
             self._buffer = KeptBuffer(self.spec, self.slots)  # threads may need it at the same time
+        self.flags_F = self._kept.flat_N[end:] if num_flags else None
+        """The elements behind the gradients; gathering and scattering leave them as they are."""
+        if self.flags_F is not None:
+            self.flags_F.fill_(1)
         self._shares: Shares | None = None
         if world > 1 and exchange.ranks_per_host > 1:
             self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host)
@@ -193,6 +201,7 @@ class Message:
         grad = grads[self.slots[0].name]
         return (
             len(self.slots) == 1
+            and self.flags_F is None
             and self.slots[0].is_whole
             and not self.lanes
             and self._scale == 1.0

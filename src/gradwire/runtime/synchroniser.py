@@ -78,6 +78,9 @@ class Synchroniser:
         for message in self.messages:
             for name in message.names:
                 self._messages_of[name].append(message)
+        told = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
+        self._told_F = told[-1] if told else self._used
+        """What the ranks together have told: above 0 for each parameter that one of them used."""
         slots = [slot for message in self.flat_messages for slot in message.slots]
         self._cut = {slot.name for slot in slots if not slot.is_whole}
         for message in self.flat_messages:
@@ -148,6 +151,8 @@ class Synchroniser:
 
     def _launch(self, message: AnyMessage) -> Task:
         grads, num_left = self.grads, self._num_left  # of this step, even if it is abandoned
+        if isinstance(message, Message) and message.flags_F is not None:
+            self._write_flags(message.flags_F)
         copying = scattering = self._copying(message.names, allocates=False)
         if isinstance(message, SparseMessage):
             scattering = self._copying(message.names, allocates=True)
@@ -227,7 +232,7 @@ class Synchroniser:
     @property
     def unused(self) -> set[str]:
         """The parameters that no rank used in the last step; the same on all ranks."""
-        flags = zip(self.names, self._used.tolist(), strict=True)
+        flags = zip(self.names, self._told_F.tolist(), strict=True)
         return {name for name, used in flags if not used}
 
     def arrived(self, name: str) -> bool:
@@ -263,15 +268,23 @@ class Synchroniser:
     def close(self) -> None:
         """Starts the count of the ranks that used each parameter, once all gradients are handed in.
 
-        The count travels while the last messages are on their way.
+        The count travels while the last messages are on their way, if none of them carries it.
         """
         self.engine.begin(self._backward_over)
-        flags = [int(self.grads[name] is not None) for name in self.names]
-        self._used.copy_(torch.tensor(flags, dtype=torch.int32, device="cpu"))
-        if self.engine.world > 1:
-            self._presence = self.engine.launch(
-                len(self.messages), "presence", _sum_flags(self._used), is_news=True
-            )
+        if self._told_F is self._used:
+            self._write_flags(self._used)
+            if self.engine.world > 1:
+                self._presence = self.engine.launch(
+                    len(self.messages), "presence", _sum_flags(self._used), is_news=True
+                )
+
+    def _write_flags(self, into_F: Tensor) -> None:
+        """Writes 1 for each parameter that this rank used in the step, else 0."""
+        if all(grad is not None for grad in self.grads.values()):
+            into_F.fill_(1)
+        else:
+            flags = [float(self.grads[name] is not None) for name in self.names]
+            into_F.copy_(torch.tensor(flags, device="cpu"))
 
     def finish(self) -> set[str]:
         """Waits for all means; returns the names that handed in None but have a gradient now.
@@ -283,12 +296,14 @@ class Synchroniser:
         self.engine.wait([*self.all_ends(), *news])
         self.open = False
         absent = [name for name, grad in self.grads.items() if grad is None]
-        arrived = dict(zip(self.names, self._used.tolist(), strict=True))
-        for name in absent:
+        if not absent:
+            return set()
+        unused = self.unused
+        for name in unused:
             for message in self._messages_of[name]:
-                if not arrived[name] and isinstance(message, Message):
+                if isinstance(message, Message):
                     message.take_back(name)
-        return {name for name in absent if arrived[name]}
+        return {name for name in absent if name not in unused}
 
 
 def _let_go(names: Sequence[str], grads: Grads, num_left: dict[str, int]) -> None:

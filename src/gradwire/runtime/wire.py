@@ -155,6 +155,15 @@ def as_on_a_lane() -> Iterator[None]:
 
     What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
     """
+    is_plain = not (
+        torch.is_grad_enabled()
+        or torch._C._len_torch_function_stack()
+        or torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+    )
+    if is_plain:  # as within most backward passes
+        yield
+        return
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
         if torch._C._len_torch_function_stack():  # where a default device is, too
