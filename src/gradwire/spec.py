@@ -50,6 +50,11 @@ class TensorSpec:
     def size_bytes(self) -> int:
         return self.numel * self.dtype.itemsize
 
+    @property
+    def tensor_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each tensor; one vector where no shapes are known."""
+        return self.shapes or ((self.numel,),)
+
     def chunk(self, start: int, stop: int) -> TensorSpec:
         """The spec of elements ``start`` to ``stop``: a vector."""
         return TensorSpec(f"{self.name}[{start}:{stop}]", stop - start, self.dtype)

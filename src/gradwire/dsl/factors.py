@@ -74,7 +74,7 @@ def layout_of(program: LowRank, spec: TensorSpec, ranks: int | tuple[int, ...]) 
 
     ``ranks`` is the rank of all tensors, or that of each.
     """
-    shapes = spec.shapes or ((spec.numel,),)
+    shapes = spec.tensor_shapes
     each = (ranks,) * len(shapes) if isinstance(ranks, int) else ranks
     forms = [_form(program, *one) for one in zip(shapes, each, strict=True)]
     ends = [0, *accumulate(map(prod, shapes))]
@@ -106,7 +106,7 @@ def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] |
     rows, columns = as_matrix(shape)
     form = {"N": rows, "M": columns, "R": rank}
     sent = sum(form[p.dims[0]] * form[p.dims[1]] for p in program.products)
-    return form if sent < rows * columns and rank <= min(rows, columns) else None
+    return form if sent < rows * columns else None
 
 
 def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPlace:

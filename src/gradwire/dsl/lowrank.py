@@ -172,11 +172,13 @@ class MatrixLadder(Ladder):
         item = working_dtype(spec.dtype).itemsize
         return [
             [item * sum(alone.round_numels) for alone in self._alone(shape)]
-            for shape in map(_shapes(spec).__getitem__, tensor_places(spec))
+            for shape in map(spec.tensor_shapes.__getitem__, tensor_places(spec))
         ]
 
     def init(self, spec: TensorSpec, world: int) -> LadderState:
-        return LadderState(spec, self.program.started(spec, tuple(map(self._most, _shapes(spec)))))
+        return LadderState(
+            spec, self.program.started(spec, tuple(map(self._most, spec.tensor_shapes)))
+        )
 
     def measure(self, me: Member, state: LadderState, whole_N: Tensor) -> Steps[Tensor]:
         """A step at the largest ranks, less its last all-reduce: a rank's own part is not sent."""
@@ -195,7 +197,7 @@ class MatrixLadder(Ladder):
 
     def _note_lost(self, state: LadderState, held: StepTensors, rows: dict[int, Tensor]) -> None:
         """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
-        last, shapes = held.program.last, _shapes(state.spec)
+        last, shapes = held.program.last, state.spec.tensor_shapes
         for m in held.batches:
             other = 2 - last.dims.index("R")  # the dimension that is not R, after B
             kept_BR = torch.linalg.vector_norm(m.factors[last], dim=other, dtype=torch.float64)
@@ -235,7 +237,3 @@ class MatrixLadder(Ladder):
         """The layout of a message of one tensor at each rank."""
         spec = TensorSpec("", prod(shape), shapes=(shape,))
         return [layout_of(self.program.traced(), spec, rank) for rank in self.ranks]
-
-
-def _shapes(spec: TensorSpec) -> tuple[tuple[int, ...], ...]:
-    return spec.shapes or ((spec.numel,),)

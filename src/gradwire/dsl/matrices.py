@@ -195,6 +195,10 @@ def trace_matrices(program: Any) -> LowRank:
             what = f"the last that encode of {name} returns"
             raise invalid(what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)")
         _check_kept(name, order, kept.factor, result)
+        if gradient not in {*_walk([kept.factor])}:
+            accepted = "made of the gradient: what lies outside of a fixed basis would never arrive"
+            what = f"the last that encode of {name} returns"
+            raise invalid(what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)")
     count = max(factor.round for factor in order)
     rounds = (
         FactorRound(

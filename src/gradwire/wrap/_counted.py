@@ -17,7 +17,7 @@ Steps_T = tuple[Tensor, ...]
 
 def no_steps(spec: TensorSpec) -> Steps_T:
     """The count before the first step."""
-    return tuple(torch.zeros((), dtype=torch.int64) for _ in range(max(1, len(spec.shapes))))
+    return tuple(torch.zeros((), dtype=torch.int64) for _ in spec.tensor_shapes)
 
 
 def steps_done(step_T: Steps_T) -> int | None:

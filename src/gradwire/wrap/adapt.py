@@ -103,12 +103,14 @@ class Adapted(Wrapper):
         return True
 
     def init(self, spec: TensorSpec, world: int) -> AdaptedState:
-        shapes = spec.shapes or ((spec.numel,),)
         ladder = self.choices
         return AdaptedState(
             no_steps(spec),
-            tuple(torch.full((), ladder.given, dtype=torch.int64) for _ in shapes),
-            tuple(torch.zeros(len(ladder.settings) + 1, dtype=torch.float64) for _ in shapes),
+            tuple(torch.full((), ladder.given, dtype=torch.int64) for _ in spec.tensor_shapes),
+            tuple(
+                torch.zeros(len(ladder.settings) + 1, dtype=torch.float64)
+                for _ in spec.tensor_shapes
+            ),
             self,
             tensor_places(spec),
             tensor_sizes(spec),

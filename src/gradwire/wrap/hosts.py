@@ -67,7 +67,7 @@ class TwoLevel(Wrapper):
             raise invalid("exchange among hosts", self.inner, accepted, "write with_hosts once")
 
     def init(self, spec: TensorSpec, world: int) -> HostState:
-        shapes = spec.shapes or ((spec.numel,),)
+        shapes = spec.tensor_shapes
         if world == 1:
             return HostState(shapes, self.inner.init(spec, 1))
         check_hosts(self.ranks_per_host, world)
@@ -75,7 +75,7 @@ class TwoLevel(Wrapper):
 
     def share(self, spec: TensorSpec) -> TensorSpec:
         """The spec of the share of a message that each rank exchanges with other hosts."""
-        shares = shares_of(spec.shapes or ((spec.numel,),), self.ranks_per_host)
+        shares = shares_of(spec.tensor_shapes, self.ranks_per_host)
         shapes = tuple((part,) for part in shares.parts)
         return TensorSpec(spec.name, shares.numel, spec.dtype, shapes)
 

@@ -67,7 +67,7 @@ class MeasuredScheme(Wrapper):
         check_whole("num_steps", self.num_steps, "leave it out")
 
     def init(self, spec: TensorSpec, world: int) -> MeasuredState:
-        tensors = range(max(1, len(spec.shapes)))
+        tensors = range(len(spec.tensor_shapes))
         noted_T = tuple(torch.zeros(3, dtype=torch.float64, device="cpu") for _ in tensors)
         return MeasuredState(noted_T, self.inner.init(spec, world))
 

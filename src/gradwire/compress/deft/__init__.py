@@ -105,7 +105,7 @@ class deft(SharedSupport):
         """The layers of a message: its tensors, cut so that W ranks can share them out evenly."""
         sizes = self.layers
         if sizes is None:
-            sizes = [prod(shape) for shape in spec.shapes] or [spec.numel]
+            sizes = [prod(shape) for shape in spec.tensor_shapes]
         if sum(sizes) != spec.numel:
             accepted = f"sizes of {spec.numel} elements in all, as {spec.name!r} has"
             raise invalid("deft layers", sizes, accepted, "leave them out")

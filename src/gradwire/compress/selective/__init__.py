@@ -196,7 +196,7 @@ class selective(Exchange):
 
 def _sizes(spec: TensorSpec) -> tuple[int, ...]:
     """Elements of each tensor in a message, empty ones too."""
-    return tuple(map(prod, spec.shapes)) or (spec.numel,)
+    return tuple(map(prod, spec.tensor_shapes))
 
 
 @lru_cache(maxsize=1024)
