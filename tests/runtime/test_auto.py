@@ -9,6 +9,9 @@ from math import inf
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.data.plan import Plan
@@ -55,10 +58,22 @@ def seen(**seconds: Any) -> Iterator[None]:
         module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
 
 
+class Reentrant(Net):
+    """A net whose last layers are computed again within the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.first(x)))
+        out: Tensor = checkpoint(self.tail, x, use_reentrant=True)
+        return out
+
+    def tail(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.deep(torch.relu(self.middle(x)))))  # type: ignore[no-any-return]
+
+
 def lived(
     rank: int, world: int, step_s: Sequence[float], slowness: float, num: int, where: str = "plain"
 ) -> Any:
-    net = Net()
+    net = Reentrant() if "reentrant" in where else Net()
     optimizer = momentum(net.parameters())
     found = []
     with seen(step_s=step_s, slowness=slowness):
@@ -96,7 +111,8 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["plain", "ddp", pytest.param("ddp on hosts", marks=pytest.mark.slow)]
+    "where",
+    ["plain", "ddp", "ddp, reentrant", pytest.param("ddp on hosts", marks=pytest.mark.slow)],
 )
 def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) -> None:
     ranks = four if "hosts" in where else two

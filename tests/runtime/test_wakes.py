@@ -9,9 +9,11 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.runtime import wire
+from gradwire.exchange import exchange_for
+from gradwire.runtime.driver import Driver
 from gradwire.runtime.lanes import Task, TaskManager
-from gradwire.verbs import AllReduce
+from gradwire.runtime.wire import Circle, Routes
+from gradwire.verbs import AllReduce, Among, Steps
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train
 
@@ -49,6 +51,22 @@ def test_no_lane_is_woken_up_to_wait_for_the_network_or_to_scatter(
             assert found["gather"] == NUM_STEPS * num_messages
 
 
+def communications(rank: int, world: int, exchange: Exchange) -> list[str]:
+    net = Net()
+    handle = gw.attach(net, exchange)
+    train(net, momentum(net.parameters()), rank, [0])
+    spans = [span.name for span in handle.trace().spans if span.lane == "communication"]
+    handle.detach()
+    return spans
+
+
+def test_the_last_dense_message_tells_which_parameters_were_used(two: Ranks) -> None:
+    """So a small model's step is one all-reduce; compressed messages can carry no count."""
+    assert two.run(communications, DENSE) == [["AllReduce"]] * 2
+    every = exchange_for(gw.compress.onebit())
+    assert all("AllReduce" in names for names in two.run(communications, every))
+
+
 class Over:
     """A channel, and a verb on it, that has ended when it begins."""
 
@@ -62,12 +80,19 @@ class Over:
 
 
 def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
-    seen: list[tuple[str, bool, bool]] = []
+    seen: list[tuple[str, bool, bool, bool]] = []
 
-    def over(error: BaseException | None) -> None:
-        device = torch.empty(0).device.type
-        seen.append((device, torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+    def text() -> Steps[None]:
+        yield AllReduce(torch.empty(1, device="cpu"))
+        device, mode = torch.empty(0).device.type, torch.is_inference_mode_enabled()
+        seen.append((device, torch.is_autocast_enabled("cpu"), mode, torch.is_grad_enabled()))
 
+    routes = Routes(["communication"])
+    routes.circles[Among.RANKS] = Circle(0, 2, [Over()])
+    manager = TaskManager([], observe=lambda *_: None, on_error=lambda *_: None)
+    end = Task("end", lambda: None, num_blockers=1)
+    driver = Driver(manager, routes, text(), 0, 0, 0, end, [])
     with torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
-        wire.begin(AllReduce(torch.empty(1, device="cpu")), Over(), over)
-    assert seen == [("cpu", False, False)]
+        driver.resume(None)
+    assert end.done
+    assert seen == [("cpu", False, False, False)]

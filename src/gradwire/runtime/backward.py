@@ -52,7 +52,7 @@ class _EveryBackward(Attachment):
             return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
         if isinstance(settings.exchange, Pilot):
             return [*_flat_messages(model, params, settings, who, None)]
-        return fused_messages(model, params, settings, settings.exchange, who, tells=_tells(model))
+        return fused_messages(model, params, settings, settings.exchange, who, tell=_tells(model))
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         caution(model, params, settings)
@@ -130,7 +130,7 @@ def _flat_messages(
     """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
     if plan is None:
         dense = exchange_for(none())
-        made = fused_messages(model, params, settings, dense, who, tells=_tells(model))
+        made = fused_messages(model, params, settings, dense, who, tell=_tells(model))
     else:
         check_for(plan, params, set())
         made = messages_of(plan, params, set(), who, settings.ranks_per_host)

@@ -106,6 +106,7 @@ class DDPHooks:
         self.on_bucket: Callable[[Sequence[str]], None] | None = None
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
+        self._has_ended = False
         self._waiting: list[_Bucket] = []
 
     def remove(self) -> None:
@@ -129,13 +130,17 @@ class DDPHooks:
         if is_last:
             self._close(entry)
         self._tie()
-        if is_last and self.on_end is not None and not _is_in_backward():
+        if is_last and _is_in_backward():
+            # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        elif is_last and self.on_end is not None:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
 
     def _begin(self) -> None:
         self._progress.begin_step()
         self._over = threading.Event()
+        self._has_ended = False
         self._waiting = []
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
@@ -147,7 +152,8 @@ class DDPHooks:
         if is_over:
             self._over.wait()
         self._synchroniser.engine.check()
-        if is_over and self.on_end is not None:
+        if is_over and self.on_end is not None and not self._has_ended:
+            self._has_ended = True
             self.on_end()
 
     def _tie(self) -> None:

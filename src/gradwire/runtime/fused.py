@@ -31,60 +31,67 @@ def fused_messages(
     who: Membership,
     *,
     first: int = 0,
-    tells: bool = False,
+    tell: bool = False,
 ) -> list[AnyMessage]:
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
-    If the last can, and someone ``tells`` which parameters are used, it carries that too.
+    Where ranks ``tell`` which parameters they use, the last message carries that, if it can.
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
     """
-    sparse, width_of, dense = sparse_weights(model), tables(model), beside(exchange)
+    kinds = _Kinds(model, settings, exchange)
     num_hosts = who.world // settings.ranks_per_host
-
-    def asked_for(name: str, param: Tensor) -> Exchange:
-        return exchange if settings.compress_if(name, param) else dense
-
-    def flat_of(name: str, param: Tensor) -> Exchange:
-        asked, width = asked_for(name, param), width_of.get(id(param))
-        natural = width is not None and is_pair(asked)
-        return with_natural_sparsity(asked, width) if natural and width else asked
-
-    def kind(name: str, param: Tensor) -> object:
-        own = width_of.get(id(param)), asked_for(name, param) != dense
-        return name if id(param) in sparse else own
 
     @cache
     def cap_bytes(this_kind: object) -> int:
         if settings.bucket_cap_mb is not None:
             return int(settings.bucket_cap_mb * 2**20)
-        members = [(name, p) for name, p in params if kind(name, p) == this_kind]
+        members = [(name, p) for name, p in params if kinds.of(name, p) == this_kind]
         # The link's bytes count: those of the exchange among hosts.
-        return default_cap_bytes(members, flat_of(*members[0]), num_hosts)
+        return default_cap_bytes(members, kinds.exchange_of(*members[0]), num_hosts)
 
     made: list[AnyMessage] = []
-    fused = fuse(params, kind=kind, cap_bytes=cap_bytes)
-    turns = turns_of(kind(*members[0]) for members in fused)
+    fused = fuse(params, kind=kinds.of, cap_bytes=cap_bytes)
+    turns = turns_of(kinds.of(*members[0]) for members in fused)
     for index, (members, turn) in enumerate(zip(fused, turns, strict=True), first):
         name, param = members[0]
-        if id(param) in sparse:
-            named = named_collective(asked_for(name, param))
+        if kinds.is_sparse(param):
+            named = named_collective(kinds.asked_for(name, param))
             way = named if named is not None and named.carries_rows else None
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
-            carrier = on_hosts(flat_of(name, param), settings.ranks_per_host)
-            is_last = index == first + len(fused) - 1
-            num_flags = len(params) if tells and is_last and _can_tell(members, carrier, who) else 0
+            carrier = on_hosts(kinds.exchange_of(name, param), settings.ranks_per_host)
+            num_flags = len(params) if tell and members is fused[-1] else 0
             made.append(_message(index, members, carrier, who, turn, num_flags))
     return made
 
 
-def _can_tell(members: list[NamedParam], exchange: Exchange, who: Membership) -> bool:
-    """Whether a message's flags are cheaper than a message of flags, and their sums are right.
+class _Kinds:
+    """How a model's gradients travel: those of one kind may share a message."""
 
-    A gradient that travels alone would be copied for them.
-    """
-    return len(members) > 1 and who.world > 1 and _is_light(exchange, who.world)
+    def __init__(self, model: nn.Module, settings: Settings, exchange: Exchange) -> None:
+        self._sparse, self._width_of = sparse_weights(model), tables(model)
+        self._asked, self._dense = exchange, beside(exchange)
+        self._settings = settings
+
+    def is_sparse(self, param: Tensor) -> bool:
+        """Whether a parameter's gradients are row-sparse."""
+        return id(param) in self._sparse
+
+    def asked_for(self, name: str, param: Tensor) -> Exchange:
+        """The exchange that the user's settings name for a parameter."""
+        return self._asked if self._settings.compress_if(name, param) else self._dense
+
+    def exchange_of(self, name: str, param: Tensor) -> Exchange:
+        """The exchange that carries a parameter whose gradients are not row-sparse."""
+        asked, width = self.asked_for(name, param), self._width_of.get(id(param))
+        natural = width is not None and is_pair(asked)
+        return with_natural_sparsity(asked, width) if natural and width else asked
+
+    def of(self, name: str, param: Tensor) -> object:
+        """A parameter's kind."""
+        own = self._width_of.get(id(param)), self.asked_for(name, param) != self._dense
+        return name if self.is_sparse(param) else own
 
 
 def _message(
@@ -99,6 +106,8 @@ def _message(
     # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
     is_here = all(param.device.type == "cpu" for _, param in members)
     is_light = is_here and _is_light(exchange, who.world)
+    if len(members) == 1 or who.world == 1 or not _is_light(exchange, who.world):
+        num_flags = 0  # a gradient that travels alone would be copied for them
     lanes = dict.fromkeys(dict(members), INLINE) if is_light else {}
     return Message(
         index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn, num_flags=num_flags

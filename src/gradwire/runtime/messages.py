@@ -107,18 +107,8 @@ class Message:
         num_flags: int = 0,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
-        self.slots: list[Slot] = []
-        end = 0
-        for one in ranges:
-            stop = end + one.last - one.first
-            is_whole = stop - end == one.param.numel()
-            self.slots.append(Slot(one.name, one.first, end, stop, is_whole))
-            end = stop
-        # A range of a parameter is a vector, whatever the shape of the whole.
-        shapes = [
-            tuple(one.param.shape) if slot.is_whole else (slot.stop - slot.start,)
-            for slot, one in zip(self.slots, ranges, strict=True)
-        ]
+        self.slots, shapes = _laid_out(ranges)
+        end = self.slots[-1].stop
         if num_flags:
             shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
@@ -358,6 +348,23 @@ class Message:
     def key(self) -> str:
         """The message's name in a saved state, for fields that belong to no slot."""
         return ",".join(str(slot) for slot in self.slots)
+
+
+def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int, ...]]]:
+    """Where ranges lie one behind the other, and their shapes.
+
+    A range of a parameter is a vector, whatever the shape of the whole.
+    """
+    slots: list[Slot] = []
+    shapes: list[tuple[int, ...]] = []
+    end = 0
+    for one in ranges:
+        stop = end + one.last - one.first
+        is_whole = stop - end == one.param.numel()
+        slots.append(Slot(one.name, one.first, end, stop, is_whole))
+        shapes.append(tuple(one.param.shape) if is_whole else (stop - end,))
+        end = stop
+    return slots, shapes
 
 
 def _range(grad: Tensor, slot: Slot) -> Tensor:

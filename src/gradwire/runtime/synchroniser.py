@@ -80,7 +80,7 @@ class Synchroniser:
                 self._messages_of[name].append(message)
         told = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
         self._told_F = told[-1] if told else self._used
-        """What the ranks together have told: above 0 for each parameter that one of them used."""
+        """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
         slots = [slot for message in self.flat_messages for slot in message.slots]
         self._cut = {slot.name for slot in slots if not slot.is_whole}
         for message in self.flat_messages:

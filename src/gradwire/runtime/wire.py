@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -71,10 +71,10 @@ def default_store() -> Any:
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:
-    """Runs work that may wait for the store, and so for ever, on a thread nothing waits for.
+    """Runs work that may wait for ever on a thread that nothing waits for.
 
-    torch bounds how long a store waits for a key, but not how long it waits for the store's host:
-    where the host is stopped, no call comes back.
+    So does work with the store: torch bounds how long a store waits for a key, but not how long it
+    waits for the store's host. Where the host is stopped, no call comes back.
     """
     done: Future[Any] = Future()
 
@@ -84,7 +84,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="gradwire store", daemon=True).start()
+    threading.Thread(target=run, name="gradwire background", daemon=True).start()
     return done
 
 
@@ -165,13 +165,13 @@ def as_on_a_lane() -> Iterator[None]:
         yield
         return
     with ExitStack() as undo:
-        undo.enter_context(torch.no_grad())
         if torch._C._len_torch_function_stack():  # where a default device is, too
             undo.enter_context(torch.device("cpu"))
         if torch.is_inference_mode_enabled():
             undo.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled("cpu"):
             undo.enter_context(torch.autocast("cpu", enabled=False))
+        undo.enter_context(torch.no_grad())  # the last, as inference_mode(False) enables gradients
         yield
 
 
@@ -183,9 +183,8 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 def begin(verb: Communication, channel: Channel, over: Over) -> None:
     """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
 
-    A verb that has ended already calls it in this thread, whose settings of its own it cannot see.
+    A verb that has ended already calls it in this thread.
     """
-    beginner = threading.get_ident()
 
     def arrived(future: Any) -> None:
         error = None
@@ -193,8 +192,7 @@ def begin(verb: Communication, channel: Channel, over: Over) -> None:
             future.value()
         except BaseException as raised:
             error = raised
-        with as_on_a_lane() if threading.get_ident() == beginner else nullcontext():
-            over(error)
+        over(error)
 
     _start(verb, channel).get_future().add_done_callback(arrived)
 
