@@ -35,7 +35,7 @@ def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: i
     With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of them. It is
     at least 1 MiB.
     """
-    total = sum(p.numel() * p.element_size() for _, p in params)
+    total = _size_bytes(params)
     sent = [_wire_bytes(name, param, exchange, world) for name, param in params]
     stated = [size_bytes for size_bytes in sent if size_bytes is not None]
     wire = sum(stated) if len(stated) == len(sent) else total
@@ -62,7 +62,8 @@ def fuse(
     """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
 
     Backward produces gradients roughly in reverse order of registration, so messages are filled in
-    that order; they come back in the order in which they fill, the issue order. A gradient of at
+    that order; they come back in the order in which they fill, the issue order. Those that never
+    fill come last, the smallest behind: it may carry the count of used parameters. A gradient of at
     least half the cap travels alone, as then nothing has to be copied (`Message.can_borrow`), but
     not one below 1 MiB and the cap: its copy costs less than one more message.
     """
@@ -76,6 +77,11 @@ def fuse(
             continue
         message = open_messages.setdefault(key, [])
         message.append((name, param))
-        if sum(p.numel() * p.element_size() for _, p in message) >= cap:
+        if _size_bytes(message) >= cap:
             closed.append(open_messages.pop(key))
-    return [*closed, *open_messages.values()]
+    rest = sorted(open_messages.values(), key=_size_bytes, reverse=True)
+    return [*closed, *rest]
+
+
+def _size_bytes(members: Sequence[NamedParam]) -> int:
+    return sum(param.numel() * param.element_size() for _, param in members)
