@@ -14,6 +14,7 @@ import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -212,13 +213,24 @@ def lines_elsewhere(name: str) -> int:
     Lines that measure it (``bench/``) and lines for type checkers do not count.
     """
     return sum(
-        _imports(ast.parse(path.read_text(encoding="utf-8")), name)
-        for path in _PACKAGE.rglob("*.py")
+        module.endswith(f"compress.{name}")
+        for path, modules in _imported().items()
         if _PACKAGE / "bench" not in path.parents and path != _FOLDER / f"{name}.py"
+        for module in modules
     )
 
 
-def _imports(tree: ast.Module, name: str) -> int:
+@cache
+def _imported() -> dict[Path, list[str]]:
+    """The modules that each file of the package imports from, read once for all algorithms."""
+    return {
+        path: _imports(ast.parse(path.read_text(encoding="utf-8")))
+        for path in _PACKAGE.rglob("*.py")
+    }
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    """The modules that a file imports from, but for type checkers."""
     told = [
         node
         for branch in ast.walk(tree)
@@ -226,4 +238,4 @@ def _imports(tree: ast.Module, name: str) -> int:
         for node in ast.walk(branch)
     ]
     found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return sum(str(node.module).endswith(f"compress.{name}") for node in found if node not in told)
+    return [str(node.module) for node in found if node not in told]

@@ -41,14 +41,17 @@ class Outcome(Generic[T]):
     sent_bytes: list[int]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Pending:
-    """One verb of one rank that is not done yet."""
+    """One verb of one rank that is not done yet.
+
+    ``ends`` are those of a message: the text that sends, the one that receives, and among whom.
+    """
 
     rank: int
     verb: Verb
     slot: int
-    group: int
+    ends: tuple[int, int, str] | None
 
 
 @dataclass
@@ -57,7 +60,6 @@ class _Rank:
 
     steps: Steps[Any]
     waiting: int = 0
-    group: int = 0
     single: bool = True
     values: list[Any] = field(default_factory=list)
     done: bool = False
@@ -100,8 +102,11 @@ class _Driver:
         self.ranks = ranks
         self.rng = rng
         self.world, self.ranks_per_host = world, min(ranks_per_host, world)
+        self.members = {
+            among: [self._members(index, among) for index in range(len(ranks))] for among in Among
+        }
         self.groups = dict.fromkeys(
-            (among, self._members(index, among)) for among in Among for index in range(len(ranks))
+            (among, texts) for among, every in self.members.items() for texts in every
         )
         self.pending: list[_Pending] = []
         self.sent = [0] * len(ranks)
@@ -126,46 +131,44 @@ class _Driver:
             return
         verbs = asked if isinstance(asked, tuple) else (asked,)
         rank.single = not isinstance(asked, tuple)
-        rank.waiting, rank.values, rank.group = len(verbs), [None] * len(verbs), rank.group + 1
+        rank.waiting, rank.values = len(verbs), [None] * len(verbs)
         for slot, verb in enumerate(verbs):
-            self.sent[index] += self._sent_bytes(verb, index)
-            self.pending.append(_Pending(index, verb, slot, rank.group))
+            self.pending.append(self._asked(index, verb, slot))
         if not verbs:
             self._resume(index, ())
 
+    def _asked(self, index: int, verb: Verb, slot: int) -> _Pending:
+        """A verb of a text as it waits; what it sends is counted."""
+        ends = None
+        if not isinstance(verb, Compute):
+            texts = self.members[verb.among][index]
+            self.sent[index] += sent_bytes(verb, texts.index(index), len(texts))
+            if isinstance(verb, Send):
+                ends = (index, texts[verb.dst], verb.among.value)
+            elif isinstance(verb, Recv):
+                ends = (texts[verb.src], index, verb.among.value)
+        return _Pending(index, verb, slot, ends)
+
     def _ready(self) -> list[tuple[_Pending, ...]]:
         """Sets of pending verbs that can be carried out now."""
-        next_computes: dict[int, _Pending] = {}
-        for p in self.pending:
-            if isinstance(p.verb, Compute):
-                next_computes.setdefault(p.rank, p)
-        found: list[tuple[_Pending, ...]] = [(p,) for p in next_computes.values()]
-        receives = {}
-        for p in reversed(self.pending):
-            if isinstance(p.verb, Recv):
-                receives[self._peer(p, p.verb.src), p.rank, p.verb.among] = p
-        matched = set()
-        for p in self.pending:
-            if not isinstance(p.verb, Send):
-                continue
-            ends = (p.rank, self._peer(p, p.verb.dst), p.verb.among)
-            if ends not in matched:
-                matched.add(ends)
-                if ends in receives:
-                    found.append((p, receives[ends]))
+        computes: dict[int, tuple[_Pending, ...]] = {}
+        sends: dict[Any, _Pending] = {}
+        receives: dict[Any, _Pending] = {}
         heads: dict[int, _Pending] = {}
         for p in self.pending:
-            if not isinstance(p.verb, Compute | Send | Recv):
+            if p.ends is not None:
+                (sends if isinstance(p.verb, Send) else receives).setdefault(p.ends, p)
+            elif isinstance(p.verb, Compute):
+                computes.setdefault(p.rank, (p,))
+            else:
                 heads.setdefault(p.rank, p)
-        for among, texts in self.groups:
+        found = list(computes.values())
+        found += [(p, receives[ends]) for ends, p in sends.items() if ends in receives]
+        for among, texts in self.groups if heads else ():
             here = [heads[rank] for rank in texts if rank in heads]
             if len(here) == len(texts) and all(_among(p.verb) is among for p in here):
                 found.append(tuple(here))
         return found
-
-    def _peer(self, p: _Pending, rank: int) -> int:
-        """The text of a rank that a text names."""
-        return self._members(p.rank, _among(p.verb))[rank]
 
     def _members(self, index: int, among: Among) -> range:
         """The texts, that of ``index`` with them, that its verbs ``among`` some ranks are for."""
@@ -174,12 +177,6 @@ class _Driver:
             return range(rank, len(self.ranks), self.world)
         found = members(rank, self.world, self.ranks_per_host, among)
         return range(first + found.start, first + found.stop, found.step)
-
-    def _sent_bytes(self, verb: Verb, index: int) -> int:
-        if isinstance(verb, Compute):
-            return 0
-        texts = self._members(index, verb.among)
-        return sent_bytes(verb, texts.index(index), len(texts))
 
     def _carry_out(self, chosen: tuple[_Pending, ...]) -> None:
         first = chosen[0].verb

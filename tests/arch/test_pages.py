@@ -6,12 +6,12 @@ import ast
 import importlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
 
-from tests.arch.source import BESIDE, PACKAGE, ROOT, parsed
+from tests.arch.source import BESIDE, PACKAGE, ROOT, nodes_of
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
 """CHANGELOG.md is none of them: it tells what was."""
@@ -125,16 +125,16 @@ def leads_somewhere(name: str) -> bool:
 COMMENTS = {".py": r"#.*", ".pyi": r"#.*", ".cpp": r"//.*", ".h": r"//.*"}
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The docstrings of a Python file, those of fields and constants too."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
 
 
-def told(tree: ast.AST) -> Iterator[str]:
+def told(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The strings of a Python file that name another: errors and notes for users."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and ".py" in str(node.value):
             yield str(node.value)
 
@@ -149,9 +149,9 @@ def texts() -> dict[str, str]:
             code = path.read_text(encoding="utf-8")
             spoken = re.findall(COMMENTS[path.suffix], code)
             if path.suffix.startswith(".py"):
-                tree = parsed(code)
+                nodes = nodes_of(code)
                 is_test = ROOT / "tests" in path.parents
-                spoken += [*docstrings(tree), *(() if is_test else told(tree))]
+                spoken += [*docstrings(nodes), *(() if is_test else told(nodes))]
             found[path.relative_to(ROOT).as_posix()] = "\n".join(spoken)
     return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.bench import sparse
 from gradwire.bench.draws import IndexDraws, SetMeasures
 from gradwire.bench.sparse import SparseBench, run
 from gradwire.bench.sparse_rank import OWN, SCHEMES
 from gradwire.errors import InvalidSetting, UnknownName
+from tests.testbed.forked import fork_ranks
 
 
 @pytest.mark.parametrize(("overlap", "skew", "run_"), [(0.3, 5.0, 1), (0.6, 1.0, 16), (1.0, 8, 4)])
@@ -38,8 +40,9 @@ def test_draws_that_cannot_be() -> None:
 
 
 @pytest.mark.slow
-def test_every_scheme_runs_between_processes() -> None:
+def test_every_scheme_runs_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few elements that most parts are empty, in two messages: gloo carries nothing, too."""
+    fork_ranks(monkeypatch, sparse)
     draws = IndexDraws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)
     bench = SparseBench(draws=draws, repeats=1, pieces=2)
     rows = {str(row["name"]): row for row in run(bench, lambda done, what: None, timeout_s=120)}

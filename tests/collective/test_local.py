@@ -51,6 +51,27 @@ def test_sending_and_receiving_at_once_is_no_deadlock() -> None:
     assert outcome.sent_bytes == [16, 16]
 
 
+@pytest.mark.parametrize("together", [0, 1], ids=["sent at once", "received at once"])
+def test_no_message_overtakes_another(together: int) -> None:
+    """In the order that a rank asks for: the first that is sent is the first that is received."""
+
+    def text(rank: int) -> Steps[list[float]]:
+        if rank:
+            parts = [torch.empty(1) for _ in range(3)]
+            verbs: list[Send | Recv] = [Recv(0, part) for part in parts]
+        else:
+            parts = [torch.full((1,), float(number)) for number in range(3)]
+            verbs = [Send(1, part) for part in parts]
+        if rank == together:
+            yield tuple(verbs)
+        else:
+            yield from verbs
+        return [float(part) for part in parts]
+
+    for seed in range(3):
+        assert drive([text(0), text(1)], seed=seed).results == [[0.0, 1.0, 2.0]] * 2
+
+
 def test_a_rank_that_ends_early_is_named() -> None:
     def text(rank: int) -> Steps[None]:
         yield AllReduce(values(rank))

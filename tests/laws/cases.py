@@ -57,6 +57,13 @@ def pairs() -> tuple[Pair, ...]:
     return tuple(made)
 
 
+def kind_of(exchange: Exchange) -> tuple[type, ...]:
+    """The files that an exchange is of, whatever their settings."""
+    if isinstance(exchange, Pair):
+        return type(exchange.codec), type(exchange.collective)
+    return (type(exchange),)
+
+
 def name_of(exchange: object) -> str:
     """A short test id, the same in every process: functions have no addresses in it."""
     if isinstance(exchange, partial):

@@ -13,7 +13,7 @@ import gradwire as gw
 from gradwire.contract import Exchange, Member, State
 from gradwire.error_feedback import ErrorFeedback
 from gradwire.exchange import run_local
-from gradwire.laws import collectives, exchanges
+from gradwire.laws import collectives, exchanges, many_steps
 from gradwire.laws.cases import Case, states_of
 from gradwire.laws.tolerance import assert_near, largest
 from gradwire.local import drive
@@ -51,12 +51,16 @@ PAIRS = (
 )
 
 
+@pytest.mark.parametrize(
+    "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "many steps"]
+)
 @pytest.mark.parametrize("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
-def test_laws(place: int) -> None:
+def test_laws(place: int, are_long: bool) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     for number, law in enumerate(laws):
         ranks_per_host, case = CASES[(place + number) % len(CASES)]
-        law(TwoLevel(PAIRS[place], ranks_per_host), case)
+        if (law in many_steps.LAWS) is are_long:
+            law(TwoLevel(PAIRS[place], ranks_per_host), case)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from tests.planner.profiles import measured, profiles
 from tests.strategies import bounded
 
 from . import broken_sims as broken
-from .cases import name_of, own_exchanges, pairs
+from .cases import kind_of, name_of, own_exchanges, pairs
 from .sim_laws import (
     DENSE_LAWS,
     EXCHANGE_LAWS,
@@ -113,8 +113,19 @@ def simulated_once() -> Simulator:
     return simulate_once
 
 
-@pytest.mark.parametrize("num_draws", [2, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("exchange", [*pairs(), *VARIABLE, *own_exchanges()], ids=name_of)
+ALL = (*pairs(), *VARIABLE, *own_exchanges())
+KINDS = tuple({kind_of(made): made for made in (*pairs(), *own_exchanges())}.values())
+"""One of each kind."""
+
+
+@pytest.mark.parametrize(
+    ("exchange", "num_draws"),
+    [
+        *((made, 2) for made in ALL),
+        *(pytest.param(made, 6, marks=pytest.mark.slow) for made in KINDS),
+    ],
+    ids=name_of,
+)
 def test_exchange_laws(exchange: Exchange, num_draws: int) -> None:
     @bounded(num_draws)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
@@ -178,34 +189,44 @@ def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
     return plan.model_copy(update={"messages": tuple(messages), "exchanges": {"other": setting}})
 
 
-KINDS = (
-    *{(type(made.codec), type(made.collective)): made for made in pairs()}.values(),
-    *{type(made): made for made in own_exchanges()}.values(),
-)
-"""One of each kind: plans name no settings here."""
+def law_of_plans_through(
+    exchange: Exchange, profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool
+) -> None:
+    plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
+    if exchange.keeps_whole:  # then nothing may be cut
+        plan = wfbp(profile, cluster).model_copy(update={"credit": credit})
+    codecs = {_algorithm(exchange): MEASURED} if measured else {}
+    cluster = cluster.model_copy(update={"codecs": codecs})
+    for law in PLAN_LAWS:
+        law(simulate, _through(exchange, plan, every=every), profile, cluster)
 
 
-@pytest.mark.parametrize("num_draws", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", range(len(KINDS)), ids=lambda at: name_of(KINDS[at]))
+def test_plans_of_other_exchanges(place: int) -> None:
+    """Of one of each kind: plans name no settings here."""
+    law_of_plans_through(
+        KINDS[place],
+        PROFILE,
+        CLUSTER.model_copy(update={"num_ranks": (2, 3, 5)[place % 3]}),
+        credit=1 + place % 4,
+        every=1 + place % 2,
+        measured=place % 4 < 2,
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", KINDS, ids=name_of)
-def test_plans_of_other_exchanges(exchange: Exchange, num_draws: int) -> None:
-    @bounded(num_draws)
+def test_any_plans_of_other_exchanges(exchange: Exchange) -> None:
+    @bounded(6)
     @given(
         profile=profiles(largest=3000),
         cluster=several,
         credit=st.integers(1, 4),
         every=st.integers(1, 2),
-        is_measured=st.booleans(),
+        measured=st.booleans(),
     )
-    def hold(
-        profile: Profile, cluster: Cluster, credit: int, every: int, is_measured: bool
-    ) -> None:
-        plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
-        if exchange.keeps_whole:  # then nothing may be cut
-            plan = wfbp(profile, cluster).model_copy(update={"credit": credit})
-        codecs = {_algorithm(exchange): MEASURED} if is_measured else {}
-        cluster = cluster.model_copy(update={"codecs": codecs})
-        for law in PLAN_LAWS:
-            law(simulate, _through(exchange, plan, every=every), profile, cluster)
+    def hold(profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool) -> None:
+        law_of_plans_through(exchange, profile, cluster, credit, every, measured)
 
     hold()
 

@@ -11,7 +11,7 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import run_local
-from gradwire.laws import collectives, decoupled, exchanges, momentum
+from gradwire.laws import collectives, decoupled, exchanges, many_steps, momentum
 from gradwire.laws.cases import FEW, Case
 from gradwire.laws.tolerance import same_bits
 from gradwire.wrap.adapt import Adapted
@@ -136,8 +136,15 @@ WARMING = (
 """The law's few steps go through all stages; each law wraps them in error feedback itself."""
 
 
+def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
+    """A test for each law; those of many steps are slow, and others of their kind are above."""
+    slow = [pytest.param(law, marks=pytest.mark.slow) for law in laws if law in many_steps.LAWS]
+    brief = [law for law in laws if law not in many_steps.LAWS]
+    return pytest.mark.parametrize("law", [*brief, *slow], ids=lambda law: law.__name__)
+
+
 @pytest.mark.parametrize("exchange", WARMING, ids=repr)
-@pytest.mark.parametrize("law", exchanges.LAWS, ids=lambda law: law.__name__)
+@by_law(exchanges.LAWS)
 def test_warmup(law: Callable[..., None], exchange: Exchange) -> None:
     for case in (ALWAYS, rotated(WARMING.index(exchange) + exchanges.LAWS.index(law))):
         law(exchange, case)
@@ -160,7 +167,7 @@ ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
 @pytest.mark.parametrize("exchange", ADAPTED, ids=repr)
-@pytest.mark.parametrize("law", ADAPTED_LAWS, ids=lambda law: law.__name__)
+@by_law(ADAPTED_LAWS)
 def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
     law(exchange, rotated(ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)))
 

@@ -14,6 +14,7 @@ from gradwire.bench.likeness import LIKENESSES, draws_like
 from gradwire.errors import InvalidSetting, UnknownName
 from papers.zen import captured
 from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
+from tests.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +61,11 @@ def test_a_step_is_the_slowest_ranks_and_bytes_are_the_busiest_sides(shaped: boo
     assert row["time_vs_floor"] == (pytest.approx(4.0 / 1.5) if shaped else None)
 
 
-def test_every_scheme_averages_alike_among_hosts(tmp_path: Path) -> None:
+def test_every_scheme_averages_alike_among_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks themselves hold every mean to the all-reduce's."""
+    fork_ranks(monkeypatch, captured)
     bench = captured.CapturedBench(paths=(write(tmp_path / "a.npz", 2),), hosts=2, repeats=1)
     rows = captured.run(bench, lambda fraction, what: None, timeout_s=120.0)
     assert [row["scheme"] for row in rows] == ["dense", *SCHEMES]

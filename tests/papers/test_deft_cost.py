@@ -12,6 +12,7 @@ from gradwire.data.fit import LineFit
 from papers.deft import cost as deft_cost
 from papers.deft.setting import LSTM, Application
 from papers.frame import Ask, Findings
+from tests.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -89,9 +90,14 @@ def test_links_that_are_not_shaped_say_nothing() -> None:
     assert not unshaped.complete
 
 
-def test_a_run_for_real_counts_what_it_sends(tmp_path: Path) -> None:
+def test_a_run_for_real_counts_what_it_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_ranks(monkeypatch, deft_cost)
+
     def run(bench: deft_cost.Bench, app: Application, report: Any) -> Any:
-        small = bench._replace(sizes=TINY, hosts=2, repeats=1, budget_s=0.01)
+        short = (2**10, 2**12, 2**14)
+        small = bench._replace(sizes=TINY, hosts=2, repeats=1, budget_s=0.01, sizes_bytes=short)
         return deft_cost.measure(small, app, report)
 
     rows = deft_cost.cost(ASK, LSTM, run=run).rows

@@ -14,6 +14,7 @@ from papers.zen import training
 from papers.zen import training_model as model_of
 from papers.zen.training import PARTS, Part
 from tests.papers.zen_small import ask, claim_of
+from tests.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,7 @@ def test_every_scheme_trains_alike_for_real(
         return made(given, hosts, ranks)
 
     monkeypatch.setattr(training, "_measured_row", noted)
+    fork_ranks(monkeypatch, training)
     [row], _ = training.measured(ask(folder), part)
     assert row["kind"] == "measured"
     assert 0 < float(str(row["fraction_computing"])) < 1

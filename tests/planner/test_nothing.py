@@ -61,11 +61,18 @@ def test_plans_are_made_priced_and_explained(
     plan = planner(profile, cluster)
     assert math.isfinite(iteration_s(plan, profile, cluster))
     assert simulate(plan, profile, cluster, ranks="all").iteration_s >= 0
-    assert all(isinstance(one, str) for one in explain(plan, profile, cluster))
-    for row in alternatives(plan, profile, cluster):
-        assert float(str(row["speedup_vs_wfbp"])) > 0
+    places = ([*PROFILES.values()].index(profile), [*CLUSTERS.values()].index(cluster))
+    if (sum(places) + names("planner").index(name_of(planner))) % 2:  # others for the next planner
+        assert all(isinstance(one, str) for one in explain(plan, profile, cluster))
     for row in message_rows(plan, profile, cluster):
         assert 0 <= float(str(row["fraction_hidden"])) <= 1 + ROUNDING
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_a_plan_stands_beside_those_of_all_planners(profile: Profile, cluster: Cluster) -> None:
+    for row in alternatives(usbyte(profile, cluster), profile, cluster):
+        assert float(str(row["speedup_vs_wfbp"])) > 0
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)

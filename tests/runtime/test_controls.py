@@ -161,10 +161,8 @@ def account(
 @pytest.mark.parametrize(
     ("where", "skipped"),
     [
-        ("plain", NUM_STEPS),
         ("plain", 12),  # while residuals are delivered
         ("ddp", NUM_STEPS),
-        ("hosts", NUM_STEPS),
         ("hosts", 12),
         ("ddp on hosts", NUM_STEPS),
     ],

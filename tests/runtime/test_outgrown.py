@@ -94,9 +94,9 @@ def warnings_of(rank: int, world: int, exchange: Exchange, num_steps: int) -> li
 
 
 @pytest.mark.multi
-def test_a_run_is_warned_once_and_a_sound_one_never(four: Ranks) -> None:
-    for found in four.run(warnings_of, gw.with_error_feedback(keeps_all()), 256):
+def test_a_run_is_warned_once_and_a_sound_one_never(two: Ranks) -> None:
+    for found in two.run(warnings_of, gw.with_error_feedback(keeps_all()), 256):
         [warning] = found
         assert "times the norm of its gradient" in warning
         assert "after 128 steps" in warning
-    assert four.run(warnings_of, gw.exchange_for(gw.compress.onebit()), 128) == [[]] * 4
+    assert two.run(warnings_of, gw.exchange_for(gw.compress.onebit()), 128) == [[]] * 2

@@ -8,10 +8,12 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
-    CHOSEN,
+    DENSE,
     EXCHANGES,
+    ONEBIT,
     OPTIMIZERS,
     SMALL_MB,
+    TOPK,
     Net,
     ddp,
     digest,
@@ -55,9 +57,15 @@ def test_ddp_with_adamw(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange, True, "adamw")
 
 
-@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
 @pytest.mark.parametrize(
-    ("wrapped", "optimizer"), [(False, "adamw"), (True, "momentum")], ids=["module", "ddp"]
+    ("exchange", "wrapped", "optimizer"),
+    [
+        (DENSE, True, "momentum"),
+        (ONEBIT, True, "momentum"),
+        (ONEBIT, False, "adamw"),
+        (TOPK, False, "adamw"),
+    ],
+    ids=lambda one: named(one) if isinstance(one, Exchange) else str(one),
 )
 def test_four_ranks_with_the_other_optimizer(
     exchange: Exchange, wrapped: bool, optimizer: str, four: Ranks

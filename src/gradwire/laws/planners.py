@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import Plan
@@ -18,14 +20,16 @@ def law_every_element_is_sent_once(planner: Planner, profile: Profile, cluster: 
     """
     plan = planner(profile, cluster)
     check(plan, profile)
-    sent = {t.name: [0] * t.numel for layer in profile.layers for t in layer.tensors}
+    numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+    sent = {name: torch.zeros(numel, dtype=torch.int32) for name, numel in numels.items()}
     for message in plan.messages:
         must(bool(message.chunks), "a message is empty")
         for chunk in message.chunks:
-            for element in range(chunk.start, chunk.stop):
-                sent[chunk.tensor][element] += 1
-    for name, counts in sent.items():
-        must(set(counts) <= {1}, f"{name}: elements sent {sorted(set(counts))} times")
+            must(0 <= chunk.start <= chunk.stop <= numels[chunk.tensor], f"{chunk} is no range")
+            sent[chunk.tensor][chunk.start : chunk.stop] += 1
+    for name, counts_N in sent.items():
+        counts = set(counts_N.tolist())
+        must(counts <= {1}, f"{name}: elements sent {sorted(counts)} times")
 
 
 def law_same_facts_same_plan(planner: Planner, profile: Profile, cluster: Cluster) -> None:
