@@ -11,7 +11,7 @@ from gradwire.errors import InvalidSetting
 
 
 def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:
-    assert AutoBench(fidelity="exact").others == ("none",)
+    assert AutoBench(fidelity="exact").others == ("none", "lossless")
     assert AutoBench(fidelity="half").others == ("none", "cast16")
     assert AutoBench(singles=("int8",)).others == ("none", "int8")
 

@@ -78,6 +78,15 @@ def test_rates_are_tuned_on_the_fastest_link_alone(asked: list[dict[str, Any]]) 
     assert [(row["name"], row["times_rate"]) for row in rows] == [(DDP, 2.0), ("int8", 0.5)] * 2
 
 
+def test_a_row_says_which_peer_is_not_there(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_links, "is_there", lambda name, folders: name == "peer-demo")
+    rows = run(bench(("peer-demo", "peer-powersgd"), learning_rates=3), nothing).rows
+    assert [row["name"] for row in rows[:3]] == [DDP, "peer-demo", "peer-powersgd: not installed"]
+    assert [name for name, _ in asked[-1]["entrants"]] == [DDP, "peer-demo"]
+
+
 def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
     points = [Point(0, 0, 0, 5.0), Point(10, 1, 8, 3.0), Point(20, 2, 16, 4.0)]
     assert reached(points, 3.5) == Point(7.5, 0.75, 6.0, 3.5)

@@ -151,6 +151,19 @@ def test_a_fidelity_admits_no_more_than_it_says(fidelity: str) -> None:
     assert bool(used) is (fidelity != "exact")
 
 
+def test_the_very_bits_are_coded_only_where_that_pays() -> None:
+    """At 10 Mbit fewer bytes are worth an encode of 400 MB a second; at 100 Mbit they are not."""
+    line = LineFit(alpha_s=2e-5, per_unit_s=1e-8)
+    codecs = {"lossless": CodecFit(encode=line, decode=line, merge=line)}
+    profile = catalogue.load("vgg16")
+    used = []
+    for rate in (10 * MBIT, 10_000 * MBIT):
+        cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, codecs=codecs)
+        used.append(compressors(auto(profile, cluster, fidelity="exact")))
+    assert used == [{"lossless"}, set()]
+    assert "lossless" not in admitted("any", cluster).exchanges
+
+
 def test_what_needs_error_feedback_gets_it() -> None:
     exchanges = admitted("any", cluster_of()).exchanges
     found = {name for name, one in exchanges.items() if one.error_feedback}

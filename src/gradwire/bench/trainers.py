@@ -6,7 +6,6 @@ Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a func
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,44 +29,11 @@ from ..runtime.local_steps import local_steps
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
+from .peers import PEERS, RANK, joined
+from .trainer import Trainer
 
 PERIOD = 20
 """Local steps between two averages of parameters, where a method takes local steps."""
-RANK = 4
-"""The rank of torch's PowerSGD: that of gradwire's default."""
-
-
-@dataclass
-class Trainer:
-    """A model in training on this rank, a step at a time.
-
-    ``model`` is what is called, ``plain`` what is scored: the module within DDP.
-    """
-
-    task: TrainingTask
-    model: nn.Module
-    plain: nn.Module
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    after_step: Callable[[], None] = lambda: None
-    steps_done: int = 0
-
-    def __post_init__(self) -> None:
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
-
-    def step(self) -> None:
-        """Takes one step on this rank's batch."""
-        task, factor = self.task, self.schedule(self.steps_done)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = factor * rate
-        batch = task.batch(self.steps_done, dist.get_rank(), dist.get_world_size())
-        self.optimizer.zero_grad()
-        task.loss(self.model, *batch).backward()  # type: ignore[no-untyped-call]
-        if task.max_norm is not None:
-            nn.utils.clip_grad_norm_(self.plain.parameters(), task.max_norm)
-        self.optimizer.step()
-        self.after_step()
-        self.steps_done += 1
 
 
 Start = Callable[[TrainingTask, int], Trainer]
@@ -75,9 +41,12 @@ Start = Callable[[TrainingTask, int], Trainer]
 
 
 def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
-    """The trainer of a name in ``OTHERS``, or of a method of ``bench.methods``."""
+    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``bench.methods``."""
     if name in OTHERS:
         return OTHERS[name](task, num_steps)
+    if name in PEERS:
+        plain = _first_values(task)
+        return joined(name, _trainer(task, plain, plain, num_steps), PERIOD)
     recipe = method(name)(task, num_steps)
     plain = _first_values(task)
     attach(plain, recipe.exchange)
@@ -86,12 +55,14 @@ def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
 
 def check_trainer(name: str) -> None:
     """Raises ``InvalidSetting`` for a name of no trainer."""
-    if name in OTHERS:
+    if name in OTHERS or name in PEERS:
         return
     try:
         method(name)
     except InvalidSetting as error:
-        raise invalid("method", name, f"{', '.join(OTHERS)} or a method", str(error)) from None
+        raise invalid(
+            "method", name, f"{', '.join((*OTHERS, *PEERS))} or a method", str(error)
+        ) from None
 
 
 def _first_values(task: TrainingTask) -> nn.Module:

@@ -20,11 +20,12 @@ from ..report.table import Row
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..units import format_rate
+from .peers import PEERS, is_there
 from .tasks import make_task
 from .trainers import DDP, OTHERS, PERIOD, check_trainer
 from .training import TrainBench
 
-METHODS = (*OTHERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd")
+METHODS = (*OTHERS, *PEERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd")
 """The trainers that are compared unless others are named."""
 
 
@@ -42,13 +43,15 @@ class TrainingOnLinks:
     """Settings of ``bench train --rate``: ``bench`` with ``ranks`` hosts, on links of each rate.
 
     The goal is DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
-    fastest link, by the loss of the first seed after the last step.
+    fastest link, by the loss of the first seed after the last step. ``peers`` are folders that
+    packages of others are imported from; a row says which are not there.
     """
 
     bench: TrainBench
     rates_bytes_per_s: tuple[float, ...]
     goal_step: int
     score_every: int = PERIOD
+    peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.rates_bytes_per_s:
@@ -67,6 +70,12 @@ class TrainingOnLinks:
     def methods(self) -> tuple[str, ...]:
         """The names of all trainers, DDP first."""
         return (DDP, *(name for name in self.bench.trained or METHODS if name != DDP))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The peers among them whose packages are not there."""
+        asked = (name for name in self.methods if name in PEERS)
+        return tuple(name for name in asked if not is_there(name, self.peers))
 
 
 @dataclass(frozen=True)
@@ -93,19 +102,21 @@ def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) ->
         report((done + fraction) / total, what)
 
     for task, optimizer in kinds:
-        entrants: list[Entrant] = [(m, f) for m in links.methods for f in bench.factors]
+        trained = [name for name in links.methods if name not in links.missing]
+        entrants: list[Entrant] = [(m, f) for m in trained for f in bench.factors]
         for rate in rates:
             found: list[list[list[Point]]] = []
             for seed in range(bench.seeds):
-                trained, link = _trained(
+                of_seed, link = _trained(
                     links, task, optimizer, rate, seed, entrants, part, timeout_s
                 )
-                if len(entrants) > len(links.methods):
-                    entrants, trained = _best(links.methods, entrants, trained)
-                found.append(trained)
+                if len(entrants) > len(trained):
+                    entrants, of_seed = _best(trained, entrants, of_seed)
+                found.append(of_seed)
                 done += 1
             kind = {"task": task, "optimizer": optimizer, "link": link}
             rows += [{**kind, **row} for row in _rows(links, entrants, found)]
+            rows += [{**kind, "name": f"{name}: not installed"} for name in links.missing]
             names = [name for name, _ in entrants]
             points[", ".join(kind.values())] = dict(zip(names, found[0], strict=True))
     return LinksResult(rows, points)
@@ -129,6 +140,7 @@ def _trained(
         "steps": links.bench.steps,
         "score_every": links.score_every,
         "entrants": entrants,
+        "peers": links.peers,
     }
     with open_hosts(Testbed(hosts=links.bench.ranks, rate_bytes_per_s=rate)) as hosts:
         results = run_ranks(

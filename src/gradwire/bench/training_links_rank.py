@@ -6,6 +6,7 @@ clock stands still, and no byte is counted, while models are scored.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report
 from .tasks import make_task
-from .trainers import Trainer, start
+from .trainer import Trainer
+from .trainers import start
 
 
 def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
@@ -25,6 +27,7 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     loss.
     """
     torch.set_num_threads(1)
+    sys.path += settings["peers"]
     steps, every, entrants = settings["steps"], settings["score_every"], settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(one)] for one in trainers]

@@ -87,6 +87,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
     ] = None,
+    peers: Annotated[list[Path] | None, typer.Option(help="A folder of peers' packages.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over seconds.
@@ -104,8 +105,8 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    if rate or goal_step is not None or out is not None:
-        _train_on_links(settings, rate or [], goal_step, out, as_json)
+    if rate or goal_step is not None or out is not None or peers:
+        _train_on_links(settings, rate or [], goal_step, peers or [], out, as_json)
         return
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
@@ -117,6 +118,7 @@ def _train_on_links(
     settings: training_bench.TrainBench,
     rates: list[str],
     goal_step: int | None,
+    peers: list[Path],
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -125,6 +127,7 @@ def _train_on_links(
         bench=settings,
         rates_bytes_per_s=tuple(map(parse_rate, rates)),
         goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
+        peers=tuple(str(folder.absolute()) for folder in peers),
     )
     with progress("bench train", total=1) as advance:
         outcome = training_links.run(links, Fractions(advance))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .graddrop import graddrop as graddrop
     from .hardthreshold import hardthreshold as hardthreshold
     from .int8 import int8 as int8
+    from .lossless import lossless as lossless
     from .none import none as none
     from .nonzero import nonzero as nonzero
     from .oktopk import oktopk as oktopk

@@ -4,6 +4,7 @@
 bench train``: held-out loss over that of dense training, every compressor with its default settings
 through the collective that suits it, matrices only. So that is what a planner admits: a compressor
 with its defaults, its suited collective and the error feedback that it asks for, for matrices.
+``EXACT`` needs no such evidence.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ LOSS_OVER_DENSE = {"cast16": 1.00, "fp8": 1.00, "int8": 1.00, "uniform": 1.00, "
 
 In the other trainings there qsgd and uniform end up to 3 % behind."""
 
-MOST_ERROR: dict[str, float] = {"exact": 0.0, "half": 0.01, "safe": 0.75, "any": inf}
+MOST_ERROR: dict[str, float] = {"exact": 0.01, "half": 0.01, "safe": 0.75, "any": inf}
 """The most that a step's means may be off those of dense training, as a share of their norm.
 
+Without any loss sums are still made in another order, and those of bfloat16 are rounded to it.
 In the first 25 steps of the tasks of ``gradwire bench train`` (GPT under AdamW, the others under
 SGD, four ranks), the worst mean of a message of matrices was off by 0.0035 with cast16, 0.29 with
 fp8, 0.21 with int8, 0.38 with qsgd and 0.49 with uniform; the average by 0.003 to 0.3.
@@ -37,8 +39,13 @@ fp8, 0.21 with int8, 0.38 with qsgd and 0.49 with uniform; the average by 0.003 
 HALF = ("cast16",)
 """Compressors that send the gradient itself, in 16 bits."""
 
-LOSSLESS = ("none", "nonzero")
-"""Compressors that are no choice: what they send is dense training, by more bytes or by as many."""
+EXACT = ("lossless",)
+"""Compressors that send the very bits, by fewer bytes. Where a fidelity admits more, those of
+``HALF`` send less in less time."""
+
+NO_CHOICE = ("none", "nonzero", *EXACT)
+"""Compressors that "any" need not look at: what they send is dense training, by more bytes or by as
+many, or ``EXACT``."""
 
 
 class AdmittedExchanges(NamedTuple):
@@ -60,13 +67,13 @@ def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
         accepted = ", ".join(map(repr, FIDELITIES))
         raise invalid("fidelity", fidelity, accepted, "leave it out for 'safe'")
     wanted: dict[str, tuple[str, ...]] = {
-        "exact": (),
+        "exact": EXACT,
         "half": HALF,
         "safe": tuple(LOSS_OVER_DENSE),
         "any": tuple(
             name
             for name in dict.fromkeys((*LOSS_OVER_DENSE, *names("compress")))
-            if name not in LOSSLESS
+            if name not in NO_CHOICE
         ),
     }
     exchanges = {name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs}

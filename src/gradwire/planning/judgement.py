@@ -104,7 +104,7 @@ class Judgement:
     def _dense(self) -> Iterator[str]:
         dense = self.survey.dense
         yield (
-            f"Without loss the fastest is {dense.name}: {format_seconds(dense.seconds)}, "
+            f"Uncompressed the fastest is {dense.name}: {format_seconds(dense.seconds)}, "
             f"{_shape(dense.plan)}."
         )
 

@@ -1,0 +1,152 @@
+"""lossless: fewer bytes for the very same bits: exponents in prefix codes, all else as it is.
+
+Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few values, and
+    take Huffman's codes; the bits below them are noise, and stay as they are.
+Differences: the codes of a block of 4096 elements are made from powers of two (Shannon's), of which
+    what is left over is given to those that gain most. They need no tree, and have at most 12 bits.
+    A block whose codes would be no shorter sends its exponents as they are. float16 and float64
+    travel as they are.
+Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of each
+    element, codes uint8 of at most N (``kernels/exponents.py`` describes them) -> at most
+    4 * ceil(N / 4096) + N * itemsize bytes. Gradients of three models of text took 27.0 to 27.9
+    bits of the 32 of an element of float32, 11.0 to 11.6 of the 16 of bfloat16; those of a
+    convolutional network, of which nine in ten are 0, 25.3 and 9.4.
+State: none. Contributed: the gradient, as ``none`` sends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..bounds import check_prescale
+from ..contract import Compressor, Layout, State, Traits
+from ..kernels.exponents import BLOCK, CodedExponents, decode_exponents, encode_exponents
+from ..payload import Field, Format, Payload
+from ..spec import TensorSpec, spec_of
+from .none import none
+
+_CODED = (torch.float32, torch.bfloat16)
+TYPICAL_BITS = 3
+"""The bits that an exponent usually takes, in sizes that plans and predictions count with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class lossless(Compressor):
+    """Sends gradients of float32 and bfloat16 in fewer bytes, and without any loss.
+
+    ``prescale`` is that of ``none``, whose values travel: exchanges set it to 1/W. So the mean has
+    the bits that ``none`` has through the same collective.
+
+    >>> codec, grad_N = lossless(), torch.arange(4096) / 64
+    >>> payload, _ = codec.encode(None, grad_N)
+    >>> torch.equal(codec.decode(payload, torch.empty(4096)), grad_N)
+    True
+    >>> payload.size_bytes < 0.85 * 4 * 4096
+    True
+    """
+
+    prescale: float = 1.0
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.PACKED, lossless=True, exact_size=False, unbiased=True, contraction=True
+    )
+
+    def __post_init__(self) -> None:
+        check_prescale("lossless prescale", self.prescale)
+
+    def for_world(self, world: int, rank: int = 0) -> lossless:
+        return replace(self, prescale=1 / world)
+
+    def format(self, spec: TensorSpec) -> Format:
+        return _holding(spec, spec.numel)
+
+    def typical(self, spec: TensorSpec) -> Format:
+        return _holding(spec, -(-spec.numel * TYPICAL_BITS // 8))
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        num_codes = size_bytes - _holding(spec, 0).size_bytes
+        if spec.dtype not in _CODED or not 0 <= num_codes <= spec.numel:
+            return super().received(spec, size_bytes)  # of one size, or of none
+        return _holding(spec, num_codes)
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        spec = spec_of(grad_N)
+        if spec.dtype not in _CODED:
+            return self._dense.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
+        value_N, factor = grad_N.contiguous(), self.prescale
+        if residual_N is not None or (spec.dtype != torch.float32 and factor != 1.0):
+            sent, _ = self._dense.encode(state, grad_N, residual_N=residual_N)
+            value_N, factor = sent["values"], 1.0
+        room = Payload.empty(self.format(spec), buffer, grad_N.device)
+        num_codes = encode_exponents(value_N, _coded(room), factor)
+        form = _holding(spec, num_codes)
+        assert room.buffer is not None
+        held = room.buffer[: form.size_bytes]
+        return Payload(form, held if buffer is not None else held.clone()), state
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        dtype, factor = _dtype(payload), scale / self.prescale
+        is_direct = out_N.dtype == torch.float32 or (out_N.dtype == dtype and factor == 1.0)
+        if dtype is None or not is_direct or not out_N.is_contiguous():
+            return self._dense.decode(_plain(payload, out_N.numel()), out_N, scale=scale)
+        decode_exponents(_coded(payload), out_N, factor)
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        is_direct = sum_N.dtype == torch.float32 and scale == self.prescale
+        if _dtype(payload) is None or not is_direct or not sum_N.is_contiguous():
+            self._dense.merge(_plain(payload, sum_N.numel()), sum_N, scale=scale)
+        else:
+            decode_exponents(_coded(payload), sum_N, add=True)
+
+    @property
+    def _dense(self) -> none:
+        """The compressor whose values travel."""
+        return none(prescale=self.prescale)
+
+
+def _holding(spec: TensorSpec, num_codes: int) -> Format:
+    """The layout of a payload whose exponents take so many bytes."""
+    if spec.dtype not in _CODED:
+        return none().format(spec)
+    sizes = Field("sizes", torch.int32, -(-spec.numel // BLOCK))
+    low = (Field("low", torch.int16, spec.numel),) if spec.dtype == torch.float32 else ()
+    rest, codes = Field("rest", torch.uint8, spec.numel), Field("codes", torch.uint8, num_codes)
+    return Format((sizes, *low, rest, codes))
+
+
+def _dtype(payload: Payload) -> torch.dtype | None:
+    """The dtype of the values whose exponents are coded; None where they travel as they are."""
+    names = {field.name for field in payload.format}
+    if "codes" not in names:
+        return None
+    return torch.float32 if "low" in names else torch.bfloat16
+
+
+def _coded(payload: Payload) -> CodedExponents:
+    low_N = payload["low"] if _dtype(payload) == torch.float32 else None
+    return CodedExponents(low_N, payload["rest"], payload["sizes"], payload["codes"])
+
+
+def _plain(payload: Payload, numel: int) -> Payload:
+    """The payload that ``none`` makes of the same values."""
+    dtype = _dtype(payload)
+    if dtype is None:
+        return payload
+    assert payload.buffer is not None
+    found = Payload.empty(none().format(TensorSpec("", numel, dtype)), None, payload.buffer.device)
+    decode_exponents(_coded(payload), found["values"])
+    return found
+
+
+EXAMPLES = (lossless(),)

@@ -1,0 +1,209 @@
+"""Peers of bench train: small packages with the interfaces of DeMo, PowerSGD, GRACE, Accelerate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.bench import peers, trainer
+from gradwire.bench.peers import PEERS, is_there
+from gradwire.bench.tasks import make_task
+from gradwire.bench.trainer import Trainer
+from gradwire.bench.trainers import check_trainer, start
+from gradwire.bench.training import TrainBench
+from gradwire.bench.training_links import TrainingOnLinks
+from gradwire.errors import InvalidSetting
+
+SOURCES = {
+    "demo.py": """
+import torch
+
+class DeMo(torch.optim.SGD):
+    def __init__(self, params, compression_decay=0.999, compression_topk=32,
+                 compression_chunk=64, weight_decay=0.0, process_group=None, **kwargs):
+        super().__init__(params, **kwargs)
+""",
+    "powersgd/__init__.py": """
+from typing import NamedTuple
+
+class Config(NamedTuple):
+    rank: int
+    min_compression_rate: float = 2
+    num_iters_per_step: int = 1
+    start_compressing_after_num_steps: int = 100
+
+class PowerSGD:
+    def __init__(self, params, config):
+        self.params, self.config, self.seen = list(params), config, []
+
+    def aggregate(self, gradients):
+        self.seen.append([gradient.clone() for gradient in gradients])
+        for gradient in gradients:
+            gradient.mul_(0.5)
+        return [gradient.clone() for gradient in gradients]
+""",
+    "grace_dl/__init__.py": "",
+    "grace_dl/dist/__init__.py": "",
+    "grace_dl/dist/helper.py": """
+class Allgather:
+    def step(self, tensor, name):
+        return 0.0 * tensor
+
+def grace_from_params(params):
+    assert params["compressor"] == "topk" and params["memory"] == "residual"
+    assert params["communicator"] == "allgather" and params["world_size"] == 1
+    return Allgather()
+""",
+    "accelerate/__init__.py": """
+class Accelerator:
+    def __init__(self, cpu=False):
+        assert cpu
+
+    def prepare_model(self, model):
+        return model
+""",
+    "torchft/__init__.py": "",
+    "torchft/local_sgd.py": """
+class LocalSGD:
+    def __init__(self, manager, model, optimizer, sync_every):
+        self.manager, self.model, self.optimizer = manager, model, optimizer
+
+    def __enter__(self):
+        self.optimizer.register_step_post_hook(self.sync)
+        return self
+
+    def sync(self, *_):
+        manager = self.manager
+        manager.disallow_state_dict_read()
+        manager.allow_state_dict_read()
+        manager.start_quorum()
+        for param in self.model.parameters():
+            manager.allreduce(param.data, should_quantize=False).wait()
+        assert manager.should_commit()
+        self.model.step = manager.current_step()
+
+class DiLoCo(LocalSGD):
+    def __init__(self, manager, model_fragments, inner_optimizer, outer_optimizer, sync_every):
+        assert not manager._use_async_quorum
+        manager.register_state_dict_fn("fragment", None, None)
+        super().__init__(manager, model_fragments[0], inner_optimizer, sync_every)
+""",
+    "accelerate/local_sgd.py": """
+class LocalSGD:
+    def __init__(self, accelerator, model, local_sgd_steps, enabled=True):
+        self.num_steps = -1000
+
+    def __enter__(self):
+        self.num_steps = 0
+        return self
+
+    def step(self):
+        self.num_steps += 1
+""",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder with all packages, of which a process alone imports."""
+    for name, text in SOURCES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    packages = {name.partition("/")[0].removesuffix(".py") for name in SOURCES}
+
+    def known() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] in packages]
+
+    for name in known():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(trainer.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(trainer.dist, "get_world_size", lambda: 1)
+    yield str(tmp_path)
+    for name in known():
+        del sys.modules[name]
+
+
+def trained(name: str, num_steps: int = 1, task: str = "gpt") -> tuple[Trainer, list[torch.Tensor]]:
+    """A peer's trainer after some steps, and where its parameters began."""
+    made = start(name, make_task(task, "sgd"), 20)
+    first = [param.detach().clone() for param in made.plain.parameters()]
+    for _ in range(num_steps):
+        made.step()
+    return made, first
+
+
+def moved(made: Trainer, first: list[torch.Tensor]) -> bool:
+    pairs = zip(made.plain.parameters(), first, strict=True)
+    return any(not torch.equal(param, before) for param, before in pairs)
+
+
+def test_demo_is_the_optimizer(folder: str) -> None:
+    made, first = trained("peer-demo")
+    assert type(made.optimizer).__name__ == "DeMo"
+    assert moved(made, first)
+    with pytest.raises(InvalidSetting, match="matrices and vectors"):
+        trained("peer-demo", task="convnet")
+
+
+def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:
+    made, _ = trained("peer-powersgd", 2, "convnet")
+    aggregator = made.after_backward.__closure__[0].cell_contents  # type: ignore[union-attr]
+    first, second = aggregator.seen
+    means = [param.grad for param in made.plain.parameters()]
+    assert all(torch.equal(mean, 0.5 * whole) for mean, whole in zip(means, second, strict=True))
+    made, _ = trained("peer-powersgd", task="convnet")
+    batch = made.task.batch(1, 0, 1)
+    made.optimizer.zero_grad()
+    made.task.loss(made.model, *batch).backward()  # type: ignore[no-untyped-call]
+    for whole, before, param in zip(second, first, made.plain.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(whole, 0.5 * before + param.grad)
+
+
+def test_grace_takes_a_gradient_by_its_name(folder: str) -> None:
+    made, first = trained("peer-grace-topk")
+    assert not moved(made, first), "its means are 0 here"
+
+
+def test_accelerate_counts_steps_within_its_context(folder: str) -> None:
+    made, first = trained("peer-accelerate", 2)
+    assert made.after_step.__self__.num_steps == 2  # type: ignore[attr-defined]
+    assert moved(made, first)
+
+
+@pytest.mark.parametrize("name", ["peer-torchft-local_sgd", "peer-torchft-diloco"])
+def test_torchft_gets_means_and_leave_to_commit(
+    folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_reduce(tensor: torch.Tensor, async_op: bool) -> torch.futures.Future[None]:
+        tensor.mul_(2)  # this rank and another one that holds the same
+        done = torch.futures.Future[None]()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(peers.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(peers.dist, "all_reduce", all_reduce)
+    made, _ = trained(name, 2)
+    assert made.plain.step == 2
+    alone, _ = trained("peer-accelerate", 2)
+    pairs = zip(made.plain.parameters(), alone.plain.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_peers_that_are_not_there_are_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(is_there(name, ()) for name in PEERS)
+    monkeypatch.setattr(sys, "path", [])
+    assert not any(is_there(name, ()) for name in PEERS)
+    settings = TrainBench(steps=40, trained=("topk", *PEERS))
+    links = TrainingOnLinks(bench=settings, rates_bytes_per_s=(1e9,), goal_step=20)
+    assert links.missing == tuple(PEERS)
+    given = TrainingOnLinks(bench=settings, rates_bytes_per_s=(1e9,), goal_step=20, peers=(folder,))
+    assert given.missing == ()
+    for name in PEERS:
+        check_trainer(name)
