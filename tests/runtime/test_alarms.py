@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from gradwire.errors import RankFailed
 from gradwire.runtime import pulse
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.lanes import Task
+from gradwire.runtime.membership import Membership
 from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.verbs import Among
 from tests.runtime.ranks import Ranks
@@ -218,3 +223,22 @@ def test_a_pulse_that_breaks_ends_the_run_with_what_broke_it(doomed: Ranks) -> N
     for rank in (0, 1, 3):
         assert found[rank][:2] == ("RankFailed", (2,))
         assert "the pulse of rank 2 of 4 ended by TypeError" in found[rank][2]
+
+
+def test_the_first_who_gives_up_waiting_tells_the_others() -> None:
+    """They have no reason to wait on, and its process may hold the store, and end."""
+    store, found = dist.HashStore(), {}
+
+    def share(rank: int, timeout: timedelta) -> None:
+        try:
+            Membership("three", rank, 3)._shared(store, "", timeout, "attach", None)
+        except RankFailed as error:
+            found[rank] = error.ranks
+
+    limits = timedelta(seconds=0.1), timedelta(hours=1)
+    threads = [threading.Thread(target=share, args=one, daemon=True) for one in enumerate(limits)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {0: (2,), 1: (2,)}
