@@ -21,7 +21,7 @@ VICTIM = 2
 
 
 def accident(kind: str, point: str = "verb") -> Accident:
-    return Accident(0, "plain", kind, (VICTIM,), point, "before", 2, 0.0, 0.0, 0.0, 5.0)
+    return Accident(0, "plain", kind, (VICTIM,), point, "before", 2, 0.0, 0.0, 0.0, 5.0, 1)
 
 
 def lost(ranks: tuple[int, ...] = (VICTIM,), step: int = 2, end_s: float = 3.0) -> Ending:
@@ -31,7 +31,7 @@ def lost(ranks: tuple[int, ...] = (VICTIM,), step: int = 2, end_s: float = 3.0) 
 def aftermath(*endings: Ending | None, **changed: object) -> Aftermath:
     """A trial that was struck at 0 s, whose processes have ended but for those that never said."""
     codes = tuple(None if ending is None else 0 for ending in endings)
-    return Aftermath((0.0,), endings, codes, ("",) * WORLD)._replace(**changed)  # type: ignore[arg-type]
+    return Aftermath({VICTIM: 0.0}, endings, codes, ("",) * WORLD)._replace(**changed)  # type: ignore[arg-type]
 
 
 KILLED = aftermath(lost(), lost(), None, lost(step=3))
@@ -53,7 +53,7 @@ KILLED = aftermath(lost(), lost(), None, lost(step=3))
         ("kill", aftermath(lost(), lost(step=4), None, lost()), {"apart"}),
         ("kill", aftermath(lost(), lost(end_s=10.1), None, lost()), {"late"}),
         ("kill", KILLED._replace(exit_codes=(0, None, None, 0)), {"left"}),
-        ("kill", KILLED._replace(struck_s=()), {"not_struck"}),
+        ("kill", KILLED._replace(struck_s={}), {"not_struck"}),
         (
             "kill",
             aftermath(lost(), Ending("ValueError", False, (), -1, "", 3.0, 0), None, lost()),

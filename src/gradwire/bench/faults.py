@@ -59,7 +59,7 @@ class FaultsBench:
     """The settings of ``bench faults``; ``at_once`` trials run at one time.
 
     ``only`` are the kinds of faults that are drawn (all where it is empty), ``number`` a single
-    trial that is to be repeated, ``timeout_s`` the time-out that the ranks attach with.
+    trial that is to be repeated. The ranks attach with ``timeout_s`` and ``check_every``.
     """
 
     trials: int
@@ -69,6 +69,7 @@ class FaultsBench:
     ways: tuple[str, ...] = ()
     number: int | None = None
     timeout_s: float = 5.0
+    check_every: int | None = 1
 
     def __post_init__(self) -> None:
         check_whole("trials", self.trials, "write --trials 24")
@@ -84,12 +85,12 @@ class FaultsBench:
 class Aftermath(NamedTuple):
     """The outcome of a trial, before it is judged.
 
-    ``struck_s`` are the times at which the fault struck, ``endings`` how each rank's training
+    ``struck_s`` are the times at which the fault struck, by rank, ``endings`` how each training
     ended (None for one that did not say), ``exit_codes`` those of its processes, None for one that
     had to be killed though its training had ended. ``last_lines`` are the ends of their output.
     """
 
-    struck_s: tuple[float, ...]
+    struck_s: dict[int, float]
     endings: tuple[Ending | None, ...]
     exit_codes: tuple[int | None, ...]
     last_lines: tuple[str, ...]
@@ -129,6 +130,7 @@ def accident_of(settings: FaultsBench, number: int) -> Accident:
         verb=draw.random(),
         bit=draw.random(),
         timeout_s=settings.timeout_s,
+        check_every=settings.check_every,
     )
 
 
@@ -213,6 +215,10 @@ def most_likely(count: int, trials: int) -> float:
 def judge(accident: Accident, seen: Aftermath) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
     wrong: dict[str, str] = {}
+    if not seen.struck_s:
+        return Flaws({"not_struck": _COLUMNS["not_struck"]}, None)
+    # One of two victims may meet the end of the other before the fault strikes it.
+    accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
     dead = set(accident.victims) - set(accident.victims if accident.kind in WHOLE else ())
     if accident.kind == "size":  # gloo ends the process that receives more than it asked for
         dead = {rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT}
@@ -225,9 +231,6 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     for rank, one in errors.items():
         if not one.is_ours:
             wrong["raw"] = f"rank {rank} raised {one.error}: {one.text}"
-    if len(seen.struck_s) < len(accident.victims):
-        wrong["not_struck"] = _COLUMNS["not_struck"]
-        return Flaws(wrong, None)
     wrong.update(_of_naming(accident, found, errors, dead))
     if len({one.digest for one in found.values()}) > 1 and not errors:
         wrong["diverged"] = _COLUMNS["diverged"]
@@ -240,7 +243,7 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
             wrong["left"] = f"rank {rank} stayed though its training had ended"
     detect_s = None
     if errors:
-        detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s)
+        detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s.values())
         if detect_s > accident.timeout_s + GRACE_S:
             wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s)
@@ -290,7 +293,7 @@ class _Watched:
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
         self._endings: list[Ending | None] = [None] * WORLD
-        self._struck_s: list[float] = []
+        self._struck_s: dict[int, float] = {}
         self._wakes: list[tuple[float, int]] = []
         for rank in range(WORLD):
             here, there = context.Pipe()
@@ -319,7 +322,7 @@ class _Watched:
                 if not self._hear(end, left[end]):
                     del left[end]
                 if self._struck_s:
-                    deadline_s = max(self._struck_s) + 3 * accident.timeout_s + 2 * GRACE_S
+                    deadline_s = max(self._struck_s.values()) + 3 * accident.timeout_s + 2 * GRACE_S
 
     def _hear(self, end: Connection, rank: int) -> bool:
         """Takes what a rank tells; returns whether it may tell more."""
@@ -331,7 +334,7 @@ class _Watched:
             for other in self._ends[1:]:
                 other.send(value)
         elif what == "struck":
-            self._struck_s.append(value)
+            self._struck_s[rank] = value
             if (factor := PAUSES.get(self.accident.kind)) is not None:
                 self._wakes.append((value + factor * self.accident.timeout_s, rank))
         else:
@@ -353,7 +356,7 @@ class _Watched:
                 process.kill()
             process.join()
         lines = tuple(self._last_lines(rank) for rank in range(WORLD))
-        return Aftermath(tuple(self._struck_s), tuple(self._endings), tuple(codes), lines)
+        return Aftermath(dict(self._struck_s), tuple(self._endings), tuple(codes), lines)
 
     def _last_lines(self, rank: int) -> str:
         path = self._folder / f"{rank}"

@@ -29,7 +29,7 @@ from ..errors import GradwireError, IncompatiblePair
 from ..exchange import exchange_for
 from ..load import load, names
 from ..pairing import pair
-from ..runtime import engine
+from ..runtime import engine, last_verbs
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
 from .striking import Accident, Left, Striker, Texts
@@ -75,6 +75,7 @@ def live(accident: Accident, rank: int, end: Connection, folder: str) -> None:
     log = os.open(Path(folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ[last_verbs.FOLDER] = folder
     torch.set_num_threads(1)
     _join(rank, end)
     torch.manual_seed(0)
@@ -118,14 +119,14 @@ def _join(rank: int, end: Connection) -> None:
 
 def _train(accident: Accident, rank: int, model: nn.Module, striker: Striker | None) -> None:
     optimizer = SGD(model.parameters(), lr=0.05)
-    way, limit = accident.way, timedelta(seconds=accident.timeout_s)
+    way = accident.way
     if striker is not None and accident.point in ("connect", "broadcast"):
         striker.around(
             engine, {"connect": "open_channels", "broadcast": "broadcast_all"}[accident.point]
         )
     trained = DistributedDataParallel(model, broadcast_buffers=False) if way == DDP else model
     _at(striker, "rendezvous")
-    handle = _attached(way, rank, trained, optimizer, limit)
+    handle = _attached(accident, rank, trained, optimizer)
     if striker is not None and accident.point == "verb":
         texts = Texts(striker)
         for message in handle.synchroniser.messages:
@@ -155,8 +156,9 @@ def _at(striker: Striker | None, point: str, step: int | None = None) -> None:
         striker.at(point, step)
 
 
-def _attached(way: str, rank: int, model: nn.Module, optimizer: SGD, limit: timedelta) -> Handle:
-    begin = partial(attach, model, timeout=limit)
+def _attached(accident: Accident, rank: int, model: nn.Module, optimizer: SGD) -> Handle:
+    way, limit = accident.way, timedelta(seconds=accident.timeout_s)
+    begin = partial(attach, model, timeout=limit, check_every=accident.check_every)
     if way == OVERLAP:
         return begin(_plan(model), optimizer=optimizer)
     if way == HOSTS:

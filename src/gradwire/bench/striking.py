@@ -39,7 +39,7 @@ class Accident(NamedTuple):
 
     ``point`` is "verb" or a named point. At a verb the fault strikes ``when`` ("before", "during"
     or "after" it) in ``step``; ``message``, ``verb`` and ``bit`` are in [0, 1), and say which of
-    all that there are. The group's time-out is ``timeout_s``.
+    all that there are. The model is attached with ``timeout_s`` and ``check_every``.
     """
 
     number: int
@@ -53,6 +53,7 @@ class Accident(NamedTuple):
     verb: float
     bit: float
     timeout_s: float
+    check_every: int | None
 
 
 class Struck(RuntimeError):
@@ -141,6 +142,8 @@ class Texts:
             except StopIteration as stop:
                 if step == 0:
                     self._counts[index] = place + 1
+                if target is not None and not self._is_of_bytes:
+                    self._striker()  # at the end, where this step has fewer verbs than the first
                 return stop.value
             suits = any(map(self._suits, _verbs(asked)))
             place += suits
@@ -148,6 +151,10 @@ class Texts:
                 value = yield from self._strike(asked)
             else:
                 value = yield asked
+
+    @property
+    def _is_of_bytes(self) -> bool:
+        return self._striker.accident.kind in PAYLOADS
 
     def _target(self, index: int) -> int | None:
         """The place of the verb to strike at in a message; None where it is another message's."""
@@ -172,7 +179,7 @@ class Texts:
 
     def _strike(self, asked: Any) -> Steps[Any]:
         accident, verbs = self._striker.accident, _verbs(asked)
-        if accident.kind in PAYLOADS:
+        if self._is_of_bytes:
             self._striker.note()
             return (yield from self._spoil(asked, verbs))
         if accident.when == "before":

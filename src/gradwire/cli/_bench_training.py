@@ -181,6 +181,7 @@ def faults(
     ] = None,
     number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
+    check_every: Annotated[int, typer.Option(help="Steps per comparison of means; 0: never.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Kill, stop and spoil ranks that train, and see what the others make of it.
@@ -197,6 +198,7 @@ def faults(
         ways=tuple(way or ()),
         number=number,
         timeout_s=timeout,
+        check_every=check_every or None,
     )
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))
