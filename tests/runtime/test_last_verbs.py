@@ -22,7 +22,7 @@ def test_a_record_holds_the_last_verbs(tmp_path: Path, monkeypatch: pytest.Monke
     verbs = LastVerbs()
     for number in range(NUM_VERBS + 5):
         verbs.launch(number, 0, "AllReduce", 8).started_s = 1.0
-    path = verbs.write(1, 4, ValueError("no such layer"))
+    path = verbs.write(1, 4, ValueError(), "no such layer")
     assert path is not None
     told = json.loads(path.read_text())
     assert (told["rank"], told["world"], told["error"]) == (1, 4, "no such layer")
@@ -36,10 +36,10 @@ def test_where_nothing_can_be_written_it_is_logged(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(FOLDER, str(tmp_path / "file"))
     verbs = LastVerbs()
-    assert verbs.write(0, 2, ValueError()) is None
+    assert verbs.write(0, 2, ValueError(), "it failed") is None
     assert caplog.messages == []  # there was no verb
     verbs.launch(0, 0, "Send", 8)
-    assert verbs.write(0, 2, ValueError()) is None
+    assert verbs.write(0, 2, ValueError(), "it failed") is None
     assert "cannot be written" in caplog.text
 
 

@@ -144,10 +144,14 @@ def run(
     judged: dict[int, Flaws] = {}
     with ThreadPoolExecutor(settings.at_once) as pool:
         running = {pool.submit(observe, accident): accident for accident in accidents}
-        for done in as_completed(running):
-            accident = running[done]
-            judged[accident.number] = judge(accident, done.result())
-            report(len(judged) / len(accidents), accident.kind)
+        try:
+            for done in as_completed(running):
+                accident = running[done]
+                judged[accident.number] = judge(accident, done.result())
+                report(len(judged) / len(accidents), accident.kind)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     notes = [
         f"{told(accident)}: {text}"
         for accident in accidents

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 import zlib
 from datetime import timedelta
@@ -47,6 +49,7 @@ POINTS = ("rendezvous", "connect", "broadcast", "step", "save", "load", "detach"
 """Where faults strike but for verbs: in attach before ranks meet, where they connect and where
 parameters are broadcast; before a step, and before the calls of the handle."""
 _SMALL_MB = 0.004
+_PR_SET_PDEATHSIG = 1
 _JOIN = timedelta(seconds=60)
 
 
@@ -72,6 +75,8 @@ def live(accident: Accident, rank: int, end: Connection, folder: str) -> None:
     It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and at last
     ("over", Ending).
     """
+    # Whoever started it may be killed, and a stopped process would stay.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(Path(folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)

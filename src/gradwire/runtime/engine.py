@@ -94,8 +94,8 @@ class Engine:
         )
         try:
             self._open(Among.RANKS, who, count)
-            if name and count:
-                who.forget()  # to connect, all ranks must have read what they agreed on
+            if self._pulse is not None and count:
+                self._pulse.forget(f"note/{self.rank}")  # all have read it, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
@@ -379,13 +379,13 @@ class Engine:
             self._failure = error
             waiters = list(self._waiters)
         self._manager.stop()
-        if (record := self._routes.last_verbs.write(self.rank, self.world, error)) is not None:
-            error.add_note(f"the last verbs of rank {self.rank} stand in {record}")
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self._routes.all_channels():
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
+            # The last is done first: before anybody sees the error.
+            stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
 
 
 def _is_foreign() -> bool:

@@ -55,15 +55,16 @@ class LastVerbs:
         self._verbs.append(verb)
         return verb
 
-    def write(self, rank: int, world: int, error: BaseException) -> Path | None:
-        """Writes the record; returns its path, or None where there is none to write.
+    def write(self, rank: int, world: int, error: BaseException, text: str) -> Path | None:
+        """Writes the record and notes its path on the error, which says ``text``.
 
+        Returns the path, or None where there is nothing to write.
         A folder that cannot be written to is logged, as the error itself matters more.
         """
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
             return None
-        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": str(error)}
+        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
         folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
@@ -72,4 +73,5 @@ class LastVerbs:
         except OSError as failed:
             _log.warning("the record of the last verbs cannot be written: %s", failed)
             return None
+        error.add_note(f"the last verbs of rank {rank} stand in {path}")
         return path

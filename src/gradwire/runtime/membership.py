@@ -84,11 +84,6 @@ class Membership(NamedTuple):
         """Leaves this rank's note without waiting for the others."""
         self._ask(lambda store: store.set(f"note/{self.rank}", note), _AT_ONCE)
 
-    def forget(self) -> None:
-        """Takes this rank's note back, which all others have read; waits for nobody."""
-        name, key = f"gradwire/{self.name}", f"note/{self.rank}"
-        in_background(lambda: PrefixStore(name, default_store().clone()).delete_key(key))
-
     def one_of(self, drawn: str) -> str:
         """The text that one of the ranks has drawn; all ranks get the same one."""
         if not self.name:
