@@ -220,7 +220,8 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
     wrong: dict[str, str] = {}
     if not seen.struck_s:
-        return Flaws({"not_struck": _COLUMNS["not_struck"]}, None)
+        ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
+        return Flaws({"not_struck": f"{_COLUMNS['not_struck']}; ranks ended by {ends}"}, None)
     # One of two victims may meet the end of the other before the fault strikes it.
     accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
     dead = set(accident.victims) - set(accident.victims if accident.kind in WHOLE else ())

@@ -38,7 +38,12 @@ class Loading:
         )
 
     def refuse(self, error: Exception) -> None:
-        """Tells the other ranks that this one does not load."""
+        """Tells the other ranks that this one does not load, unless its run has ended anyway.
+
+        Then all have been told, and the store may be gone with the process that held it.
+        """
+        if isinstance(error, RankFailed):
+            return
         post_refusal(self._group, error)
         post_refusal(self._shards, error)
 
