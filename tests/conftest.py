@@ -42,6 +42,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
+os.environ["GRADWIRE_RECORDS"] = str(Path(__file__).parents[1] / ".pytest_cache" / "records")
 
 import pytest
 import torch

@@ -72,6 +72,13 @@ def allocated(table: str, world: int) -> tuple[Tensor, Tensor]:
     return sizes_L, layer_k(sizes_L.double().sqrt(), sizes_L, round(density * sum(tensors)))
 
 
+def test_an_owner_that_is_no_rank_is_refused() -> None:
+    partition = partition_of((4, 4, 4), 2)
+    owners_L = torch.full((len(partition.sizes),), 7, dtype=torch.int32)
+    with pytest.raises(RanksDiffer, match="gives a layer to rank 7 of 2"):
+        Allocation(partition, owners_L, 2)
+
+
 def by_equation_3(sizes_L: Tensor, k_L: Tensor) -> list[float]:
     """size * log k, a k of 1 counted as 2; in layers that are sent whole nothing is selected."""
     costs_L = sizes_L * k_L.clamp(min=2).double().log2()

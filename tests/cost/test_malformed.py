@@ -97,6 +97,17 @@ def test_texts_that_are_no_file_are_refused(kind: str, tmp_path: Path) -> None:
             )
 
 
+def test_a_file_is_replaced_and_never_half_written(tmp_path: Path) -> None:
+    _, (stored, *_), _ = next(iter(KINDS.values()))
+    path, before = tmp_path / "stored.json", tmp_path / "before.json"
+    path.write_text("what a reader has opened")
+    before.hardlink_to(path)
+    stored.save(path)
+    assert before.read_text() == "what a reader has opened"
+    assert type(stored).load(path) == stored
+    assert sorted(tmp_path.iterdir()) == [before, path]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(4))
 def test_changed_files_are_refused_or_can_be_used(kind: str, part: int) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from gradwire.errors import RankFailed
 from gradwire.runtime import pulse
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.lanes import Task
+from gradwire.runtime.membership import Membership
 from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
+from gradwire.runtime.wire import default_store
 from gradwire.verbs import Among
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
@@ -218,3 +225,38 @@ def test_a_pulse_that_breaks_ends_the_run_with_what_broke_it(doomed: Ranks) -> N
     for rank in (0, 1, 3):
         assert found[rank][:2] == ("RankFailed", (2,))
         assert "the pulse of rank 2 of 4 ended by TypeError" in found[rank][2]
+
+
+def left_in_store(rank: int, world: int) -> bool:
+    """Whether this rank's note stays in the store, for as long as anybody cares to look."""
+    handle = gw.attach(Net(), "none")
+    engine = handle.synchroniser.engine
+    key, deadline_s = f"gradwire/{engine.who.name}/note/{rank}", time.monotonic() + 20
+    store = default_store().clone()
+    while (stays := store.check([key])) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    handle.detach()
+    return bool(stays)
+
+
+def test_what_ranks_agreed_on_does_not_stay_in_the_store(two: Ranks) -> None:
+    assert two.run(left_in_store) == [False, False]
+
+
+def test_the_first_who_gives_up_waiting_tells_the_others() -> None:
+    """They have no reason to wait on, and its process may hold the store, and end."""
+    store, found = dist.HashStore(), {}
+
+    def share(rank: int, timeout: timedelta) -> None:
+        try:
+            Membership("three", rank, 3)._shared(store, "", timeout, "attach", None)
+        except RankFailed as error:
+            found[rank] = error.ranks
+
+    limits = timedelta(seconds=0.1), timedelta(hours=1)
+    threads = [threading.Thread(target=share, args=one, daemon=True) for one in enumerate(limits)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {0: (2,), 1: (2,)}

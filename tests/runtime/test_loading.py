@@ -19,6 +19,7 @@ from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime import loading
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.membership import Membership
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
 
@@ -283,3 +284,25 @@ def test_shards_of_a_layer_load_the_same_step(four: Ranks) -> None:
         if rank != 3:
             assert "refused to load a state" in none
             assert "state_dict must be a dict, got 'NoneType'" in none
+
+
+class Told:
+    """An engine that is alone with the store, in which ranks would meet."""
+
+    num_loads = 1
+    who = shards = Membership("nobody", 0, 2)
+
+    def begin_load(self) -> None:
+        pass
+
+
+def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be gone, and to find out takes many seconds."""
+    told: list[Exception] = []
+    monkeypatch.setattr(loading, "post_refusal", lambda who, error: told.append(error))
+    one = loading.Loading(Told())  # type: ignore[arg-type]
+    one.refuse(RankFailed("rank 1 of 2 stopped answering", ranks=(1,)))
+    assert told == []
+    wrong = InvalidSetting("a state of another model")
+    one.refuse(wrong)
+    assert told == [wrong, wrong]

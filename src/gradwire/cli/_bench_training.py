@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..bench import auto as auto_bench
+from ..bench import faults as faults_bench
 from ..bench import training as training_bench
 from ..bench import training_links
 from ..report.output import Fractions, emit, progress
@@ -167,3 +168,44 @@ def loopback(
         rows = bench.run(settings, Fractions(advance))
     title = f"{task}, {ranks} ranks on unshaped loopback"
     emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
+
+
+def faults(
+    trials: Annotated[int, typer.Option(help="How many trials.")] = 24,
+    seed: Annotated[int, typer.Option(help="All of them are drawn from it.")] = 0,
+    at_once: Annotated[int, typer.Option(help="Trials, of four ranks, that run at one time.")] = 4,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(faults_bench.KINDS)}; may be repeated."),
+    ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(faults_bench.WAYS)}; may be repeated."),
+    ] = None,
+    number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
+    check_every: Annotated[int, typer.Option(help="Steps per comparison of means; 0: never.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Kill, stop and spoil ranks that train, and see what the others make of it.
+
+    Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the time-out), raw
+    (an error of others), diverged (without an error), misnamed (at most that share, by Wilson's
+    95 %), apart (steps differ), left (a process stays), not_struck. Seconds are those to detect.
+    """
+    settings = faults_bench.FaultsBench(
+        trials=trials,
+        seed=seed,
+        at_once=at_once,
+        only=tuple(only or ()),
+        ways=tuple(way or ()),
+        number=number,
+        timeout_s=timeout,
+        check_every=check_every or None,
+    )
+    with progress("bench faults", total=1) as advance:
+        rows, notes = faults_bench.run(settings, Fractions(advance))
+    title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
+    emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
+    if notes:
+        raise typer.Exit(1)

@@ -7,6 +7,7 @@ wrong one, so reading is strict: every entry known, given once, of its type and 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -55,10 +56,21 @@ class Stored(Frozen):
     def save(self, path: Path | str) -> None:
         """Writes the file; ``load`` gives it back exactly.
 
-        Raises ``InvalidSetting`` where it cannot be written.
+        A file that is there is replaced at once, so that nobody reads half of it. Raises
+        ``InvalidSetting`` where it cannot be written.
         """
+        text = self.to_json() + "\n"
         try:
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+            target = Path(path).resolve()
+            if target.exists() and not target.is_file():  # a pipe or a device stays what it is
+                target.write_text(text, encoding="utf-8")
+                return
+            draft = target.with_name(f"{target.name}.{os.getpid()}.new")
+            try:
+                draft.write_text(text, encoding="utf-8")
+                draft.replace(target)
+            finally:
+                draft.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InvalidSetting(

@@ -32,6 +32,7 @@ from .fusing import NamedParam
 from .guard import Guard
 from .handle import Handle
 from .hosts import join_mesh, ranks_per_host
+from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
 from .planned import check_for
 from .progress import Progress
@@ -69,6 +70,7 @@ def attach(
     trace_steps: int = 4,
     scaler: GradScaler | None = None,
     guard_every: int | None = None,
+    check_every: int | None = DEFAULT_CHECK_EVERY,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -81,29 +83,28 @@ def attach(
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Up to
     ``bucket_cap_mb`` MiB (see `fusing`) share a message, ``num_channels`` (4) are sent at once.
-
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
-    (or ``gw.pilot.auto(...)``), which chooses one while the model trains. If a plan overlaps the
-    next forward pass and ``optimizer`` is given, backward does not wait: each layer's forward waits
-    for its own parameters, which are updated as their gradients arrive; see `overlap`.
+    (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
+    forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
     group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
     parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
-    one of ("hosts", "local"), or "torchrun" for those on which torchrun started all ranks. A host's
-    ranks then add up gradients, and each exchanges a share with other hosts. All ranks must attach
-    alike and run the same steps; every backward pass must reach an attached parameter on each.
-    ``timeout`` bounds a wait for a peer; ``handle.trace()`` holds the last ``trace_steps`` steps.
+    one of ("hosts", "local"), or "torchrun". A host's ranks add up gradients and exchange shares.
+    All ranks must attach alike and run the same steps; every backward pass must reach an attached
+    parameter on each. ``timeout`` bounds a wait for a peer, ``trace()`` has ``trace_steps`` steps.
     Embeddings send non-zero rows where that pays (`natural`), or always (`sparse_message`).
-    ``scaler`` is the loss's ``GradScaler`` (see `scaling`). Every ``guard_every`` steps some means
-    are compared with dense ones (see `guard`).
+    ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some means are compared
+    with dense ones (`guard`), every ``check_every`` all of them among ranks (`integrity`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, guard_every), grid)
+    return attach_in(
+        EVERY_BACKWARD, model, exchange, Choices(*given, guard_every, check_every), grid
+    )
 
 
 class Grid(NamedTuple):
@@ -201,7 +202,8 @@ def _connect(
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
         way.caution(model, params, settings)
-        synchroniser = Synchroniser(engine, messages, dict(params))
+        check_every = settings.check_every
+        synchroniser = Synchroniser(engine, messages, dict(params), check_every=check_every)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
@@ -252,6 +254,7 @@ def _fingerprint(
         "ranks per host": settings.ranks_per_host,
         "scaler": None if settings.scaler is None else "given",
         "guard_every": settings.guard_every,
+        "check_every": settings.check_every,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..verbs import Among, Communication, Compute, Steps
-from .lanes import Task, TaskManager
+from .lanes import Over, Task, TaskManager, wall_clock
+from .last_verbs import NotedVerb
 from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
 
 COMPUTE = "compute"
@@ -38,9 +39,12 @@ class Driver:
         self._manager, self._routes = manager, routes
         self.text, self.index, self.lane = text, index, lane
         self.step, self.end, self.turn = step, end, turn
+        self._noted: NotedVerb | None = None
 
     def resume(self, value: Any) -> None:
         """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        if self._noted is not None:
+            self._noted.done_s, self._noted = wall_clock(), None
         try:
             with as_on_a_lane():  # this may be the thread of the backward pass
                 asked = self.text.send(value)
@@ -88,15 +92,20 @@ class Driver:
         routes, index, lane = self._routes, self.index, self.lane
         routes.of(verbs, index, lane)  # raises where there are none
         size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
-        task = self.task(
-            "+".join(_name(verb) for verb in verbs),
-            # A task that is never done must not keep a channel open: it is looked up late.
-            lambda: carry_out(verbs, routes.of(verbs, index, lane)),
-            routes.lanes[lane],
-            size_bytes,
-        )
-        if is_begun(verbs):
-            task.begin = lambda over: begin(verbs[0], routes.of(verbs, index, lane)[0], over)
+        name = "+".join(_name(verb) for verb in verbs)
+        noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+
+        # A task that is never done must not keep a channel open: it is looked up late.
+        def carry() -> None:
+            noted.started_s = wall_clock()
+            carry_out(verbs, routes.of(verbs, index, lane))
+
+        def start(over: Over) -> None:
+            noted.started_s = wall_clock()
+            begin(verbs[0], routes.of(verbs, index, lane)[0], over)
+
+        task = self.task(name, carry, routes.lanes[lane], size_bytes)
+        task.begin = start if is_begun(verbs) else None
         return task
 
     def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:

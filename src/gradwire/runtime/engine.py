@@ -94,6 +94,8 @@ class Engine:
         )
         try:
             self._open(Among.RANKS, who, count)
+            if self._pulse is not None and count:
+                self._pulse.forget(f"note/{self.rank}")  # all have read it, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
@@ -303,18 +305,8 @@ class Engine:
                 self.counters.compute_s += end_s - start_s
             else:
                 self.counters.communication_s += end_s - start_s
-        self._on_span(
-            Span(
-                self.rank,
-                lane,
-                task.name,
-                start_s,
-                end_s,
-                size_bytes=task.size_bytes,
-                step=task.step,
-                message=task.message,
-            )
-        )
+        done = task.name, start_s, end_s, task.size_bytes, task.step, task.message
+        self._on_span(Span(self.rank, lane, *done))
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
         """Fails because of an error in a task; called in the thread of the first that raised.
@@ -325,17 +317,22 @@ class Engine:
             failing = in_background(lambda: self._task_failed(task, error))
             failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
             return
-        if task.lane in (COMPUTE, INLINE, None) or self._pulse is None:
-            if self._pulse is not None:
-                text = f"rank {self.rank} of {self.world} raised {said(error)}"
-                self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
+        if self._pulse is None:
             self._fail(error)
             return
-        alarm = self._blame(self._pulse, task.name, self._step)
+        if isinstance(error, RankFailed):  # found by a text, in what all ranks told
+            alarm, how = Alarm(error.ranks, self._step, str(error)), "as all told each other"
+        elif task.lane in (COMPUTE, INLINE, None):
+            text = f"rank {self.rank} of {self.world} raised {said(error)}"
+            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
+            self._fail(error)
+            return
+        else:
+            alarm = self._blame(self._pulse, task.name, self._step)
+            how = f"{task.name}: {_first_line(error)}"
         if self._failure is not None:
             return  # Another rank's alarm was heard while this one was still listening.
-        alarm = self._pulse.raise_alarm(alarm)
-        self._fail(self._lost(alarm, f"{task.name}: {_first_line(error)}"))
+        self._fail(self._lost(self._pulse.raise_alarm(alarm), how))
 
     def _blame(self, pulse: Pulse | None, name: str, step: int) -> Alarm:
         """An alarm that names the ranks to blame for the failure of communication ``name``."""
@@ -387,6 +384,8 @@ class Engine:
                 stack.callback(waiter, error)
             for channel in self._routes.all_channels():
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
+            # The last is done first: before anybody sees the error.
+            stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
 
 
 def _is_foreign() -> bool:

@@ -38,7 +38,12 @@ class Loading:
         )
 
     def refuse(self, error: Exception) -> None:
-        """Tells the other ranks that this one does not load."""
+        """Tells the other ranks that this one does not load, unless its run has ended anyway.
+
+        Then all have been told, and the store may be gone with the process that held it.
+        """
+        if isinstance(error, RankFailed):
+            return
         post_refusal(self._group, error)
         post_refusal(self._shards, error)
 
@@ -80,8 +85,12 @@ class Loading:
         try:
             notes = who.share(json.dumps(own), timeout, what=CALL, look=look)
         except RankFailed as error:
-            if error.step >= 0 or error.__cause__ is not None:
-                raise  # all were told, or the store is lost and nobody can be
+            if error.step >= 0:
+                raise  # all were told
+            if error.__cause__ is not None:  # the store is lost, and nobody can be told
+                raise RankFailed(
+                    str(error), ranks=error.ranks, step=self._next_step
+                ) from error.__cause__
             absent = ", ".join(map(str, error.ranks))
             text = f"{kind} {absent} of {who.world} did not call {CALL} within {timeout}"
             raise self._lose(error.ranks if kind == "rank" else (), text) from error

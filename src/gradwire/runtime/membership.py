@@ -25,13 +25,17 @@ _POLL_S = 0.02
 times out writes a warning to the log."""
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
+_LINGER_S = 2 * _LOOK_S
+"""Seconds that an error waits for others to hear of it, as its process may hold the store."""
 
 
 Look = Callable[[Sequence[int], dict[int, str]], None]
 """A function that is told which ranks are absent, and the notes of the others by rank."""
 
-STORE_PATIENCE = timedelta(seconds=10)
+STORE_PATIENCE = timedelta(seconds=4)
 """The time beyond the one asked for in which a store may answer before its host counts as lost."""
+_AT_ONCE = timedelta(seconds=6)
+"""The time asked for where the store need not wait for any rank."""
 
 
 class Membership(NamedTuple):
@@ -78,14 +82,14 @@ class Membership(NamedTuple):
 
     def post(self, note: str) -> None:
         """Leaves this rank's note without waiting for the others."""
-        self._ask(lambda store: store.set(f"note/{self.rank}", note), timedelta(0))
+        self._ask(lambda store: store.set(f"note/{self.rank}", note), _AT_ONCE)
 
     def one_of(self, drawn: str) -> str:
         """The text that one of the ranks has drawn; all ranks get the same one."""
         if not self.name:
             return drawn
         found: str = self._ask(
-            lambda store: store.compare_set("drawn", "", drawn).decode(), timedelta(0)
+            lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
         )
         return found
 
@@ -105,14 +109,22 @@ class Membership(NamedTuple):
             absent = tuple(rank for rank in range(self.world) if rank not in found)
             if look is not None:
                 look(absent, found)
-            if absent and now_s - start_s > timeout.total_seconds():
-                raise RankFailed(
-                    f"{what} cannot be finished: rank {', '.join(map(str, absent))} of "
-                    f"{self.world} did not call it within {timeout}; all ranks of the group must "
-                    f"call {what}",
-                    ranks=absent,
-                )
+            if absent and (now_s - start_s > timeout.total_seconds() or store.check(["absent"])):
+                raise self._failed(store, absent, timeout, what)
         return [store.get(key).decode() for key in keys]
+
+    def _failed(
+        self, store: Any, absent: tuple[int, ...], timeout: timedelta, what: str
+    ) -> RankFailed:
+        """The error about ranks that did not come, the same on all that did: the first that gives
+        up tells the others."""
+        text = store.compare_set("absent", "", ", ".join(map(str, absent))).decode()
+        time.sleep(_LINGER_S)
+        return RankFailed(
+            f"{what} cannot be finished: rank {text} of {self.world} did not call it within "
+            f"{timeout}; all ranks of the group must call {what}",
+            ranks=tuple(map(int, text.split(", "))),
+        )
 
     def _ask(
         self,

@@ -25,6 +25,7 @@ from ..moves.shares import Range, Shares, shares_of
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
 from .guard import Missed, compared
+from .integrity import digest_of
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
 from .streams import Copying
 
@@ -134,7 +135,9 @@ class Message:
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
-        self.notes_norms = self.compares = False
+        self.notes_norms = self.compares = self.digests = False
+        self.digest = 0
+        """The digest of the last mean that was to be digested; see `integrity`."""
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
@@ -220,6 +223,8 @@ class Message:
             self.state, self.missed = yield from compared(self.member, grad_N, text)
         else:
             self.state = yield from text
+        if self.digests:
+            self.digest = yield Compute("digest", lambda: digest_of(grad_N), grad_N.numel())
         self._lent_N = None
 
     @torch.no_grad()

@@ -127,6 +127,7 @@ class Pulse:
         self._watching = self._lost = self._announced = False
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
+        self._old: str | None = None
         self._signs: list[Sign] = []
         self._num_reads = 0
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
@@ -150,6 +151,11 @@ class Pulse:
         if self._sent.wait(LINGER_S):
             time.sleep(LINGER_S)
         return self._first or alarm
+
+    def forget(self, key: str) -> None:
+        """Takes a key of this rank's out of the store, soon."""
+        self._old = key
+        self._wake.set()
 
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
@@ -244,6 +250,9 @@ class Pulse:
             self._sent.set()
         elif self._first is None and self._store.check(["alarm"]):
             self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
+        if self._old is not None:
+            self._store.delete_key(self._old)
+            self._old = None
         if self._watching:
             signs = [self._read(rank) for rank in range(self._world)]
             with self._news:

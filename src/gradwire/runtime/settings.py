@@ -24,6 +24,7 @@ from ..spec import DTYPE_NAMES, DTYPES
 from .controls import Pilot
 from .fusing import NamedParam
 from .guard import refuse_no_gradients
+from .integrity import DEFAULT_CHECK_EVERY
 from .scaling import check_scaler
 
 DEFAULT_CHANNELS = 4
@@ -46,6 +47,7 @@ class Choices(NamedTuple):
     trace_steps: int
     scaler: GradScaler | None
     guard_every: int | None = None
+    check_every: int | None = DEFAULT_CHECK_EVERY
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Settings:
     trace_steps: int
     scaler: GradScaler | None
     guard_every: int | None
+    check_every: int | None
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
@@ -80,6 +83,8 @@ class Settings:
         if self.guard_every is not None:
             check_whole("guard_every", self.guard_every, "leave it out")
             refuse_no_gradients(self.exchange)
+        if self.check_every is not None:
+            check_whole("check_every", self.check_every, "write None for no checks")
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"
@@ -103,7 +108,8 @@ class Settings:
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
         given = (self.bucket_cap_mb, self.num_channels) != (None, None)
-        return given or self.timeout != DEFAULT_TIMEOUT
+        checks = self.check_every not in (None, DEFAULT_CHECK_EVERY)
+        return given or checks or self.timeout != DEFAULT_TIMEOUT
 
     @property
     def channels(self) -> int:

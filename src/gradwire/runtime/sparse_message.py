@@ -20,6 +20,7 @@ from ..cost.sparse_schemes import OF_ROWS
 from ..load import load
 from ..moves.rows import average_rows
 from ..verbs import Compute, Steps
+from .integrity import digest_of
 from .messages import Grads
 from .streams import Copying
 
@@ -34,6 +35,8 @@ class SparseMessage:
     """
 
     exchange: Exchange | None = None
+    digests = False
+    digest = 0
 
     def __init__(
         self,
@@ -74,6 +77,8 @@ class SparseMessage:
             if self.member.way is not None:
                 self._growth = rows.numel() / self._most
         self._arrived = rows, values
+        if self.digests:
+            self.digest = yield Compute("digest", lambda: digest_of(rows, values), values.numel())
 
     def _choose(self, counts: list[int]) -> Collective:
         """The collective of a step, from counts that all ranks know."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..verbs import AllReduce, Steps
 from .encoding import begun, encode_on_lane
 from .engine import Engine
+from .integrity import same_everywhere
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
@@ -36,7 +37,7 @@ class Synchroniser:
     gradients, ``close`` counts who used which parameter, ``finish`` waits. Means are written into
     the gradients that were handed in. ``params`` are all parameters that are exchanged, by name;
     one without elements is in no message. ``streams`` orders copies of gradients that do not lie in
-    host memory.
+    host memory. In every ``check_every``-th step ranks compare their means; see `integrity`.
     """
 
     def __init__(
@@ -45,15 +46,17 @@ class Synchroniser:
         messages: Sequence[AnyMessage],
         params: dict[str, Tensor],
         streams: Streams | None = None,
+        check_every: int | None = None,
     ) -> None:
         self.engine = engine
+        self._check_every = check_every if engine.world > 1 else None
         self._streams = Streams(Cuda()) if streams is None else streams
         self._params = params
         self.names = list(params)
         self._lock = threading.Lock()
         # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
-        self.open = False
+        self.open = self._checks = False
         self._step = 0
         self._scale = 1.0
         self.replace(messages)
@@ -66,7 +69,7 @@ class Synchroniser:
         self._queue = self.messages
         self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
-        self._presence: Task | None = None
+        self._news: list[Task] = []
 
     def replace(self, messages: Sequence[AnyMessage]) -> None:
         """Has other messages carry the same parameters, from the next step on."""
@@ -108,7 +111,12 @@ class Synchroniser:
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = {}
         self._ahead = {}
-        self._presence = None
+        self._news = []
+        checks = self._check_every is not None and (step + 1) % self._check_every == 0
+        if checks or self._checks:
+            for one in self.messages:
+                one.digests = checks
+        self._checks = checks
         self.open = True
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
@@ -135,6 +143,15 @@ class Synchroniser:
                 if self._missing[message.index]:
                     break
                 self._ends[message.index] = self._launch(message)
+            if self._checks and not self._news and len(self._ends) == len(self._queue):
+                self._compare()
+
+    def _compare(self) -> None:
+        """Has ranks compare the means of this step once all of them are there."""
+        engine, ends = self.engine, list(self._ends.values())
+        text = same_everywhere(engine.world, self._step, self._queue)
+        index = len(self.messages) + 1
+        self._news.append(engine.launch(index, "digests", text, behind=ends, is_news=True))
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched."""
@@ -226,8 +243,8 @@ class Synchroniser:
         return self._ends.get(index)
 
     def all_ends(self) -> list[Task]:
-        """Ends of the messages launched so far."""
-        return list(self._ends.values())
+        """Ends of the messages launched so far, and of the news beside them."""
+        return [*self._ends.values(), *self._news]
 
     @property
     def unused(self) -> set[str]:
@@ -274,9 +291,9 @@ class Synchroniser:
         if self._told_F is self._used:
             self._write_flags(self._used)
             if self.engine.world > 1:
-                self._presence = self.engine.launch(
-                    len(self.messages), "presence", _sum_flags(self._used), is_news=True
-                )
+                text = _sum_flags(self._used)
+                end = self.engine.launch(len(self.messages), "presence", text, is_news=True)
+                self._news.append(end)
 
     def _write_flags(self, into_F: Tensor) -> None:
         """Writes 1 for each parameter that this rank used in the step, else 0."""
@@ -292,8 +309,7 @@ class Synchroniser:
         A parameter that no rank used is not among them: its gradient stays None on every rank, as
         in plain training, and its residual waits for its next use.
         """
-        news = [] if self._presence is None else [self._presence]
-        self.engine.wait([*self.all_ends(), *news])
+        self.engine.wait(self.all_ends())
         self.open = False
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:

@@ -29,6 +29,7 @@ from ..verbs import (
     Send,
 )
 from .lanes import Over
+from .last_verbs import LastVerbs
 
 Group = Any
 """A torch.distributed process group."""
@@ -106,6 +107,7 @@ class Routes:
     def __init__(self, lanes: Sequence[str]) -> None:
         self.lanes = lanes
         self.circles: dict[Among, Circle] = {}
+        self.last_verbs = LastVerbs()
 
     def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
         """The channel that each of a message's verbs takes on a lane.

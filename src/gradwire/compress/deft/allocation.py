@@ -39,6 +39,11 @@ class Allocation:
     def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:
         self.partition = partition
         num_layers = owners_L.bincount(minlength=world + 1).tolist()
+        if len(num_layers) > world + 1:
+            raise RanksDiffer(
+                f"the delegate gives a layer to rank {len(num_layers) - 1} of {world}; give every "
+                "rank the same model, compressor and settings"
+            )
         *parts, self._common = torch.split(owners_L.argsort(stable=True), num_layers)
         self._layers = parts
         self._owned_P = torch.cat(parts)
