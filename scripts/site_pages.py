@@ -33,7 +33,10 @@ NAV = "Algorithms"
 """The section of mkdocs.yml to which the algorithms' pages are added."""
 
 MENTION = re.compile(r"(?<!\[)`((?:docs/)?\w+\.md)`|(?<=\()docs/(\w+\.md)(?=\))")
-COMPLETION = re.compile(r"^\* `--(?:install|show)-completion`.*\n", re.M)
+LEFT_OUT = re.compile(
+    r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.M
+)
+"""Options of the shell, and the list of a verb's commands, which follow with their whole help."""
 EXPORT = re.compile(r"^from (\.[\w.]+) import (\w+) as \2$", re.M)
 
 
@@ -104,19 +107,22 @@ def _paths(kind: str) -> list[str]:
 
 
 def _overview() -> Iterator[str]:
-    """The page of all algorithms: a table a kind."""
-    measured = _read("docs/measured.md")
+    """The page of all algorithms: a table a kind, and what compressors were measured to lose."""
     yield (
         "# Algorithms\n\nEvery page is made of its file's header, its traits and the measurements; "
-        "`gradwire list NAME` prints the same. Sent and kept are bytes an element, by "
-        "the default settings: what a rank sends of a large matrix among "
-        f"{algorithm.WORLDS[-1]} ranks, and what stays in memory from step to step. Losses are "
-        "held-out ones over dense training's, from [the first table of measured trainings]"
-        "(../measured.md#training), where the command stands too."
+        "`gradwire list NAME` prints the same. Sent and kept are bytes an element with the default "
+        f"settings: what a rank sends of a large matrix among {algorithm.WORLDS[-1]} ranks, and "
+        "what stays in memory from step to step."
     )
     for kind, word in KINDS.items():
-        yield f"## {word.capitalize()}s"
-        yield markdown([algorithm.summary(kind, name, measured) for name in names(kind)])
+        yield f"## {word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
+        if kind == "compress":
+            yield (
+                "## What they lose\n\nHeld-out losses over dense training's of three small models: "
+                "how they were trained, and by which command, stands in "
+                "[Measured](../measured.md#training), with more."
+            )
+            yield markdown(algorithm.trained(_read("docs/measured.md")))
 
 
 def _commands() -> Iterator[str]:
@@ -125,7 +131,7 @@ def _commands() -> Iterator[str]:
         command = typer.main.get_command(importlib.import_module(f"gradwire.cli.{path.stem}").app)
         context = command.context_class(command, info_name=name)
         text = get_docs_for_click(obj=command, ctx=context, name=f"gradwire {name}")
-        yield COMPLETION.sub("", re.sub(r"^#", "##", text, flags=re.M))
+        yield LEFT_OUT.sub("", re.sub(r"^#", "##", text, flags=re.M))
 
 
 def _api() -> Iterator[str]:

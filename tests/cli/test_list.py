@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gradwire.error_feedback import ErrorFeedback
 from gradwire.exchange import exchange_for
 from gradwire.load import KINDS, load, names
@@ -70,6 +72,15 @@ def test_a_name_prints_its_page_with_what_was_measured(gradwire: Run) -> None:
     figures = [row for row in measured.split("\n") if row.startswith("| topk |")]
     assert len(figures) > 3
     assert [row for row in figures if row not in out] == []
+
+
+def test_a_terminal_shows_the_page_and_no_marks(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = gradwire("list", "topk").out
+    assert "Settings:" in out
+    assert "**Settings:**" not in out
 
 
 def test_a_name_of_two_kinds_prints_both_pages(gradwire: Run) -> None:

@@ -97,6 +97,10 @@ def test_the_navigation_lists_every_page_once() -> None:
 
 def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
     index = pages()["algorithms/index.md"]
+    trained = next(x for x in algorithm.tables(pages()["measured.md"]) if x.head[0] == "compressor")
+    assert len(trained.rows) > 5
+    assert [row for row in trained.rows if f"| {' | '.join(row[1:])} |" not in index] == []
+    assert "source repository" in algorithm.page("compress", "topk", None)
     for kind in KINDS:
         for name in names(kind):
             text = pages()[f"algorithms/{algorithm.page_path(kind, name)}"]
@@ -113,6 +117,7 @@ def test_the_command_line_s_page_has_every_verb_and_the_api_s_every_name() -> No
     headings = HEADING.findall(commands)
     assert [verb for verb in verbs() if f"`gradwire {verb}`" not in headings] == []
     assert "install-completion" not in commands
+    assert "**Commands**" not in commands
     assert "::: gradwire.runtime.attach.attach\n" in pages()["api.md"]
 
 

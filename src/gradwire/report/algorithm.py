@@ -17,7 +17,7 @@ from ..contract import Compressor
 from ..contract.state import leaves
 from ..errors import IncompatiblePair
 from ..exchange import exchange_for
-from ..load import KINDS, load
+from ..load import KINDS, load, names
 from ..pairing import pair, suited
 from ..spec import TensorSpec
 from .table import Row, markdown
@@ -88,25 +88,37 @@ def description(kind: str, name: str) -> str:
 def header_of(kind: str, name: str) -> list[str]:
     """The header of an algorithm's file as paragraphs of Markdown, its first line in front."""
     _, _, rest = _docstring(kind, name).partition("\n")
-    parts = [_escaped(f"{description(kind, name)}.")]
-    for block in re.split(r"\n\s*\n", rest.strip("\n")):
+    return [f"{_escaped(description(kind, name))}.", *map(_paragraph, _paragraphs(rest))]
+
+
+def _paragraphs(header: str) -> Iterator[str]:
+    """Fields, items of lists ("- ..."), formulas (indented) and other text, each on one line."""
+    for block in re.split(r"\n\s*\n", header.strip("\n")):
         lines = block.split("\n")
         if all(line.startswith("    ") for line in lines):
-            parts.append(block)  # a formula, which is Markdown's code already
+            yield block
             continue
+        found: list[str] = []
         for line in lines:
-            field, text = _FIELD.match(line), line.strip()
-            if field or line == lines[0]:
-                parts.append(
-                    f"**{field[1]}:** {_escaped(line[field.end() :])}".strip()
-                    if field
-                    else _escaped(text)
-                )
-            elif text.startswith("- "):
-                parts[-1] += f"\n\n- {_escaped(text[2:])}"
+            is_item, is_in_item = line.startswith("    - "), bool(found) and found[-1][:2] == "- "
+            begins = not found or is_item or (is_in_item and not line.startswith("      "))
+            if begins or _FIELD.match(line):
+                found.append(line.strip())
             else:
-                parts[-1] += f" {_escaped(text)}"
-    return [_CONTRIBUTED.sub("**Contributed:** ", part) for part in parts]
+                found[-1] += f" {line.strip()}"
+        yield from found
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of a header as Markdown; an indented one is Markdown's code already."""
+    if text.startswith("    "):
+        return text
+    if text.startswith("- "):
+        return f"- {_escaped(text[2:])}"
+    if field := _FIELD.match(text):
+        text = f"**{field[1]}:** {_escaped(text[field.end() :])}".strip()
+        return _CONTRIBUTED.sub("**Contributed:** ", text)
+    return _escaped(text)
 
 
 def settings(algorithm: Any) -> list[str]:
@@ -138,19 +150,34 @@ def exchange(algorithm: Any) -> str:
     return f"{name} + error feedback" if algorithm.traits.error_feedback else name
 
 
-def summary(kind: str, name: str, measured: str | None) -> Row:
-    """An algorithm as a row of the table of its kind; the name is a link to its page."""
-    row: Row = {"name": f"[{_escaped(name)}]({page_path(kind, name)})"}
-    if kind == "compress":
-        sent, kept = _sent(load(kind, name)())[-2:]
-        row |= {f"sent, {WORLDS[-1]} ranks": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}
-        found = next((x for x in tables(measured or "") if x.head[0] == "compressor"), None)
-        figures = [x for x in found.rows if _names(x[0], name, alone=True)] if found else []
-        if found is not None:
-            row |= dict(
-                zip(found.head[1:], (figures or [[""] * len(found.head)])[0][1:], strict=True)
-            )
-    return row | {"what it does": _escaped(description(kind, name))}
+def overview(kind: str) -> list[Row]:
+    """A row for each algorithm of a kind, with what compressors send and keep.
+
+    Bytes are those of an element, and of a rank among the largest of ``WORLDS``.
+    """
+    rows: list[Row] = []
+    for name in names(kind):
+        rows.append({"name": _link(kind, name), "what it does": _escaped(description(kind, name))})
+        if kind == "compress":
+            *_, sent, kept = _sent(load(kind, name)())
+            rows[-1] |= {"sent": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}
+    return rows
+
+
+def trained(measured: str) -> list[Row]:
+    """The rows of the first table of compressors on the page of measurements, as they are there."""
+    found = next(one for one in tables(measured) if one.head[0] == HEADS["compress"][0])
+    return [
+        {"name": _link("compress", name), **dict(zip(found.head[1:], figures, strict=True))}
+        for name, *figures in found.rows
+    ]
+
+
+def _link(kind: str, text: str) -> str:
+    """An algorithm's name, which settings may follow, as a link to its page if it has one."""
+    name = text.partition("(")[0]
+    shown = _escaped(text)
+    return f"[{shown}]({page_path(kind, name)})" if name in names(kind) else shown
 
 
 def page_path(kind: str, name: str) -> str:
