@@ -79,8 +79,8 @@ def test_a_terminal_shows_the_page_and_no_marks(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = gradwire("list", "topk").out
-    assert "Settings:" in out
-    assert "**Settings:**" not in out
+    assert "Arguments:" in out
+    assert "**Arguments:**" not in out
 
 
 def test_a_name_of_two_kinds_prints_both_pages(gradwire: Run) -> None:

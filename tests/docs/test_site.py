@@ -16,12 +16,14 @@ import textwrap
 from functools import cache
 from pathlib import Path
 from posixpath import dirname, normpath
+from types import ModuleType
 
 import pytest
 import torch.distributed as dist
 import typer
 
 from gradwire.cli.main import verbs
+from gradwire.laws.subjects import check, held_to
 from gradwire.load import KINDS, load, names
 from gradwire.report import algorithm
 from scripts.doctest_blocks import fenced
@@ -153,6 +155,19 @@ def test_the_programs_of_a_page_run(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bfloat", "plain", "backward_order"])
+def test_the_algorithms_of_a_page_keep_their_laws(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("own")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where a dataclass looks names up
+    exec("\n".join([SURROUNDINGS, *PROGRAMS["own.md"]]), vars(module))
+    found = getattr(module, name)
+    for held in held_to(found() if isinstance(found, type) else found):
+        assert [verdict for verdict in check(held) if verdict.found] == []
 
 
 @pytest.mark.slow

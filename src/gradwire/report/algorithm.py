@@ -33,7 +33,7 @@ HEADS = {
 }
 """First cells of those tables of measurements that have a row for an algorithm of a kind."""
 
-_FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+){0,3}):(?: |$)")
+_FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+){0,3}(?: \([^)]*\))?):(?: |$)")
 _CONTRIBUTED = re.compile(r"(?<=\. )Contributed: ")
 _CODE = re.compile(r"(`+)(.+?)\1")
 _SPECIAL = re.compile(r"([\\\[\]]|\*(?! )|(?<! )\*|\b_|_\b)")
@@ -49,7 +49,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
     lead, *fields = header_of(kind, name)
     parts = [f"# {_escaped(name)}", f"{KINDS[kind].capitalize()}: {lead}"]
     declared = {
-        "settings": settings(algorithm),
+        "arguments": settings(algorithm),
         "declares": traits(algorithm),
         "exchange": [exchange(algorithm())] if kind == "compress" else [],
     }
