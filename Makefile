@@ -17,13 +17,14 @@ BIN := $(VENV)/bin
 TORCH_SUM := $(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
 REPORT_STAMP := $(VENV)/.installed-report-$(TORCH_SUM)
 DEV_STAMP := $(VENV)/.installed-dev-$(TORCH_SUM)
+DOCS_STAMP := $(VENV)/.installed-docs-$(TORCH_SUM)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format setup system clean
+.PHONY: help demo test test-all check docs format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
@@ -32,6 +33,7 @@ help:
 	@echo 'make test     run the tests, but for the slow ones'
 	@echo 'make test-all run all tests'
 	@echo 'make check    lint, formatting, types'
+	@echo 'make docs     build the documentation site into build/site'
 	@echo 'make format   rewrite the sources in the house format'
 	@echo 'make clean    remove the environment and what tools left behind'
 
@@ -56,6 +58,10 @@ format: $(DEV_STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: system $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'build/site/index.html'
+
 setup: $(DEV_STAMP)
 
 # torch comes first and alone: what pip is configured to look at (an index, a folder of wheels)
@@ -68,6 +74,10 @@ endef
 
 $(REPORT_STAMP): pyproject.toml | system
 	$(call install,report)
+	@touch $@
+
+$(DOCS_STAMP): pyproject.toml | system
+	$(call install,docs)
 	@touch $@
 
 # The extra dev contains report.

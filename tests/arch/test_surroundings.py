@@ -23,7 +23,7 @@ def optional_packages() -> frozenset[str]:
     return frozenset(
         re.split(r"[^\w-]", requirement, maxsplit=1)[0]
         for extra, requirements in extras.items()
-        if extra != "dev"
+        if extra not in ("dev", "docs")
         for requirement in requirements
     )
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from gradwire.error_feedback import ErrorFeedback
 from gradwire.exchange import exchange_for
 from gradwire.load import KINDS, load, names
 from gradwire.pairing import Pair
+from gradwire.report.algorithm import page
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -57,3 +61,35 @@ def test_one_kind_as_text(gradwire: Run) -> None:
     out = gradwire("list", "collective").out
     assert "casync_ps" in out
     assert "onebit" not in out
+    assert "needs sparse or transformed" in out
+
+
+def test_a_name_prints_its_page_with_what_was_measured(gradwire: Run) -> None:
+    """The documentation has the same page: tests/docs."""
+    measured = (Path(__file__).parents[2] / "docs" / "measured.md").read_text(encoding="utf-8")
+    out = gradwire("list", "topk").out
+    assert out.rstrip() == page("compress", "topk", measured).rstrip()
+    figures = [row for row in measured.split("\n") if row.startswith("| topk |")]
+    assert len(figures) > 3
+    assert [row for row in figures if row not in out] == []
+
+
+def test_a_terminal_shows_the_page_and_no_marks(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = gradwire("list", "topk").out
+    assert "Arguments:" in out
+    assert "**Arguments:**" not in out
+
+
+def test_a_name_of_two_kinds_prints_both_pages(gradwire: Run) -> None:
+    rows = json.loads(gradwire("list", "zen", "--json").out)["rows"]
+    assert [row["kind"] for row in rows] == ["collective", "planner"]
+    assert [row["page"].partition("\n")[0] for row in rows] == ["# zen", "# zen"]
+
+
+def test_what_is_not_there_is_refused(gradwire: Run) -> None:
+    ended = gradwire("list", "topkk")
+    assert ended.code == 2
+    assert "topkk" in ended.err
