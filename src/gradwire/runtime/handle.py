@@ -20,12 +20,13 @@ from .accounting import adapted, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked
 from .hooks import ModuleHooks
+from .joint_call import JointCall
 from .lanes import wall_clock
-from .loading import Loading
 from .membership import run_of
 from .overlap import Overlap
 from .planned import algorithm
 from .progress import Progress
+from .redistribution import part_of, place_name
 from .shards import place_in
 
 
@@ -52,7 +53,7 @@ class Handle:
         self._engine = self.synchroniser.engine
         self.attached = True
         self._algorithm = algorithm(exchange)
-        self._run = run_of(self._engine.who)
+        self._run, self._num_loads = run_of(self._engine.who), 0
 
     @property
     def overlap(self) -> Overlap | None:
@@ -185,41 +186,70 @@ class Handle:
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's exchanges, by parameter name; save one file for each rank."""
+        """The state of this rank's exchanges, by parameter name; save one file for each rank.
+
+        ``gather_state`` has that of all ranks, for one file. In ``torch.distributed.checkpoint``
+        give each rank's handle a name of its own, such as f"gradwire {handle.rank}": what has one
+        name is saved once there, and residuals differ from rank to rank.
+        """
         self._between_steps("state_dict()")
         self.synchronize()
-        run = f"{self._run}.{self._engine.num_loads}"
+        run = f"{self._run}.{self._num_loads}"
         return checkpoint.collect(
             self._progress.messages, self._origin, step=self._progress.step, run=run
         )
+
+    def gather_state(self) -> dict[str, Any]:
+        """The state of all ranks in one dict, for whoever saves one file; empty but on rank 0.
+
+        All ranks of the group (and of ``shards``) must call this, between the same two steps. It
+        maps "rank 0 of 4" and so on to that rank's ``state_dict()``, in host memory. So it takes as
+        many times the memory of one. ``load_state_dict`` takes it on every rank, among any number
+        of ranks. Where layers are cut into shards, rank 0 of each part's group gets a dict.
+
+        Raises ``RanksDiffer`` if another rank cannot give its state, or is at another step, and
+        ``RankFailed`` if one trains on instead, or is lost.
+        """
+        call = JointCall(self._engine, "gather_state()", "gathered")
+        try:
+            own = self.state_dict()
+        except Exception as error:
+            call.refuse(error)
+            raise
+        call.agree(own, strict=True, next_step=self._progress.step)
+        states = call.gather(own)
+        return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with the state that it saved itself. They agree on it before any of them loads. With
-        ``strict=False`` parameters that the state lacks begin afresh, and state of parameters that
-        the model lacks is dropped.
+        with the state that it saved itself, or with what ``gather_state`` returned on rank 0. They
+        agree on it before any of them loads. States of another number of ranks, or of ranks on a
+        host, are taken where all of them are there, as ``gather_state`` has them, and cut anew; see
+        ``gw.redistribute``. With ``strict=False`` parameters that the state lacks begin afresh, and
+        state of parameters that the model lacks is dropped.
 
         Under a pilot (``auto``) the plan in force stays: state goes over to it by name, residuals
         that it has no place for arrive with the next gradients. A new run plans anew.
 
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
         or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
-        another moment: in both cases the present state stays. For another number of ranks, or of
-        ranks on a host, use ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without
-        loading.
+        another moment: in both cases the present state stays. Raises ``RankFailed`` if a rank
+        trains on without loading.
         """
-        loading = Loading(self._engine)
+        call = JointCall(self._engine, "load_state_dict()", "loaded")
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            put_in_place = self._checked(state_dict, strict)
+            own = part_of(state_dict, self._origin)
+            put_in_place = self._checked(own, strict)
         except Exception as error:
-            loading.refuse(error)
+            call.refuse(error)
             raise
-        loading.agree(state_dict, strict=strict, next_step=self._progress.step)
+        call.agree(own, strict=strict, next_step=self._progress.step)
         put_in_place()
+        self._num_loads += 1
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""
