@@ -18,10 +18,11 @@ from ..trace.span import Trace
 from . import checkpoint
 from .accounting import adapted, spread
 from .controls import Controls, Pilot
-from .hooked import Hooked
+from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
 from .joint_call import JointCall
 from .lanes import wall_clock
+from .log import Log
 from .membership import run_of
 from .overlap import Overlap
 from .planned import algorithm
@@ -84,7 +85,9 @@ class Handle:
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes inside accumulate on this rank and are not exchanged.
 
-        For a DistributedDataParallel model this is its own ``no_sync``.
+        For a DistributedDataParallel model this is its own ``no_sync``. A plain module is lent this
+        one, where it has none, as Accelerate and others ask a model for it. Loops that set a
+        model's ``require_backward_grad_sync`` are obeyed too.
         """
         if self._hooks is None:
             assert isinstance(self._model, DistributedDataParallel)
@@ -157,6 +160,20 @@ class Handle:
             **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),
         }
+
+    def log_to(self, to: Any, *, every: int = 100) -> None:
+        """Writes figures of this rank every ``every`` steps, from now on; None writes no more.
+
+        ``to`` is TensorBoard's ``SummaryWriter``, a wandb run, or a function of the step and a dict
+        of figures by name. Where ranks share one, let rank 0 call this alone. Figures are those of
+        ``stats()`` over the steps since the row before, each under "gradwire/" and its name there:
+        bytes, seconds of each lane, densities. Where residuals are kept, ``residual_norm`` is over
+        the tensors of that step and ``gradient_norm`` is that of their gradients on this rank; a
+        warning tells once where the first runs away from the second. Under ``local_steps`` a step
+        is an exchange here. What ``to`` raises ends the log, with a warning, and not the training.
+        """
+        progress = self._progress
+        progress.log = None if to is None else Log(to, every, progress.recorder)
 
     def residuals(self) -> dict[str, Tensor]:
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
@@ -290,10 +307,10 @@ class Handle:
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def time_forward(self) -> None:
-        """Notes when forward passes of the model start and end, for the trace.
+    def enter_model(self) -> None:
+        """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.
 
-        By these hooks the model keeps the handle alive.
+        By these the model keeps the handle alive.
         """
         started: list[float] = []
 
@@ -308,6 +325,10 @@ class Handle:
 
         self._undo.callback(Hooked(self._model.register_forward_pre_hook, before).remove)
         self._undo.callback(Hooked(self._model.register_forward_hook, after).remove)
+        if self._hooks is not None:
+            self._hooks.switch = vars(getattr(self._model, "_orig_mod", self._model))
+            if not hasattr(self._model, "no_sync"):
+                self._undo.callback(Lent(self._model, "no_sync", self.no_sync).remove)
 
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:

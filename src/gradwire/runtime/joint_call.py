@@ -161,15 +161,14 @@ class JointCall:
 
         travelling = in_background(travel)
         try:
-            while not travelling.done():
-                wait([travelling], _LOOK_S)
+            while not wait([travelling], _LOOK_S).done:
                 engine.check()
                 self._refuse_to_wait_for([rank for rank in range(who.world) if rank != who.rank])
             found: list[dict[str, Any]] = travelling.result()
             return found
         except RankFailed:
             raise
-        except RuntimeError as error:
+        except Exception as error:  # also of a state that cannot be pickled: others wait for it
             raise engine.unreachable(f"finish {self._call}", error, self._next_step) from error
         finally:
             for channel in () if travelling.done() else opened:
