@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 
+import gradwire as gw
 from gradwire import errors
 
 
@@ -56,3 +58,20 @@ def test_a_failed_rank_is_named() -> None:
     assert (error.ranks, error.step) == ((2,), 7)
     assert isinstance(error, RuntimeError)
     assert errors.RankFailed("unknown").ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: gw.compress.topk(0.01), r"\(density, values.*write topk\(density=0.01\)"),
+        (lambda: gw.compress.qsgd(4), r"write qsgd\(bitwidth=4\)"),
+        (lambda: gw.compress.powersgd(4), r"write powersgd\(rank=4\)"),
+        (lambda: gw.collective.ring(4), r"must be left out, got \(4,\); write ring\(\)"),
+        (lambda: gw.compress.topk(densty=0.01), "no setting of topk is called 'densty'.*'density'"),
+    ],
+)
+def test_a_setting_without_its_name_is_told_the_names(
+    made: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(errors.InvalidSetting, match=said):
+        made()

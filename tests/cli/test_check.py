@@ -230,7 +230,7 @@ def test_a_programs_broken_promise_is_code_1(
         ((ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
         ((*FIGURE, "--trait", "unbaised"), "unbaised"),
         (("tbq", "--trait", "unbiased"), "given with a .compll"),
-        (("tbq", "--set", "level=3"), "its settings are block, threshold"),
+        (("tbq", "--set", "level=3"), "there are: block, threshold"),
         (("nowhere.compll",), "a file that can be read"),
         (("nowhere.py",), "a file that runs"),
     ],

@@ -79,7 +79,7 @@ def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
         (("show", ENCODE), "bitwidth"),
         (("show", *FIGURE, "--trait", "unbaised"), "unbaised"),
         (("show", "tbq", "--trait", "unbiased"), "given with a .compll"),
-        (("show", "tbq", "--set", "level=3"), "its settings are block, threshold"),
+        (("show", "tbq", "--set", "level=3"), "there are: block, threshold"),
         (("show", "nowhere.compll"), "a file that can be read"),
         (("show", "nowhere.py"), "a file that runs"),
         (("bench", "tbq", "--rounds", "1"), "at least 4"),

@@ -29,6 +29,7 @@ from gradwire.dsl.language import (
     whole,
 )
 from gradwire.dsl.program import Program
+from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from tests.dsl.attempts import codes, program
 
@@ -46,7 +47,7 @@ def test_a_program_is_a_frozen_dataclass_of_its_settings():
     assert codec == tbq(threshold=0.5) != tbq()
     with pytest.raises(FrozenInstanceError):
         codec.threshold = 1.0
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidSetting, match=r"write tbq\(threshold=0.5\)"):
         tbq(0.5)
 
 

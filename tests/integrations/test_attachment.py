@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -159,29 +158,6 @@ def test_a_checkpoint_without_gradwire_begins_afresh_with_a_warning(
     two: Ranks, tmp_path: Path
 ) -> None:
     assert [len(lines) for lines in two.run(of_nobody, str(tmp_path))] == [1, 1]
-
-
-def through_gathered(rank: int, world: int) -> tuple[bool, str]:
-    attachment, model = attached(made())
-    train(model, rank, range(3))
-    states: Any = attachment.gathered()
-    owed = attachment.handle.residuals()
-    attachment.handle.detach()
-    again, _ = attached(made())
-    again.load_gathered(states)
-    found = again.handle.residuals()
-    try:
-        again.load_gathered([*states, *states])
-    except InvalidSetting as error:
-        told = str(error)
-    again.handle.detach()
-    return all(torch.equal(owed[name], found[name]) for name in owed), told
-
-
-def test_what_was_gathered_is_each_ranks_own_again(two: Ranks) -> None:
-    for is_same, told in two.run(through_gathered):
-        assert is_same
-        assert "2 models and 1 are attached" in told
 
 
 def test_without_a_model_there_is_no_handle() -> None:

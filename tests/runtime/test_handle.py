@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from tests.runtime.training import (
     ddp,
     digest,
     gradients,
+    loss_of,
     momentum,
     named,
     train,
@@ -222,6 +225,51 @@ def no_sync(rank: int, world: int, wrapped: bool) -> None:
 @pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
 def test_no_sync_leaves_gradients_local(wrapped: bool, two: Ranks) -> None:
     two.run(no_sync, wrapped)
+
+
+def asked_of_the_model(rank: int, world: int, compiled: bool) -> None:
+    """Loops that were written for DDP accumulate; gradients are a whole batch's, on all ranks."""
+    net = Net()
+    model: Any = torch.compile(net, backend="eager") if compiled else net
+    handle = gw.attach(model, DENSE)
+    loss_of(model, rank, 0).backward()
+    loss_of(model, rank, 1).backward()
+    expected = [p.grad.clone() for p in net.parameters()]  # exchanged twice: to the same mean
+    for way in ("no_sync", "require_backward_grad_sync"):
+        net.zero_grad()
+        if way == "no_sync":
+            with getattr(model, "no_sync", nullcontext)():  # as Accelerate asks
+                loss_of(model, rank, 0).backward()
+        else:
+            model.require_backward_grad_sync = False
+            loss_of(model, rank, 0).backward()
+            model.require_backward_grad_sync = True
+        assert handle.step in (2, 3)
+        loss_of(model, rank, 1).backward()
+        for param, grad in zip(net.parameters(), expected, strict=True):
+            torch.testing.assert_close(param.grad, grad)
+    assert handle.step == 4
+    assert not hasattr(copy.deepcopy(net), "no_sync")
+    handle.detach()
+    assert not hasattr(model, "no_sync")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_loops_written_for_ddp_accumulate(compiled: bool, two: Ranks) -> None:
+    two.run(asked_of_the_model, compiled)
+
+
+def test_a_models_own_no_sync_stays() -> None:
+    class Own(nn.Linear):
+        def no_sync(self) -> str:
+            return "mine"
+
+    model = Own(2, 2)
+    handle = gw.attach(model, DENSE)
+    assert model.no_sync() == "mine"
+    handle.detach()
+    assert model.no_sync() == "mine"
 
 
 def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:

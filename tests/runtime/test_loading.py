@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime import loading
+from gradwire.runtime import joint_call
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.membership import Membership
 from tests.runtime.ranks import Ranks
@@ -58,18 +58,18 @@ Rank 0 loads its own at the second step.
 TORN: dict[str, tuple[Torn, str, str]] = {
     "an older step": (
         lambda own, other: (own[0], True),
-        "RanksDiffer: rank 0 and rank 1 do not load the same checkpoint: step is 4 against 2",
+        "RanksDiffer: rank 0 and rank 1 do not have the same checkpoint: step is 4 against 2",
         "",
     ),
     "another run": (
         lambda own, other: (other, True),
-        "RanksDiffer: rank 0 and rank 1 do not load the same checkpoint: run is",
+        "RanksDiffer: rank 0 and rank 1 do not have the same checkpoint: run is",
         "",
     ),
     "another algorithm": (
         lambda own, other: ({**own[1], "algorithm": "onebit"}, True),
-        "RanksDiffer: rank 1 refused to load a state, so no rank loads one: InvalidSetting: this "
-        "state belongs to onebit",
+        "RanksDiffer: rank 1 refused load_state_dict\\(\\), so nothing was loaded on any rank: "
+        "InvalidSetting: this state belongs to onebit",
         "InvalidSetting: this state belongs to onebit",
     ),
     "another version": (
@@ -134,6 +134,21 @@ def test_what_would_send_other_sizes_is_noticed_before(exchange: Exchange, two: 
     assert "step is 4 against 2" in first
 
 
+def two_are_older(rank: int, world: int) -> str:
+    net, handle = attached(TOPK)
+    older, newer = at_steps(net, handle, rank, 1, 2)
+    with pytest.raises(RanksDiffer) as raised:
+        handle.load_state_dict(older if rank % 2 else newer)
+    handle.load_state_dict(newer)
+    handle.detach()
+    return str(raised.value)
+
+
+def test_all_ranks_that_differ_are_named(four: Ranks) -> None:
+    for text in four.run(two_are_older):
+        assert "rank 0 and rank 1, 3 do not have the same checkpoint: step is 2 against 1" in text
+
+
 def parts_differ(rank: int, world: int) -> str:
     """Without strict, ranks must lack the same."""
     net, handle = attached(WARMING)
@@ -149,7 +164,7 @@ def parts_differ(rank: int, world: int) -> str:
 
 def test_what_lacks_something_lacks_it_on_all_ranks(four: Ranks) -> None:
     for text in four.run(parts_differ):
-        assert "rank 0 and rank 1 do not load the same checkpoint: of the parameter last.w" in text
+        assert "rank 0 and rank 1 do not have the same checkpoint: of the parameter last.w" in text
 
 
 def some_begin_without(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], int, str]:
@@ -188,13 +203,13 @@ def back_by_a_step(rank: int, world: int) -> list[tuple[int, int]]:
     net, handle = attached(TOPK)
     older, _ = at_steps(net, handle, rank, 1, 2)
     handle.load_state_dict(older)
-    while min(sign.place.num_loads for sign in handle._engine.signs()) < 1:
+    while min(sign.place.num_calls for sign in handle._engine.signs()) < 1:
         pass  # each look is at what was read anew
     dist.barrier()
     found = [sign.place for sign in handle._engine.signs()]
     handle.load_state_dict(older)
     handle.detach()
-    return [(place.launched, place.num_loads) for place in found]
+    return [(place.launched, place.num_calls) for place in found]
 
 
 def test_a_step_begun_before_a_load_is_not_taken_for_one_begun_without(two: Ranks) -> None:
@@ -211,7 +226,7 @@ def one_never_comes(rank: int, world: int) -> str:
         return ""
     if rank == 0:
         handle._engine.timeout = timedelta(seconds=3)
-        while not all(handle._engine.signs()[other].place.num_loads for other in (1, 3)):
+        while not all(handle._engine.signs()[other].place.num_calls for other in (1, 3)):
             pass  # each look is at what was read anew
     with pytest.raises(RankFailed) as raised:
         handle.load_state_dict(state)
@@ -227,7 +242,7 @@ def test_a_rank_that_never_comes_is_named(doomed: Ranks) -> None:
 
 def one_dies(rank: int, world: int, victim: int) -> tuple[tuple[int, ...], str]:
     """A rank that ends before it loads, as where its file cannot be read."""
-    loading.SILENCE_S = 3.0  # of 30
+    joint_call.SILENCE_S = 3.0  # of 30
     net, handle = attached(TOPK)
     [state] = at_steps(net, handle, rank, 1)
     if rank == victim:
@@ -280,27 +295,27 @@ def on_a_grid(rank: int, world: int) -> list[str]:
 
 def test_shards_of_a_layer_load_the_same_step(four: Ranks) -> None:
     for rank, (steps, none) in enumerate(four.run(on_a_grid)):
-        assert "shard 0 and the rank of shard 1 do not load the same checkpoint: step is 1" in steps
+        assert "shard 0 and the rank of shard 1 do not have the same checkpoint: step is 1" in steps
         if rank != 3:
-            assert "refused to load a state" in none
+            assert "refused load_state_dict()" in none
             assert "state_dict must be a dict, got 'NoneType'" in none
 
 
 class Told:
     """An engine that is alone with the store, in which ranks would meet."""
 
-    num_loads = 1
+    num_calls = 1
     who = shards = Membership("nobody", 0, 2)
 
-    def begin_load(self) -> None:
+    def begin_call(self) -> None:
         pass
 
 
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""
     told: list[Exception] = []
-    monkeypatch.setattr(loading, "post_refusal", lambda who, error: told.append(error))
-    one = loading.Loading(Told())  # type: ignore[arg-type]
+    monkeypatch.setattr(joint_call, "post_refusal", lambda who, error: told.append(error))
+    one = joint_call.JointCall(Told(), "load_state_dict()", "loaded")  # type: ignore[arg-type]
     one.refuse(RankFailed("rank 1 of 2 stopped answering", ranks=(1,)))
     assert told == []
     wrong = InvalidSetting("a state of another model")

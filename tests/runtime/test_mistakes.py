@@ -68,7 +68,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "complex parameters": (
         lambda: gw.attach(complex_model(), "topk"),
-        ("complex64", "real floating-point", "freeze"),
+        ("complex64", "real floating-point", "view_as_complex"),
     ),
     "gradients present": (
         lambda: gw.attach(after_backward(), "topk"),

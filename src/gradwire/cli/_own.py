@@ -68,7 +68,9 @@ def made_with(algorithm: Any, settings: Mapping[str, object], where: str) -> Any
     """An instance of a class under these settings."""
     try:
         return algorithm(**settings)
-    except TypeError as error:  # a setting that is missing, or that it has not
+    except UnknownName as error:
+        raise InvalidSetting(f"{where}: {error}; give settings by --set") from None
+    except TypeError as error:  # a setting that is missing, or one that a user's class has not
         known = (
             ", ".join(part.name for part in fields(algorithm)) if is_dataclass(algorithm) else ""
         )

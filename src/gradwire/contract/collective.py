@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..spec import TensorSpec
 from ..verbs import Steps
+from .by_name import KeywordSettings
 from .compressor import Compressor, Layout, State, Traits
 from .hollow import Hollow
 from .member import Member
@@ -53,7 +54,7 @@ class Dimensions(NamedTuple):
     """Parts carry equally much, or may not; None where there are no parts."""
 
 
-class Collective(ABC):
+class Collective(metaclass=KeywordSettings):
     """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses."""
 
     needs: ClassVar[Needs]

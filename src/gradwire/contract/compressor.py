@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import InvalidSetting, invalid
 from ..payload import Format, Payload
 from ..spec import TensorSpec, working_dtype
+from .by_name import KeywordSettings
 
 State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.
@@ -77,7 +78,7 @@ class Traits:
     """Every rank computes for itself what all must hold alike, and does so with as many threads."""
 
 
-class Compressor(ABC):
+class Compressor(metaclass=KeywordSettings):
     """Encodes a flat gradient into a payload and back.
 
     Concrete compressors are frozen keyword-only dataclasses: settings only. What changes from step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..spec import TensorSpec, working_dtype
 from ..verbs import Compute, Steps
+from .by_name import KeywordSettings
 from .compressor import State, Traits
 from .ladder import Ladder
 from .member import Member
@@ -18,7 +19,7 @@ Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 
 
-class Exchange(ABC):
+class Exchange(metaclass=KeywordSettings):
     """Averages one flat gradient over ranks.
 
     ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,9 @@ from ..data.plan import Plan
 from ..errors import InvalidSetting
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
-from ..runtime.redistribution import redistribute
+from ..runtime.redistribution import place_name
 
 _log = logging.getLogger("gradwire")
-
-States = list[list[dict[str, Any]]]
-"""The state of each model, as those of all ranks."""
 
 
 @dataclass
@@ -156,20 +152,6 @@ class FrameworkAttachment:
                 assert own is not None
                 held.handle.load_state_dict(own)
 
-    def gathered(self) -> States:
-        """The states of all models, as those of all ranks; every rank gets all of them."""
-        return [_told(held, held.handle.state_dict()) for held in self._attached]
-
-    def load_gathered(self, states: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Loads what ``gathered`` gave, also for another number of ranks."""
-        if len(states) != len(self.handles):
-            raise InvalidSetting(
-                f"the checkpoint holds the state of {len(states)} models and {len(self.handles)} "
-                "are attached; attach to the same models"
-            )
-        for handle, own in zip(self.handles, states, strict=True):
-            handle.load_state_dict(_of_rank(list(own), handle))
-
 
 def _name(place: int, rank: int | str, world: int | str) -> str:
     model = "" if place == 0 else f"-model-{place}"
@@ -177,22 +159,17 @@ def _name(place: int, rank: int | str, world: int | str) -> str:
 
 
 def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
-    """This rank's state in a folder: the file of its own, or made of those of all old ranks."""
+    """This rank's state in a folder: the file of its own, or those of all old ranks together."""
     own = folder / _name(place, handle.rank, handle.world_size)
     if own.is_file():
         return _loaded(own)
-    olds = sorted(folder.glob(_name(place, "*", "*")))
-    return _of_rank([_loaded(path) for path in olds], handle) if olds else None
+    olds = [_loaded(path) for path in sorted(folder.glob(_name(place, "*", "*")))]
+    return {place_name(old["rank"], old["world_size"]): old for old in olds} or None
 
 
 def _loaded(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = torch.load(path, weights_only=True)
     return found
-
-
-def _of_rank(states: list[dict[str, Any]], handle: Handle) -> dict[str, Any]:
-    """This rank's state of those of all old ranks, which may have been more or fewer."""
-    return redistribute(states, handle.world_size)[handle.rank]
 
 
 def _told(held: _Attached, own: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's ``GradwireFabric``.
 
 The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire". With Fabric
-save and load ``strategy.attachment.gathered()`` beside the model, on all ranks.
+save ``strategy.attachment.handle.gather_state()`` beside the model, and hand it to the handle's
+``load_state_dict``, both on all ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
-from ..errors import NotInstalled
+from ..errors import InvalidSetting, NotInstalled
 from .attachment import FrameworkAttachment, warn_of_no_state
 
 try:
@@ -54,7 +55,7 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **others: Any) -> None:
         """Adds the state of all ranks to what Lightning saves; all ranks come here."""
         if self.attachment.handles:
-            checkpoint[_KEY] = self.attachment.gathered()
+            checkpoint[_KEY] = [handle.gather_state() for handle in self.attachment.handles]
         super().save_checkpoint(checkpoint, *args, **others)
 
     def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
@@ -68,9 +69,16 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
         return found
 
     def _load(self) -> None:
-        if self._resumed is not None:
-            self.attachment.load_gathered(self._resumed)
-            self._resumed = None
+        if self._resumed is None:
+            return
+        states, self._resumed, handles = self._resumed, None, self.attachment.handles
+        if len(states) != len(handles):
+            raise InvalidSetting(
+                f"the checkpoint holds the state of {len(states)} models and {len(handles)} are "
+                "attached; attach to the same models"
+            )
+        for handle, state in zip(handles, states, strict=True):
+            handle.load_state_dict(state)
 
 
 class GradwireFabric(FabricDDP):  # type: ignore[misc]

@@ -74,10 +74,10 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 once) or a
-    ``DistributedDataParallel`` module (its communication hook is taken, or where all is dense none,
-    see `reducer`), maybe inside of a wrapper, such as that of ``torch.compile``. After
-    ``loss.backward()`` every ``.grad`` is the mean over ranks, the same bits on each, as under DDP.
+    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; buffers
+    of a ``BatchNorm`` not in each forward pass, as by DDP) or a ``DistributedDataParallel`` module
+    (its hook is taken, or where all is dense none, see `reducer`), maybe in a wrapper, as that of
+    ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the mean, as under DDP.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.

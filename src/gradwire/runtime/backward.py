@@ -96,7 +96,7 @@ class _EveryBackward(Attachment):
             undo.callback(controls.end)
             controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
-        handle.time_forward()
+        handle.enter_model()
         return handle
 
 

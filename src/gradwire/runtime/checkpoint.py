@@ -1,7 +1,8 @@
 """Saving and loading the state of exchanges, by parameter name and rank.
 
-Residuals differ from rank to rank, so every rank saves and loads a state_dict of its own. For
-another number of ranks, ``redistribute`` makes new state_dicts from all the old ones.
+Residuals differ from rank to rank, so every rank saves and loads a state_dict of its own, or one
+rank saves those of all. For another number of ranks, ``redistribute`` makes new ones of all old
+ones.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _is_residual(path: str) -> bool:
 
 
 _ON_HOSTS = (
-    "load the state_dicts of all old ranks and pass "
+    "load what handle.gather_state() returned, or the state_dicts of all old ranks and pass "
     "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
 )
 
@@ -193,8 +194,8 @@ def _check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
     if saved["world_size"] != origin.world_size:
         raise InvalidSetting(
             f"this state was saved by {saved['world_size']} ranks and there are "
-            f"{origin.world_size} now; load the state_dicts of all old ranks and pass "
-            "gw.redistribute(state_dicts, world_size)[rank] instead"
+            f"{origin.world_size} now; load what handle.gather_state() returned, or the "
+            "state_dicts of all old ranks and pass gw.redistribute(state_dicts, world_size)[rank]"
         )
     if saved["ranks_per_host"] != origin.ranks_per_host:
         raise InvalidSetting(

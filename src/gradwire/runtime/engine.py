@@ -82,7 +82,7 @@ class Engine:
         self._waiters: list[Once] = []
         self._failure: BaseException | None = None
         self._step = 0
-        self.num_loads = 0
+        self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
@@ -122,14 +122,14 @@ class Engine:
             self._routes.circles[among] = Circle(who.rank, who.world, opening.result(0))
         except (RuntimeError, TimeoutError) as error:
             end = AMONG_SHARDS if among is Among.SHARDS else ""
-            raise self._attach_failed(f"connect{end}", error) from error
+            raise self.unreachable(f"connect{end}", error) from error
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replaces tensors by those of rank 0; to be called before the first step."""
         try:
             broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0])
         except RuntimeError as error:
-            raise self._attach_failed("broadcast", error) from error
+            raise self.unreachable("broadcast", error) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as those of a plan do.
@@ -249,14 +249,14 @@ class Engine:
         told = f"on rank {self.rank} of {self.world} {text}"
         return self.lose((self.rank,), self._step if step is None else step, told, "its own report")
 
-    def begin_load(self) -> None:
-        """Notes that this rank was asked to load a state, for others that wait for it."""
-        self.num_loads += 1
+    def begin_call(self) -> None:
+        """Notes that this rank has made a joint call, for others that wait for it there."""
+        self.num_calls += 1
         self._show(0)
 
     def _show(self, launched: int) -> None:
         if self._pulse is not None:
-            self._pulse.place = Place(self._step, launched, self.num_loads)
+            self._pulse.place = Place(self._step, launched, self.num_calls)
 
     def signs(self) -> list[Sign]:
         """The progress of every rank, read anew; empty if the store does not answer."""
@@ -347,12 +347,12 @@ class Engine:
             text = "no rank is lost, but the network is: all ranks answer elsewhere"
         return Alarm(ranks, step, text)
 
-    def _attach_failed(self, name: str, error: BaseException) -> BaseException:
-        """The error that attach raises where it cannot reach the other ranks."""
-        alarm = self._blame(self._pulse, name, _ATTACH)
+    def unreachable(self, name: str, error: BaseException, step: int = _ATTACH) -> BaseException:
+        """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
+        alarm = self._blame(self._pulse, name, step)
         if not alarm.ranks:
             text = f"rank {self.rank} of {self.world} failed to {name} ({_first_line(error)})"
-            alarm = Alarm((self.rank,), _ATTACH, f"{text}, and all ranks answer elsewhere")
+            alarm = Alarm((self.rank,), step, f"{text}, and all ranks answer elsewhere")
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)

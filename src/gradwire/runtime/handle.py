@@ -18,14 +18,16 @@ from ..trace.span import Trace
 from . import checkpoint
 from .accounting import adapted, spread
 from .controls import Controls, Pilot
-from .hooked import Hooked
+from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
+from .joint_call import JointCall
 from .lanes import wall_clock
-from .loading import Loading
+from .log import Log
 from .membership import run_of
 from .overlap import Overlap
 from .planned import algorithm
 from .progress import Progress
+from .redistribution import part_of, place_name
 from .shards import place_in
 
 
@@ -52,7 +54,7 @@ class Handle:
         self._engine = self.synchroniser.engine
         self.attached = True
         self._algorithm = algorithm(exchange)
-        self._run = run_of(self._engine.who)
+        self._run, self._num_loads = run_of(self._engine.who), 0
 
     @property
     def overlap(self) -> Overlap | None:
@@ -83,7 +85,9 @@ class Handle:
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes inside accumulate on this rank and are not exchanged.
 
-        For a DistributedDataParallel model this is its own ``no_sync``.
+        For a DistributedDataParallel model this is its own ``no_sync``. A plain module is lent this
+        one, where it has none, as Accelerate and others ask a model for it. Loops that set a
+        model's ``require_backward_grad_sync`` are obeyed too.
         """
         if self._hooks is None:
             assert isinstance(self._model, DistributedDataParallel)
@@ -157,6 +161,20 @@ class Handle:
             **spread(self.synchroniser.messages),
         }
 
+    def log_to(self, to: Any, *, every: int = 100) -> None:
+        """Writes figures of this rank every ``every`` steps, from now on; None writes no more.
+
+        ``to`` is TensorBoard's ``SummaryWriter``, a wandb run, or a function of the step and a dict
+        of figures by name. Where ranks share one, let rank 0 call this alone. Figures are those of
+        ``stats()`` over the steps since the row before, each under "gradwire/" and its name there:
+        bytes, seconds of each lane, densities. Where residuals are kept, ``residual_norm`` is over
+        the tensors of that step and ``gradient_norm`` is that of their gradients on this rank; a
+        warning tells once where the first runs away from the second. Under ``local_steps`` a step
+        is an exchange here. What ``to`` raises ends the log, with a warning, and not the training.
+        """
+        progress = self._progress
+        progress.log = None if to is None else Log(to, every, progress.recorder)
+
     def residuals(self) -> dict[str, Tensor]:
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
 
@@ -185,41 +203,70 @@ class Handle:
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's exchanges, by parameter name; save one file for each rank."""
+        """The state of this rank's exchanges, by parameter name; save one file for each rank.
+
+        ``gather_state`` has that of all ranks, for one file. In ``torch.distributed.checkpoint``
+        give each rank's handle a name of its own, such as f"gradwire {handle.rank}": what has one
+        name is saved once there, and residuals differ from rank to rank.
+        """
         self._between_steps("state_dict()")
         self.synchronize()
-        run = f"{self._run}.{self._engine.num_loads}"
+        run = f"{self._run}.{self._num_loads}"
         return checkpoint.collect(
             self._progress.messages, self._origin, step=self._progress.step, run=run
         )
+
+    def gather_state(self) -> dict[str, Any]:
+        """The state of all ranks in one dict, for whoever saves one file; empty but on rank 0.
+
+        All ranks of the group (and of ``shards``) must call this, between the same two steps. It
+        maps "rank 0 of 4" and so on to that rank's ``state_dict()``, in host memory. So it takes as
+        many times the memory of one. ``load_state_dict`` takes it on every rank, among any number
+        of ranks. Where layers are cut into shards, rank 0 of each part's group gets a dict.
+
+        Raises ``RanksDiffer`` if another rank cannot give its state, or is at another step, and
+        ``RankFailed`` if one trains on instead, or is lost.
+        """
+        call = JointCall(self._engine, "gather_state()", "gathered")
+        try:
+            own = self.state_dict()
+        except Exception as error:
+            call.refuse(error)
+            raise
+        call.agree(own, strict=True, next_step=self._progress.step)
+        states = call.gather(own)
+        return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with the state that it saved itself. They agree on it before any of them loads. With
-        ``strict=False`` parameters that the state lacks begin afresh, and state of parameters that
-        the model lacks is dropped.
+        with the state that it saved itself, or with what ``gather_state`` returned on rank 0. They
+        agree on it before any of them loads. States of another number of ranks, or of ranks on a
+        host, are taken where all of them are there, as ``gather_state`` has them, and cut anew; see
+        ``gw.redistribute``. With ``strict=False`` parameters that the state lacks begin afresh, and
+        state of parameters that the model lacks is dropped.
 
         Under a pilot (``auto``) the plan in force stays: state goes over to it by name, residuals
         that it has no place for arrive with the next gradients. A new run plans anew.
 
         Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
         or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
-        another moment: in both cases the present state stays. For another number of ranks, or of
-        ranks on a host, use ``gw.redistribute``. Raises ``RankFailed`` if a rank trains on without
-        loading.
+        another moment: in both cases the present state stays. Raises ``RankFailed`` if a rank
+        trains on without loading.
         """
-        loading = Loading(self._engine)
+        call = JointCall(self._engine, "load_state_dict()", "loaded")
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            put_in_place = self._checked(state_dict, strict)
+            own = part_of(state_dict, self._origin)
+            put_in_place = self._checked(own, strict)
         except Exception as error:
-            loading.refuse(error)
+            call.refuse(error)
             raise
-        loading.agree(state_dict, strict=strict, next_step=self._progress.step)
+        call.agree(own, strict=strict, next_step=self._progress.step)
         put_in_place()
+        self._num_loads += 1
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""
@@ -260,10 +307,10 @@ class Handle:
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def time_forward(self) -> None:
-        """Notes when forward passes of the model start and end, for the trace.
+    def enter_model(self) -> None:
+        """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.
 
-        By these hooks the model keeps the handle alive.
+        By these the model keeps the handle alive.
         """
         started: list[float] = []
 
@@ -278,6 +325,10 @@ class Handle:
 
         self._undo.callback(Hooked(self._model.register_forward_pre_hook, before).remove)
         self._undo.callback(Hooked(self._model.register_forward_hook, after).remove)
+        if self._hooks is not None:
+            self._hooks.switch = vars(getattr(self._model, "_orig_mod", self._model))
+            if not hasattr(self._model, "no_sync"):
+                self._undo.callback(Lent(self._model, "no_sync", self.no_sync).remove)
 
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:

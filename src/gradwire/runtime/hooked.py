@@ -47,22 +47,28 @@ class Hooked:
                 del vars(self._module)[_OWN]
 
 
-class InPlaceOf:
-    """A function in the place of a module's method ``name``, until ``remove`` is called.
+class Lent:
+    """An attribute that a module has until ``remove`` is called, and that no copy of it has.
 
-    It is called with the method. Copies have the method itself, as long as the module has a hook
-    of ``Hooked``.
+    The module has a hook of ``Hooked``, and keeps it for as long.
     """
 
-    def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-        method = getattr(module, name)
+    def __init__(self, module: nn.Module, name: str, value: object) -> None:
         self._module, self._name = module, name
-        vars(module)[name] = lambda: function(method)
+        vars(module)[name] = value
         vars(module)[_OWN].names.add(name)
 
     def remove(self) -> None:
-        """Puts the method back."""
+        """Takes it back; what the module's class has under the name shows again."""
         vars(self._module).pop(self._name, None)
+
+
+class InPlaceOf(Lent):
+    """A function in the place of a module's method ``name``; it is called with the method."""
+
+    def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+        method = getattr(module, name)
+        super().__init__(module, name, lambda: function(method))
 
 
 class _StateWithoutHooks:

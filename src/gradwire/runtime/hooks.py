@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,8 +24,9 @@ class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
     A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. Then
-    ``on_end`` is called, still inside backward(). While ``is_paused``, gradients accumulate on this
-    rank and are not exchanged.
+    ``on_end`` is called, still inside backward(). While ``is_paused``, or while the model's
+    ``require_backward_grad_sync`` is False, gradients accumulate on this rank and are not
+    exchanged.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class ModuleHooks:
         self._end: Callable[[], object] = lambda: None
         self.on_end: Callable[[], None] | None = None
         self.is_paused = False
+        self.switch: Mapping[str, object] = {}
+        """The model's attributes, of which loops written for DDP set one."""
         self._is_attached = True
         self._hooks = {name: self._hook(param, name) for name, param in params}
 
@@ -68,7 +71,7 @@ class ModuleHooks:
         """Takes the gradient that autograd has just accumulated."""
         if not self._is_attached:
             return
-        if self.is_paused:
+        if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
             return
         with self._opening:

@@ -200,7 +200,7 @@ class _Locally(Attachment):
             fragments=self._fragments,
             strangers=strangers,
         )
-        handle.time_forward()
+        handle.enter_model()
         hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))
         undo.callback(hook.remove)
         return handle

@@ -7,6 +7,8 @@ while nobody waits for it in a collective yet.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -164,9 +166,6 @@ def run_of(who: Membership) -> str:
     return who.one_of(token_hex(8))
 
 
-ALONE = Membership("", 0, 1)
-
-
 def join(group: Group | None) -> Membership:
     """This rank's place in ``group`` (None: all ranks, or this process alone).
 
@@ -181,10 +180,60 @@ def join_ranks(ranks: tuple[int, ...]) -> Membership:
     """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
     if len(ranks) == 1:
         return ALONE
+    own = Membership("-".join(map(str, ranks)), ranks.index(dist.get_rank()), len(ranks))
+    if not _JOINED[ranks] and "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        _ROLLS[ranks] = _rolled(own)
     _JOINED[ranks] += 1
-    name = f"{'-'.join(map(str, ranks))}/{_JOINED[ranks]}"
-    return Membership(name, ranks.index(dist.get_rank()), len(ranks))
+    return own.beside(f"{_ROLLS.get(ranks, '')}{_JOINED[ranks]}")
 
 
+def _rolled(who: Membership) -> str:
+    """A word that only these processes share, however often torchrun has restarted the job.
+
+    Its agent keeps the store, so notes and alarms of processes that have died are still there. The
+    count of restarts does not tell them apart, as each host's agent counts its own. So each process
+    draws a word, and notes all words that it sees. Only one that lives has seen this one's; where
+    all have seen the same, all live.
+    """
+    own, timeout = token_hex(8), _ROLL_PATIENCE
+
+    def roll(store: Any) -> str:
+        store.set(f"word/{who.rank}", own)
+        words, seen = ([f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen"))
+        noted, start_s = "", time.monotonic()
+        while True:
+            if store.check(words):
+                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[:16]
+                if found != noted:
+                    store.set(f"seen/{who.rank}", noted := found)
+                if not _other_than(noted, seen, store):
+                    return f"{noted}/"
+            if time.monotonic() - start_s > timeout.total_seconds():
+                absent = _other_than(noted, seen, store)
+                raise RankFailed(
+                    f"attach cannot be finished: rank {', '.join(map(str, absent))} of {who.world} "
+                    f"did not call it within {timeout}; all ranks of the group must call attach",
+                    ranks=absent,
+                )
+            time.sleep(_POLL_S)
+
+    found: str = who._ask(roll, timeout)
+    return found
+
+
+def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
+    """The ranks that have not seen what this one has noted."""
+    return tuple(
+        rank
+        for rank, key in enumerate(seen)
+        if not store.check([key]) or store.get(key).decode() != noted
+    )
+
+
+ALONE = Membership("", 0, 1)
 _JOINED: Counter[tuple[int, ...]] = Counter()
 """The number of times that each set of ranks was joined."""
+_ROLLS: dict[tuple[int, ...], str] = {}
+"""The word that each set of ranks shares in this start of the job."""
+_ROLL_PATIENCE = timedelta(minutes=5)
+"""The time in which all ranks must have come to their first attach."""

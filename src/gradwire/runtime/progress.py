@@ -12,6 +12,7 @@ from ..wrap.adapt import choose_together
 from .accounting import density_of_step, outgrown
 from .guard import Guard
 from .lanes import wall_clock
+from .log import Log
 from .messages import Message
 from .recorder import Recorder
 from .scaling import scale_of
@@ -45,6 +46,7 @@ class Progress:
         guard: Guard | None = None,
     ) -> None:
         self.guard = guard
+        self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
         self._engine, self._scaler = synchroniser.engine, scaler
         self._in_step: list[Message] = []
@@ -71,14 +73,18 @@ class Progress:
         """
         found = self.synchroniser.messages if names is None else self.synchroniser.of(names)
         self._in_step = [message for message in found if isinstance(message, Message)]
+        notes_norms = (self._looks() and not self._warned) or self._logs()
         for message in self._in_step:
-            message.notes_norms = self._looks() and not self._warned
+            message.notes_norms = notes_norms
         if self.guard is not None and self._engine.world > 1:
             self.guard.begin(self.step, self._in_step)
         self.synchroniser.begin(self.step, scale_of(self._scaler), names)
 
     def _looks(self) -> bool:
         return _looks_after(self.step // self.num_fragments + 1)
+
+    def _logs(self) -> bool:
+        return self.log is not None and self.log.is_due(self.step)
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
         """Notes a forward pass, which may end before the step of the last backward pass does."""
@@ -112,11 +118,13 @@ class Progress:
         choose_together((message.exchange, message.state) for message in self._in_step)
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
-        looks = self._looks()
+        looks, logs = self._looks(), self._logs()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
-        if looks and not self._warned:
+        if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
             self._warn_of_outgrown()
+        if logs and self.log is not None and not self.log.write(self.step, self._in_step):
+            self.log = None
 
     def _warn_of_outgrown(self) -> None:
         found = outgrown(self._in_step)

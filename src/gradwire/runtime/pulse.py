@@ -86,11 +86,11 @@ def _plain(text: str) -> str:
 
 
 class Place(NamedTuple):
-    """A rank's progress: its step, the messages launched in it, and how often it began to load."""
+    """A rank's progress: its step, the messages launched in it, and its joint calls so far."""
 
     step: int
     launched: int
-    num_loads: int
+    num_calls: int
 
 
 class Sign(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from ..trace.density import StepDensity
 from ..trace.span import Span, Trace
@@ -29,13 +30,29 @@ class DensityTotals:
         self.selected += density.selected
         self.arrived += density.arrived
 
-    def stats(self) -> dict[str, float | None]:
-        """The densities over all steps; None where nothing was selected or no density was set."""
-        sums = {"asked": self.asked, "local": self.selected, "actual": self.arrived}
+    def since(self, before: DensityTotals) -> dict[str, float | None]:
+        """The densities since ``before``; None where nothing was selected or none was set."""
+        numel, known = self.numel - before.numel, self.asked is not None
+        sums = {
+            "asked": (self.asked or 0.0) - (before.asked or 0.0) if known else None,
+            "local": self.selected - before.selected,
+            "actual": self.arrived - before.arrived,
+        }
         return {
-            f"density_{name}": None if total is None or not self.numel else total / self.numel
+            f"density_{name}": None if total is None or not numel else total / numel
             for name, total in sums.items()
         }
+
+
+class RunTotals(NamedTuple):
+    """The totals at the end of a step."""
+
+    num_steps: int
+    sent_bytes: int
+    compute_s: float
+    communication_s: float
+    wait_s: float
+    density: DensityTotals
 
 
 class Recorder:
@@ -85,16 +102,40 @@ class Recorder:
             spans = (span for spans in self._steps for span in spans)
             return Trace.of(spans, (found for found in self._densities if found is not None))
 
-    def stats(self) -> dict[str, float | None]:
+    def mark(self) -> RunTotals:
+        """The totals so far, to count from."""
+        with self._lock:
+            return self._mark()
+
+    def _mark(self) -> RunTotals:
+        return RunTotals(
+            self.num_steps,
+            self.sent_bytes,
+            self.compute_s,
+            self.communication_s,
+            self.wait_s,
+            replace(self._density),
+        )
+
+    def since(self, mark: RunTotals) -> dict[str, float | None]:
         """Averages per step; ``step_s`` is the median time from one step's end to the next."""
         with self._lock:
-            steps = max(1, self.num_steps)
-            return {
-                "steps": self.num_steps,
-                "step_s": median(self._step_s) if self._step_s else 0.0,
-                "wire_bytes_per_step": self.sent_bytes / steps,
-                "compute_s_per_step": self.compute_s / steps,
-                "communication_s_per_step": self.communication_s / steps,
-                "wait_s_per_step": self.wait_s / steps,
-                **self._density.stats(),
-            }
+            now, num_steps = self._mark(), self.num_steps - mark.num_steps
+            last = list(self._step_s)[-num_steps:] if num_steps else []
+        steps = max(1, num_steps)
+        return {
+            "steps": num_steps,
+            "step_s": median(last) if last else 0.0,
+            "wire_bytes_per_step": (now.sent_bytes - mark.sent_bytes) / steps,
+            "compute_s_per_step": (now.compute_s - mark.compute_s) / steps,
+            "communication_s_per_step": (now.communication_s - mark.communication_s) / steps,
+            "wait_s_per_step": (now.wait_s - mark.wait_s) / steps,
+            **now.density.since(mark.density),
+        }
+
+    def stats(self) -> dict[str, float | None]:
+        """Averages over all steps, as of ``since``."""
+        return self.since(_START)
+
+
+_START = RunTotals(0, 0, 0.0, 0.0, 0.0, DensityTotals())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, RanksDiffer, invalid
+from .checkpoint import Origin
 from .outer import merged_outer
 from .saved import check_form, refuse_values
 
@@ -49,6 +51,42 @@ def redistribute(
     if type(ranks_per_host) is not int or ranks_per_host < 1 or world_size % ranks_per_host:
         accepted = f"a divisor of world_size, {world_size}"
         raise invalid("ranks_per_host", ranks_per_host, accepted, "leave it out without mesh=")
+    olds = _of_one_moment(state_dicts)
+    return [_part(olds, rank, world_size, ranks_per_host) for rank in range(world_size)]
+
+
+def place_name(rank: int, world_size: int) -> str:
+    """The name of a rank's state among those of all ranks.
+
+    >>> place_name(0, 4)
+    'rank 0 of 4'
+    """
+    return f"rank {rank} of {world_size}"
+
+
+def part_of(saved: Any, origin: Origin) -> Any:
+    """The state_dict of the rank of ``origin`` in ``saved``, which may hold those of all ranks.
+
+    What is no such dict is returned as it is. Another number of ranks, or of ranks on a host, is
+    cut anew. Raises as ``redistribute`` does.
+    """
+    if not isinstance(saved, dict) or not saved or not all(map(_is_place_name, saved)):
+        return saved
+    own = saved.get(place_name(origin.rank, origin.world_size))
+    if own is not None:
+        check_form(own)
+        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in ("", origin.share):
+            return own
+    olds = _of_one_moment(list(saved.values()))
+    return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
+
+
+def _is_place_name(key: Any) -> bool:
+    return type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) is not None
+
+
+def _of_one_moment(state_dicts: Any) -> list[Saved]:
+    """The state_dicts of all old ranks in rank order, found to have been saved together."""
     olds = _of_all_ranks(state_dicts)
     for old in olds[1:]:
         if difference := _difference(olds[0], old):
@@ -56,14 +94,17 @@ def redistribute(
                 f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
                 "the state_dicts that all old ranks saved at one moment"
             )
+    return olds
+
+
+def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
+    """The state of one new rank."""
     per_host = olds[0]["ranks_per_host"]
-    is_shared_out = world_size != len(olds) or not per_host == ranks_per_host == 1
-    for old in olds:
-        _check_values(old, is_shared_out)
-    if not is_shared_out:
-        return [_copied(old) for old in olds]
+    if world_size == len(olds) and per_host == ranks_per_host == 1:
+        _check_values(olds[rank], False)
+        return _copied(olds[rank])
     hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
-    return [_merged(hosts, rank, world_size, ranks_per_host) for rank in range(world_size)]
+    return _merged(hosts, rank, world_size, ranks_per_host)
 
 
 def _of_all_ranks(state_dicts: Any) -> list[Saved]:
@@ -159,12 +200,15 @@ def _merged(
     """The state of one new rank; ``hosts`` holds the old ranks' by host."""
     num_hosts, olds = world_size // ranks_per_host, [old for host in hosts for old in host]
     scale = num_hosts / len(hosts)
-    new = _copied(olds[rank % len(olds)])
     mine = [
         old
         for host in hosts[rank // ranks_per_host :: num_hosts]
         for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
     ]
+    like = olds[rank % len(olds)]
+    for old in (like, *mine):
+        _check_values(old, True)
+    new = _copied(like)
     for name, path in chain.from_iterable(
         ((name, path) for path in fields) for name, fields in new["params"].items()
     ):

@@ -167,8 +167,10 @@ def trained(model: nn.Module) -> list[NamedParam]:
         )
     for name, p in params:
         if p.dtype not in DTYPES:
-            accepted = f"a real floating-point dtype, {DTYPE_NAMES}"
-            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
+            accepted, remedy = f"a real floating-point dtype, {DTYPE_NAMES}", "freeze it"
+            if p.dtype.is_complex:
+                remedy = "keep a real one, and take torch.view_as_complex of it in forward()"
+            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, remedy)
     return params
 
 

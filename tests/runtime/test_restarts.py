@@ -1,0 +1,64 @@
+"""A job that torchrun starts again finds the store as the dead ranks have left it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.errors import RankFailed
+from gradwire.runtime import membership
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, digest, train
+
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
+ROOT = Path(__file__).parent.parent.parent
+
+
+def until_told(handle: gw.Handle) -> None:
+    while True:
+        handle._engine.check()
+
+
+def started_again(rank: int, world: int) -> str:
+    """The second start of these ranks, as its first attach has the names of the first start's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        patch.setattr(membership, "_JOINED", type(membership._JOINED)())
+        patch.setattr(membership, "_ROLLS", {})
+        handle = gw.attach(Net(), TOPK, bucket_cap_mb=SMALL_MB)
+        if rank == 1:
+            handle._engine.give_up("a test gave up")
+        with pytest.raises(RankFailed, match="a test gave up"):
+            until_told(handle)
+        handle.detach()
+        membership._JOINED.clear()
+        membership._ROLLS.clear()
+        # Agents of several hosts do not count alike.
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", str(rank))
+        net = Net(rank)
+        handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+        train(net, adamw(net.parameters()), rank, range(3))
+        handle.detach()
+        return digest(net)
+
+
+def test_notes_and_alarms_of_ranks_that_are_gone_are_not_read(two: Ranks) -> None:
+    one, other = two.run(started_again)
+    assert one == other
+
+
+def test_torchrun_restarts_a_job_from_its_checkpoint(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+    often = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
+    program = ["-m", "tests.runtime.restarted", str(tmp_path)]
+    done = subprocess.run(
+        [*torchrun, *often, *program], cwd=ROOT, check=False, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for rank in range(2):
+        text = (tmp_path / f"rank-{rank}").read_text()
+        assert text == "start 1 began at 3, same bits: True"
