@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import gradwire as gw
-from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.compress.sharded_dgc import sharded_dgc
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -63,8 +64,12 @@ def at_once(mesh: DeviceMesh, net: Any) -> Any:
     return fully_shard(net, mesh=mesh)
 
 
+def compiled(mesh: DeviceMesh, net: Any) -> Any:
+    return torch.compile(by_blocks(mesh, net), backend="eager")
+
+
 WAYS: dict[str, Callable[[DeviceMesh, nn.Module], Any]] = {
-    way.__name__: way for way in (by_blocks, without_root, at_once)
+    way.__name__: way for way in (by_blocks, without_root, at_once, compiled)
 }
 
 
@@ -333,6 +338,29 @@ def wrong(rank: int, world: int) -> list[str]:
     with pytest.raises(InvalidSetting) as raised:
         gw.local_steps(sharded, momentum(sharded.parameters()), "none", every=2, group=replicate)
     return [*told, str(raised.value)]
+
+
+def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
+    """Shards that agree on a threshold; then ranks of different shards, which do not average."""
+    mesh, exchange = grid(), sharded_dgc(density=0.1, sample_share=0.5)
+    net = by_blocks(mesh["shard"], Net())
+    handle = gw.attach(net, exchange, group=mesh["replicate"], shards=mesh["shard"])
+    train(net, momentum(net.parameters()), rank, range(2))
+    found, bits = handle.state_dict()["shard"], digest(held(net))
+    handle.detach()
+    net.zero_grad()
+    crosswise = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    with pytest.raises(RanksDiffer) as raised:
+        gw.attach(net, DENSE, group=crosswise[rank in (1, 2)])
+    return found, bits, str(raised.value)
+
+
+def test_ranks_of_the_same_and_of_other_shards(four: Ranks) -> None:
+    results = four.run(with_and_without_shards)
+    assert [shard for shard, *_ in results] == ["part 0 of 2", "part 1 of 2"] * 2
+    assert results[0][1] == results[2][1] != results[1][1] == results[3][1]
+    for *_, told in results:
+        assert re.search(r"shards is 'part . of 2' against 'part . of 2'", told)
 
 
 def test_what_is_refused(four: Ranks) -> None:

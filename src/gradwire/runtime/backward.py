@@ -19,7 +19,7 @@ from .arrivals import Arrivals
 from .attachment import Attachment
 from .cautions import caution, overlaps
 from .controls import Controls, Pilot
-from .dtensors import has_dtensors, is_sharded
+from .dtensors import has_dtensors, sharded_modules
 from .fused import fused_messages
 from .fusing import NamedParam
 from .handle import Handle
@@ -85,7 +85,7 @@ class _EveryBackward(Attachment):
                 overlap = Overlap(model, params, optimizer, arrivals)
                 undo.callback(overlap.detach)
             hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
-            hooks.ends_behind_others = is_sharded(model)
+            hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
             cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
         if isinstance(settings.exchange, Pilot):

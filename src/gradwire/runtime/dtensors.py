@@ -60,23 +60,16 @@ def put_grad(param: Any, held: Tensor) -> None:
     param.grad = held
 
 
-def applied_to(module: nn.Module) -> Any:
-    """The composable functions, such as ``fully_shard``, that were applied to a module, by name."""
-    contract: Any = sys.modules.get("torch.distributed._composable.contract")
-    return (contract and contract._get_registry(module)) or {}
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules of a model to which ``fully_shard`` was applied."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # torch's, if it is used
+    return [] if fsdp is None else [m for m in model.modules() if isinstance(m, fsdp.FSDPModule)]
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ``fully_shard`` was applied to a model, or to a module inside of it."""
-    return any("fully_shard" in applied_to(module) for module in model.modules())
-
-
-def reshard(model: Any) -> None:
+def reshard(model: nn.Module) -> None:
     """Has FSDP take the parameters apart that it left whole after a forward pass."""
-    modules: Any = model.modules() if isinstance(model, nn.Module) else ()
-    for module in modules:
-        if "fully_shard" in applied_to(module):
-            module.reshard()
+    for module in sharded_modules(model) if isinstance(model, nn.Module) else ():
+        module.reshard()
 
 
 def places(model: Any) -> list[tuple[int, int]]:
@@ -98,7 +91,7 @@ def refuse_other_shards(model: nn.Module, ranks: Sequence[int], mesh: object) ->
     if mesh is not None:
         remedy = "write group=mesh['replicate'] instead"
         raise invalid("mesh", mesh, "None beside parameters that are DTensors", remedy)
-    sharded = is_sharded(model)
+    sharded = bool(sharded_modules(model))
     for name, tensor in tensors:
         if is_dtensor(tensor):
             _refuse_other_shard(name, tensor, ranks, sharded)

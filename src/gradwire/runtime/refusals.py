@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidSetting, invalid
-from .dtensors import applied_to, is_dtensor
+from .dtensors import is_dtensor
 from .fusing import NamedParam
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
@@ -156,7 +156,7 @@ def _refuse_sharded(model: nn.Module) -> None:
         if _is_fsdp(module):
             accepted = "one on each rank whole, or sharded by fully_shard()"
             raise invalid("model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2)
-        if "replicate" in applied_to(module):
+        if "replicate" in _registry(module):
             raise InvalidSetting(
                 f"replicate() exchanges the gradients of {where} itself, and they would be "
                 "exchanged twice; attach the model without replicate()"
@@ -164,6 +164,12 @@ def _refuse_sharded(model: nn.Module) -> None:
 
 
 _BY_FSDP2 = "write fully_shard(module, mesh=mesh['shard']) and attach with group=mesh['replicate']"
+
+
+def _registry(module: nn.Module) -> Any:
+    """The composable functions that were applied to a module, by their names."""
+    contract = sys.modules.get("torch.distributed._composable.contract")  # torch's, if it is used
+    return (contract and contract._get_registry(module)) or {}
 
 
 def _is_fsdp(module: object) -> bool:

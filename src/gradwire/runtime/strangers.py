@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .dtensors import is_dtensor, is_sharded
+from .dtensors import is_dtensor, sharded_modules
 from .hooked import Hooked
 from .refusals import exchanged_by, shown_as_around
 
@@ -45,7 +45,7 @@ class Strangers:
         self._ddp, self._give_up = model, give_up
         ignored = model.parameters_to_ignore if isinstance(model, DistributedDataParallel) else ()
         self._sharded: dict[str, Any] = {}
-        if is_sharded(self._model):
+        if sharded_modules(self._model):
             self._sharded = {name: p for name, p in self._model.named_parameters() if is_dtensor(p)}
         self._known: dict[int, Tensor] = {}
         self._frozen: list[Tensor] = []
