@@ -267,12 +267,14 @@ class Parallel(nn.Module):
         return self.last(self.down(torch.tanh(self.up(self.norm(x)))))  # type: ignore[no-any-return]
 
 
-def tensor_parallel(rank: int, world: int) -> tuple[str, str, str]:
+def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, str]:
     found, shard = [], ""
     for own in (False, True):
-        mesh = grid(("dp", "tp"))
+        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
         cut = {"norm": SequenceParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
         net = parallelize_module(Parallel(), mesh["tp"], cut)
+        if is_sharded:
+            net = without_root(mesh["shard"], net)
         if own:
             handle = gw.attach(net, DENSE, group=mesh["dp"], bucket_cap_mb=SMALL_MB)
             shard = handle.state_dict()["shard"]
@@ -292,8 +294,9 @@ def tensor_parallel(rank: int, world: int) -> tuple[str, str, str]:
     return found[0], found[1], shard
 
 
-def test_tensor_parallel_layers(four: Ranks) -> None:
-    results = four.run(tensor_parallel)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_tensor_parallel_layers(is_sharded: bool, four: Ranks) -> None:
+    results = four.run(tensor_parallel, is_sharded)
     assert [shard for *_, shard in results] == ["part 0 of 2", "part 1 of 2"] * 2
     for native, own, _ in results:
         assert own == native

@@ -73,11 +73,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def places(model: Any) -> list[tuple[int, int]]:
-    """This rank's shard of every layer by its number, and their count; empty without DTensors."""
+    """This rank's shard of each layer by its number, and their count; empty where all are whole."""
     meshes = [param.device_mesh for param in model.parameters() if is_dtensor(param)]
-    return sorted(
-        {(mesh.mesh.flatten().tolist().index(mesh.get_rank()), mesh.size()) for mesh in meshes}
-    )
+    found = {(mesh.mesh.flatten().tolist().index(mesh.get_rank()), mesh.size()) for mesh in meshes}
+    return sorted(found - {(0, 1)})
 
 
 def refuse_other_shards(model: nn.Module, ranks: Sequence[int], mesh: object) -> None:
