@@ -16,6 +16,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = {
     # How it is started; its arguments for a whole run, a first part, and the rest of it.
+    "fsdp": (
+        (*TORCHRUN[:-1], "4"),
+        ("--steps", "8"),
+        ("--steps", "4"),
+        ("--steps", "4", "--resume"),
+    ),
     "accelerate": (TORCHRUN, ("--steps", "8"), ("--steps", "4"), ("--steps", "4", "--resume")),
     "transformers": (TORCHRUN, ("--steps", "10"), ("--steps", "5"), ("--steps", "10", "--resume")),
     "lightning": ((), ("--epochs", "2"), ("--epochs", "1"), ("--epochs", "2", "--resume")),
@@ -39,7 +45,7 @@ def said(how: tuple[str, ...], name: str, folder: Path, arguments: tuple[str, ..
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_run_in_two_parts_ends_in_the_bits_of_one(name: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec(name) is None:
+    if name != "fsdp" and importlib.util.find_spec(name) is None:  # which is torch's own
         pytest.skip(f"{name} is not installed; run: pip install 'gradwire[frameworks]'")
     how, whole, first, rest = FRAMEWORKS[name]
     at_once = said(how, name, tmp_path / "whole", whole)

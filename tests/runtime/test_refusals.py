@@ -232,17 +232,19 @@ def sharded(rank: int, world: int) -> list[str]:
     return [
         refused(fully_shard(Net(), mesh=mesh)),
         refused(parallelize_module(Net(), mesh, {"deep": ColwiseParallel()})),
+        refused(ddp(parallelize_module(nn.Linear(4, 2), mesh, ColwiseParallel()), init_sync=False)),
         refused(FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))),
     ]
 
 
 @pytest.mark.multi
 def test_sharded_models(two: Ranks) -> None:
-    for shard, parallel, wrapped in two.run(sharded):
-        assert "fully_shard() exchanges the gradients of FSDPNet itself" in shard
-        assert "deep.weight must be a plain tensor, whole on each rank, got 'DTensor'" in parallel
-        assert "sharded models are not supported" in parallel
+    for shard, parallel, in_ddp, wrapped in two.run(sharded):
+        assert "group must be ranks that hold the same shard of every layer" in shard
+        assert "got 'ranks [0, 1], which hold different shards of deep.weight'" in parallel
+        assert "weight must be a plain tensor, whole on each rank, got 'DTensor'" in in_ddp
         assert "FullyShardedDataParallel" in wrapped
+        assert "write fully_shard(module, mesh=mesh['shard'])" in wrapped
 
 
 def python_reducer(rank: int, world: int) -> str:

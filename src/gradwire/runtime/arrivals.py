@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from .dtensors import put_grad
 from .lanes import wall_clock
 from .progress import Progress
 
@@ -35,7 +36,7 @@ class Arrivals:
         arrived = synchroniser.finish()
         for name, param in self._params.items():
             if name in arrived:
-                param.grad = synchroniser.mean(name)
+                put_grad(param, synchroniser.mean(name))
             elif synchroniser.is_sparse(name):
                 param.grad = synchroniser.grads[name]
         self._progress.mark_wait(start_s, wall_clock())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from ..kernels.build import backend
 from .attachment import Attachment
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
+from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .fusing import NamedParam
@@ -88,13 +89,14 @@ def attach(
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks; without ``init_process_group``: this process alone). ``shards`` is the tensor-parallel
-    group or dimension, if layers are cut along it, for an exchange that asks the ranks of the other
-    parts what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks:
-    one of ("hosts", "local"), or "torchrun". A host's ranks add up gradients and exchange shares.
-    All ranks must attach alike and run the same steps; every backward pass must reach an attached
-    parameter on each. ``timeout`` bounds a wait for a peer, ``trace()`` has ``trace_steps`` steps.
-    Embeddings send non-zero rows where that pays (`natural`), or always (`sparse_message`).
+    ranks; without ``init_process_group``: this process alone). Its ranks hold the same shards where
+    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``; then gradients of
+    shards travel. ``shards`` is the tensor-parallel group or dimension, for an exchange that asks
+    the ranks of other shards what to send (``sharded_dgc``). ``mesh``, in place of both, is for
+    hosts of several ranks: one of ("hosts", "local"), or "torchrun". A host's ranks add up
+    gradients and exchange shares. All ranks must attach alike and run the same steps; every
+    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer,
+    ``trace()`` has ``trace_steps`` steps. Embeddings send non-zero rows where that pays.
     ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some means are compared
     with dense ones (`guard`), every ``check_every`` all of them among ranks (`integrity`).
 
@@ -110,12 +112,14 @@ def attach(
 class Grid(NamedTuple):
     """This rank's two groups: those that average with it, and those that hold the other parts.
 
-    ``mesh`` tells which of the first are on one host.
+    ``ranks`` are the numbers of the first among all ranks, and ``mesh`` tells which are on one
+    host.
     """
 
     who: Membership
     shards: Membership
     mesh: DeviceMesh | str | None
+    ranks: Sequence[int]
 
 
 def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
@@ -123,9 +127,10 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)
+    ranks = dist.get_process_group_ranks(found) if dist.is_initialized() else []
     if mesh is None:
-        return Grid(join(found), join_shards(shards, found), None)
-    return Grid(join_mesh(mesh, found, shards), ALONE, mesh)
+        return Grid(join(found), join_shards(shards, found), None, ranks)
+    return Grid(join_mesh(mesh, found, shards), ALONE, mesh, ranks)
 
 
 def attach_in(
@@ -135,15 +140,17 @@ def attach_in(
 
     A rank that refuses tells the others, so that none of them waits for it.
     """
-    who, shards, mesh = grid
+    who, shards, mesh, ranks = grid
     try:
+        reshard(model)
         refuse_wrong_model(model)
+        refuse_other_shards(model, ranks, mesh)
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
-        params = _params(model, settings)
+        params, held = _params(model, settings)
         special = way.prepare(model, params, settings)
-        _refuse_pilot_among_shards(settings, shards)
-        own = _fingerprint(model, params, settings, shards, special)
-        messages = way.messages(model, params, settings, who)
+        _refuse_pilot_among_shards(settings, shards, params)
+        own = _fingerprint(model, held, settings, shards, special)
+        messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
     except Exception as error:
         post_refusal(who, error)
@@ -156,7 +163,7 @@ def attach_in(
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, settings, messages)
+    return _connect(way, grid, model, params, held, settings, messages)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -171,12 +178,16 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
     return found
 
 
-def _params(model: nn.Module, settings: Settings) -> list[NamedParam]:
-    """The parameters that are exchanged; raises where a plan cannot be carried out for them."""
+def _params(model: nn.Module, settings: Settings) -> tuple[list[NamedParam], list[NamedParam]]:
+    """The parameters that are exchanged, and what this rank holds of them.
+
+    Raises where a plan cannot be carried out for these.
+    """
     params = trained(model)
+    held = [(name, shard_of(param)) for name, param in params]
     if isinstance(settings.exchange, Plan):
-        check_for(settings.exchange, params, sparse_weights(model))
-    return params
+        check_for(settings.exchange, held, sparse_weights(model))
+    return params, held
 
 
 def _connect(
@@ -184,6 +195,7 @@ def _connect(
     grid: Grid,
     model: nn.Module,
     params: list[NamedParam],
+    held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
 ) -> Handle:
@@ -200,10 +212,10 @@ def _connect(
     undo.callback(engine.close)
     try:
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
-            engine.broadcast([t for _, t, _ in _tensors(model, params, settings)])
+            engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
         way.caution(model, params, settings)
         check_every = settings.check_every
-        synchroniser = Synchroniser(engine, messages, dict(params), check_every=check_every)
+        synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
@@ -216,9 +228,9 @@ def _connect(
 
 
 def _tensors(
-    model: nn.Module, params: list[NamedParam], settings: Settings
+    model: nn.Module, held: list[NamedParam], settings: Settings
 ) -> list[tuple[str, Tensor, str]]:
-    """Every tensor that ranks must share, with its name and how it is treated."""
+    """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
     sparse = sparse_weights(model)
 
     def how(name: str, param: Tensor) -> str:
@@ -226,19 +238,19 @@ def _tensors(
             return "sparse"
         return "compressed" if settings.compress_if(name, param) else "uncompressed"
 
-    tensors = [(name, p, how(name, p)) for name, p in params]
+    tensors = [(name, p, how(name, p)) for name, p in held]
     if not isinstance(model, DistributedDataParallel):
         frozen: list[NamedParam] = [
             (name, p) for name, p in model.named_parameters() if not p.requires_grad
         ]
-        tensors += [(name, p, "frozen") for name, p in frozen]
-        tensors += [(name, b, "buffer") for name, b in model.named_buffers()]
+        tensors += [(name, shard_of(p), "frozen") for name, p in frozen]
+        tensors += [(name, shard_of(b), "buffer") for name, b in model.named_buffers()]
     return tensors
 
 
 def _fingerprint(
     model: nn.Module,
-    params: list[NamedParam],
+    held: list[NamedParam],
     settings: Settings,
     shards: Membership,
     special: Mapping[str, object],
@@ -250,7 +262,7 @@ def _fingerprint(
         "num_channels": settings.channels,
         "may be left to DDP": not settings.asks_for_messages,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
-        "shards": place_in(shards),
+        "shards": place_in(shards, model),
         "ranks per host": settings.ranks_per_host,
         "scaler": None if settings.scaler is None else "given",
         "guard_every": settings.guard_every,
@@ -259,10 +271,10 @@ def _fingerprint(
     }
     if not isinstance(settings.exchange, Plan):
         widths = tables(model)
-        shared["embeddings' tables"] = [name for name, p in params if id(p) in widths]
+        shared["embeddings' tables"] = [name for name, p in held if id(p) in widths]
     if _same_threads(settings.exchange):
         shared["torch.get_num_threads()"] = torch.get_num_threads()
-    return fingerprint(_tensors(model, params, settings), shared)
+    return fingerprint(_tensors(model, held, settings), shared)
 
 
 def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:
@@ -280,7 +292,13 @@ def _digest(exchange: Exchange | Plan | Pilot) -> object:
     return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
 
 
-def _refuse_pilot_among_shards(settings: Settings, shards: Membership) -> None:
-    if isinstance(settings.exchange, Pilot) and shards.world > 1:
-        name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
+def _refuse_pilot_among_shards(
+    settings: Settings, shards: Membership, params: list[NamedParam]
+) -> None:
+    if not isinstance(settings.exchange, Pilot):
+        return
+    name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
+    if shards.world > 1:
         raise invalid("shards", shards.world, f"None beside {name}", remedy)
+    if has_dtensors(params):
+        raise invalid("model", "one of DTensors", f"plain parameters beside {name}", remedy)

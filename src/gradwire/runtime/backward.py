@@ -19,6 +19,7 @@ from .arrivals import Arrivals
 from .attachment import Attachment
 from .cautions import caution, overlaps
 from .controls import Controls, Pilot
+from .dtensors import has_dtensors, sharded_modules
 from .fused import fused_messages
 from .fusing import NamedParam
 from .handle import Handle
@@ -80,10 +81,11 @@ class _EveryBackward(Attachment):
                 undo.callback(buckets.remove)
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
-            if optimizer is not None and overlaps(settings):
+            if optimizer is not None and overlaps(settings) and not has_dtensors(params):
                 overlap = Overlap(model, params, optimizer, arrivals)
                 undo.callback(overlap.detach)
             hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
+            hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
             cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
         if isinstance(settings.exchange, Pilot):

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..data.plan import Plan
 from ..exchange import named_collective
 from ..wrap.momentum import momentum_of
+from .dtensors import has_dtensors
 from .fusing import NamedParam
 from .settings import Settings, sparse_weights
 
@@ -19,7 +20,7 @@ _log = logging.getLogger("gradwire")
 
 def caution(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
     """Gives every warning there is about a model whose gradients are exchanged."""
-    _warn_of_no_overlap(model, settings)
+    _warn_of_no_overlap(model, params, settings)
     warn_of_two_momenta(settings, settings.optimizer)
     _warn_of_no_momentum(model, params, settings)
     _warn_of_another_way(model, params, settings)
@@ -30,12 +31,14 @@ def overlaps(settings: Settings) -> bool:
     return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
 
 
-def _warn_of_no_overlap(model: nn.Module, settings: Settings) -> None:
+def _warn_of_no_overlap(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
     """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
     if not overlaps(settings):
         return
     if isinstance(model, DistributedDataParallel):
         why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"
+    elif has_dtensors(params):
+        why = "parameters are DTensors, whose forward pass torch itself arranges"
     elif settings.optimizer is None:
         why = "attach got no optimizer=, whose step it would have to cut"
     else:

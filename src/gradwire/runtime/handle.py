@@ -55,6 +55,7 @@ class Handle:
         self.attached = True
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
+        self._shard = place_in(self._engine.shards, model)
 
     @property
     def overlap(self) -> Overlap | None:
@@ -290,10 +291,14 @@ class Handle:
 
     @property
     def _origin(self) -> checkpoint.Origin:
-        shard = place_in(self._engine.shards)
         share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
         return checkpoint.Origin(
-            self._algorithm, self.world_size, self.rank, shard, self._engine.ranks_per_host, share
+            self._algorithm,
+            self.world_size,
+            self.rank,
+            self._shard,
+            self._engine.ranks_per_host,
+            share,
         )
 
     def detach(self) -> None:

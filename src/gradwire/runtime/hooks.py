@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from .arrivals import Arrivals
+from .dtensors import put_grad, shard_of_grad
 from .lanes import wall_clock
 from .overlap import Overlap
 from .progress import Progress
@@ -46,6 +47,8 @@ class ModuleHooks:
         self.is_paused = False
         self.switch: Mapping[str, object] = {}
         """The model's attributes, of which loops written for DDP set one."""
+        self.ends_behind_others = False
+        """Whether callbacks at the end of a backward pass bring gradients too, as FSDP's do."""
         self._is_attached = True
         self._hooks = {name: self._hook(param, name) for name, param in params}
 
@@ -101,11 +104,15 @@ class ModuleHooks:
         Autograd drops the callback if the backward pass raises; so the next one notices that.
         """
 
+        engine = torch.autograd.Variable._execution_engine
+
         def end() -> None:
             self._end_backward()
 
         self._end = weakref.ref(end)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        engine.queue_callback(
+            (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
+        )
 
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before anything is launched.
@@ -125,11 +132,11 @@ class ModuleHooks:
         A sparse gradient is made dense if its module did not announce one. A gradient that is cut
         into flat ranges is made contiguous.
         """
-        synchroniser, grad = self._synchroniser, param.grad
+        synchroniser, grad = self._synchroniser, shard_of_grad(param)
         if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):
             grad = param.grad = grad.to_dense()
         if grad is not None and synchroniser.is_cut(name) and not grad.is_contiguous():
-            grad = param.grad = grad.contiguous()
+            put_grad(param, grad := grad.contiguous())
         return grad
 
     def _is_shared(self, name: str, grad: Tensor | None) -> bool:

@@ -49,6 +49,7 @@ from .attach import attach_in, grid_of
 from .attachment import Attachment
 from .cautions import warn_of_two_momenta
 from .controls import Pilot
+from .dtensors import has_dtensors
 from .fused import fused_messages
 from .fusing import NamedParam
 from .handle import Handle
@@ -135,6 +136,9 @@ class _Locally(Attachment):
             accepted = "a compressor or an exchange, as plans follow the backward pass"
             given = "a plan" if isinstance(settings.exchange, Plan) else repr(settings.exchange)
             raise invalid("exchange", given, accepted, remedy)
+        if has_dtensors(params):
+            remedy = "call gw.attach, or train a model that is whole on each rank"
+            raise invalid("model", "one of DTensors", "plain parameters", remedy)
         self._check_optimizer(params)
         every, fragments, delay, mixing = self._asked
         if mixing is None:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidSetting, invalid
+from .dtensors import is_dtensor
 from .fusing import NamedParam
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
@@ -59,7 +60,7 @@ def refuse_wrong_model(model: nn.Module) -> None:
                 "exchange: call handle.detach() on the first handle, then attach again"
             )
     _refuse_sharded(model)
-    _refuse_odd_tensors([*model.named_parameters(), *model.named_buffers()])
+    _refuse_odd_tensors(model)
     _refuse_ddp_inside(model)
     _refuse_ddp_around(model)
     if torch._C._current_graph_task_id() != -1:
@@ -149,23 +150,20 @@ def _refuse_no_group() -> None:
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    """Refuses models whose parameters are sharded or replicated by torch, as torch then exchanges
-    their gradients itself."""
+    """Refuses models that torch replicates, or shards in a form that it leaves to nobody else."""
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
-            raise invalid(
-                "model", f"{where} in FullyShardedDataParallel", "one on each rank whole", _WHOLE
-            )
-        made = [name for name in ("fully_shard", "replicate") if name in _registry(module)]
-        if made:
+            accepted = "one on each rank whole, or sharded by fully_shard()"
+            raise invalid("model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2)
+        if "replicate" in _registry(module):
             raise InvalidSetting(
-                f"{made[0]}() exchanges the gradients of {where} itself, and they would be "
-                f"exchanged twice; attach the model without {made[0]}()"
+                f"replicate() exchanges the gradients of {where} itself, and they would be "
+                "exchanged twice; attach the model without replicate()"
             )
 
 
-_WHOLE = "do not shard the model, or do not attach it (sharded models are not supported)"
+_BY_FSDP2 = "write fully_shard(module, mesh=mesh['shard']) and attach with group=mesh['replicate']"
 
 
 def _registry(module: nn.Module) -> Any:
@@ -179,15 +177,18 @@ def _is_fsdp(module: object) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
 
 
-def _refuse_odd_tensors(tensors: Iterable[NamedParam]) -> None:
+def _refuse_odd_tensors(model: nn.Module) -> None:
     """Refuses tensors without values of their own on this rank, which no message could carry."""
-    for name, tensor in tensors:
+    is_ddp = isinstance(model, DistributedDataParallel)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         kind = type(tensor)
+        is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
             remedy = "run one forward pass, which gives lazy parameters their shape, then attach"
             raise invalid(name, kind.__name__, "a tensor with a shape", remedy)
-        if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-            raise invalid(name, kind.__name__, "a plain tensor, whole on each rank", _WHOLE)
+        if not is_plain and (is_ddp or not is_dtensor(tensor)):
+            remedy = "give the model plain tensors; those of DTensors are attached without DDP"
+            raise invalid(name, kind.__name__, "a plain tensor, whole on each rank", remedy)
         if tensor.is_meta:
             remedy = "give the model its values first (to_empty() and its initialisation)"
             raise invalid(f"device of {name}", "meta", "one that holds values", remedy)

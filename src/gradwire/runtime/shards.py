@@ -15,10 +15,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..contract.member import Shards
 from ..errors import RanksDiffer, invalid
+from .dtensors import places
 from .fingerprint import refusal_in
 from .membership import ALONE, Membership, join
 from .messages import Message
@@ -67,9 +69,10 @@ def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membe
     return join(found)
 
 
-def place_in(shards: Membership) -> str:
+def place_in(shards: Membership, model: nn.Module) -> str:
     """The part of every layer that a rank holds, in words; the same on all ranks that average."""
-    return f"part {shards.rank} of {shards.world}"
+    found = [] if shards.world > 1 else places(model)
+    return " and ".join(f"part {r} of {w}" for r, w in found or [(shards.rank, shards.world)])
 
 
 def agree_among_shards(

@@ -10,6 +10,9 @@ parameters' place for one forward pass. So strangers that are found in the forwa
 ``load_state_dict`` get a hook of their own, for a backward pass in which no parameter that is
 exchanged gets a gradient. One case is not seen: all parameters of a model whose root is never
 called are replaced at once, and not by ``load_state_dict``.
+
+``fully_shard`` itself puts whole parameters in the place of sharded ones while they are needed.
+These are no strangers: a stranger among sharded parameters is sharded too, or has a new name.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .dtensors import is_dtensor, sharded_modules
 from .hooked import Hooked
 from .refusals import exchanged_by, shown_as_around
 
@@ -40,6 +44,9 @@ class Strangers:
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._ddp, self._give_up = model, give_up
         ignored = model.parameters_to_ignore if isinstance(model, DistributedDataParallel) else ()
+        self._sharded: dict[str, Any] = {}
+        if sharded_modules(self._model):
+            self._sharded = {name: p for name, p in self._model.named_parameters() if is_dtensor(p)}
         self._known: dict[int, Tensor] = {}
         self._frozen: list[Tensor] = []
         for name, param in self._model.named_parameters():
@@ -51,7 +58,8 @@ class Strangers:
         self._has_looked = False
         self._note()
         self._hooks = [
-            Hooked(model.register_forward_pre_hook, self._before_forward()),
+            # Before FSDP's hook, which gathers parameters: a look takes less where they are known.
+            Hooked(model.register_forward_pre_hook, self._before_forward(), prepend=True),
             Hooked(self._model.register_load_state_dict_post_hook, lambda *_: self._arm()),
         ]
 
@@ -100,10 +108,16 @@ class Strangers:
             (name, p)
             for name, p in params
             if p.requires_grad and p.is_leaf and id(p) not in self._known
+            if not self._is_gathered(name, p)
         ]
         if not found and all(isinstance(p, nn.Parameter) for _, p in params):
             self._note()  # and never what functional_call has put there, with its graph
         return found
+
+    def _is_gathered(self, name: str, param: Any) -> bool:
+        """Whether FSDP has put a parameter in the place of the sharded one of this name."""
+        own = self._sharded.get(name)
+        return own is not None and not (is_dtensor(param) and param.device_mesh == own.device_mesh)
 
     def _arm(self) -> None:
         """Gives every stranger a hook that raises when a gradient comes to it."""
