@@ -104,9 +104,8 @@ def attach(
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    return attach_in(
-        EVERY_BACKWARD, model, exchange, Choices(*given, guard_every, check_every), grid
-    )
+    every = guard_every, check_every
+    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
 
 
 class Grid(NamedTuple):
