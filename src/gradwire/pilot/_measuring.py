@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from ..data.cluster import Cluster, CodecFit, VerbName
 from ..errors import InvalidSetting
+from ..measure.beside import measure_beside
 from ..measure.codecs import measure_codecs
 from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
 from ..runtime.engine import Engine
@@ -103,6 +105,12 @@ def _cluster(engine: Engine, sizes: Sequence[int], taken_s: float) -> Cluster:
 def slowness(engine: Engine, known: Links) -> float:
     """The seconds of a message over those that it took when the links were measured."""
     return all_reduce_s(engine, known.size_bytes) / known.taken_s
+
+
+def beside(engine: Engine) -> float:
+    """The pace of a model beside its rank's busy compute lane, the median of all ranks."""
+    own = measure_beside(partial(figures_of_all, engine, [0.0]))
+    return median(rank for (rank,) in figures_of_all(engine, [own]))
 
 
 @cache

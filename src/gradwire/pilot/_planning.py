@@ -8,7 +8,7 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..errors import InvalidSetting
-from ..planner.auto import auto as plan_of
+from ..planner.auto import survey
 from ..planner.ddp import ddp
 from ..planning.fidelity import admitted
 from ..planning.price import iteration_s
@@ -17,23 +17,38 @@ from ..planning.price import iteration_s
 class Proposal(NamedTuple):
     """A plan and what steps are predicted to take, the optimizer's share left out.
 
-    There is no plan where the planner refused; ``words`` then say why.
+    There is no plan where the planner refused; ``words`` then say why. ``rival`` is a plainer plan,
+    to be tried where steps by this one take longer; None where there is none.
     """
 
     plan: Plan | None
     predicted_s: float
     dense_s: float
     words: str
+    rival: Plan | None = None
+    rival_s: float = 0.0
 
     def told(self) -> dict[str, Any]:
         """A form that rank 0 can tell the others."""
-        return {**self._asdict(), "plan": None if self.plan is None else self.plan.to_json()}
+        plans = {name: getattr(self, name) for name in _PLANS}
+        return {**self._asdict(), **{n: plan and plan.to_json() for n, plan in plans.items()}}
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Proposal:
         """The same as it was told."""
-        plan = told["plan"]
-        return cls(**{**told, "plan": None if plan is None else Plan.parse(plan, "rank 0's plan")})
+        plans = {name: told[name] for name in _PLANS}
+        parsed = {n: plan and Plan.parse(plan, "rank 0's plan") for n, plan in plans.items()}
+        return cls(**{**told, **parsed})
+
+    def swapped(self) -> Proposal:
+        """The rival in the place of the plan, and the plan in that of the rival."""
+        assert self.rival is not None
+        return self._replace(
+            plan=self.rival, predicted_s=self.rival_s, rival=self.plan, rival_s=self.predicted_s
+        )
+
+
+_PLANS = ("plan", "rival")
 
 
 def proposal(
@@ -42,10 +57,12 @@ def proposal(
     """The plan of the planner ``auto``, or its refusal."""
     dense_s = iteration_s(ddp(profile, cluster), profile, cluster)
     try:
-        plan = plan_of(profile, cluster, fidelity=fidelity, overlap_forward=overlap_forward)
+        found = survey(profile, cluster, fidelity, overlap_forward)
     except InvalidSetting as error:
         return Proposal(None, dense_s, dense_s, f"the planner refuses: {error}")
-    return Proposal(plan, iteration_s(plan, profile, cluster), dense_s, words_of(plan))
+    (_, seconds, plan, _), rival = found.chosen, found.rival
+    made = Proposal(plan, seconds, dense_s, words_of(plan))
+    return made if rival is None else made._replace(rival=rival.plan, rival_s=rival.seconds)
 
 
 def words_of(plan: Plan) -> str:

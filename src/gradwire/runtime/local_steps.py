@@ -45,6 +45,7 @@ from torch.optim import Optimizer
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import invalid
+from ..planning.default_fusion import matrices
 from .attach import attach_in, grid_of
 from .attachment import Attachment
 from .cautions import warn_of_two_momenta
@@ -58,7 +59,7 @@ from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
 from .progress import Progress
 from .refusals import mark_attached
-from .settings import Choices, Settings, matrices
+from .settings import Choices, Settings
 from .strangers import Strangers
 from .synchroniser import AnyMessage
 from .wire import Group

@@ -1,0 +1,109 @@
+"""Default fusion: how ``attach`` puts gradients together into messages where there is no plan.
+
+Few large messages leave the network idle while backward goes on, and give encode and decode nothing
+to hide behind. Many small messages pay their latency often. On 4 hosts at 200 Mbit, with 13 MB of
+gradients, uncompressed steps took 1.02 s in messages of 4 MiB, 1.04 s in those of 8 MiB, 1.05 s of
+25 MiB and 1.00 s of 1 MiB, against 1.01 s of DDP in the same run. Steps with onebit took 0.32 s in
+messages of 4 MiB and 0.38 s in those of 1 MiB. So the size that counts is the one on the wire.
+
+Where the network costs nothing (two ranks on one machine, a transformer of 3.3 M parameters) a
+message costs 0.5 to 1 ms of processor time beside its bytes, in threads that wake up and in Python
+that is no longer in the cache. A step took 82 ms of it in 15 messages of 1 MiB and 77 ms in 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..contract import Exchange
+from ..spec import TensorSpec
+from ..wrap.momentum import beside
+
+DEFAULT_CHANNELS = 4
+"""The messages that are sent at once."""
+
+NamedTensor = tuple[str, Tensor]
+"""A parameter, or a tensor as long, and its name."""
+
+_WIRE_BYTES = 2**22
+_FEWEST, _MOST = 4, 16
+_SMALLEST_BYTES = 2**20
+
+
+def matrices(name: str, param: Tensor) -> bool:
+    """The default ``compress_if``: all but vectors (biases, norms), which are small."""
+    return param.dim() >= 2
+
+
+def default_messages(
+    params: Sequence[NamedTensor], exchange: Exchange, world: int
+) -> list[tuple[list[NamedTensor], Exchange]]:
+    """The messages that ``attach`` makes of a model by default, in issue order."""
+    dense = beside(exchange)
+
+    def exchange_of(takes: bool) -> Exchange:
+        return exchange if takes else dense
+
+    def cap_bytes(takes: bool) -> int:
+        members = [one for one in params if matrices(*one) == takes]
+        return default_cap_bytes(members, exchange_of(takes), world)
+
+    fused = fuse(params, kind=matrices, cap_bytes=cap_bytes)
+    return [(members, exchange_of(matrices(*members[0]))) for members in fused]
+
+
+def default_cap_bytes(params: Sequence[NamedTensor], exchange: Exchange, world: int) -> int:
+    """Bytes of gradients to fuse into one message where the user names none.
+
+    With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of them. It is
+    at least 1 MiB.
+    """
+    total = sum(p.numel() * p.element_size() for _, p in params)
+    alike = {(param.shape, param.dtype): (name, param) for name, param in params}
+    each = {key: _wire_bytes(*one, exchange, world) for key, one in alike.items()}
+    sent = [each[param.shape, param.dtype] for _, param in params]
+    stated = [size_bytes for size_bytes in sent if size_bytes is not None]
+    wire = sum(stated) if len(stated) == len(sent) else total
+    parts = min(max(wire // _WIRE_BYTES, _FEWEST), _MOST)
+    return max(-(-total // parts), _SMALLEST_BYTES)
+
+
+def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
+    """Bytes that the busiest rank sends of one parameter; None where that is not known.
+
+    Parameters are asked for one by one, as an exchange may refuse a tensor as long as a model.
+    """
+    spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
+    sent = exchange.expected_bytes(spec, world)
+    return None if sent is None else max(sent)
+
+
+def fuse(
+    params: Sequence[NamedTensor],
+    *,
+    kind: Callable[[str, Tensor], Any],
+    cap_bytes: Callable[[Any], int],
+) -> list[list[NamedTensor]]:
+    """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
+
+    Backward produces gradients roughly in reverse order of registration, so messages are filled in
+    that order; they come back in the order in which they fill, the issue order. A gradient of at
+    least half the cap travels alone, as then nothing has to be copied (`Message.can_borrow`), but
+    not one below 1 MiB and the cap: its copy costs less than one more message.
+    """
+    open_messages: dict[Any, list[NamedTensor]] = {}
+    closed: list[list[NamedTensor]] = []
+    for name, param in reversed(params):
+        key = (kind(name, param), param.dtype)
+        cap = cap_bytes(key[0])
+        if param.numel() * param.element_size() >= min(cap, max(cap / 2, _SMALLEST_BYTES)):
+            closed.append([(name, param)])
+            continue
+        message = open_messages.setdefault(key, [])
+        message.append((name, param))
+        if sum(p.numel() * p.element_size() for _, p in message) >= cap:
+            closed.append(open_messages.pop(key))
+    return [*closed, *open_messages.values()]
