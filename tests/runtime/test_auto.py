@@ -114,7 +114,9 @@ def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) 
     assert "back to dense" in pilot["decisions"][-1]
 
 
-@pytest.mark.parametrize(("rival_s", "is_kept"), [(0.05, True), (0.2, False)])
+@pytest.mark.parametrize(
+    ("rival_s", "is_kept"), [(0.2, False), pytest.param(0.05, True, marks=pytest.mark.slow)]
+)
 def test_a_plainer_plan_is_tried_once_and_the_faster_one_kept(
     two: Ranks, rival_s: float, is_kept: bool
 ) -> None:

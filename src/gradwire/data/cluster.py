@@ -222,6 +222,18 @@ class Cluster(Stored):
             ),
         )
 
+    def slower(self, factor: float) -> Cluster:
+        """The same cluster, where all that hosts send each other takes ``factor`` times as long.
+
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6)
+        >>> round(cluster.slower(2.0).all_reduce_s(1e6) / cluster.all_reduce_s(1e6), 6)
+        2.0
+        """
+        lines = {verb: line.times(factor) for verb, line in self.collectives.items()}
+        rate = self.rate_bytes_per_s / factor
+        figures = {"collectives": lines, "rate_bytes_per_s": rate, "hop_s": factor * self.hop_s}
+        return self.model_copy(update=figures)
+
     @property
     def tells_rate(self) -> bool:
         """Whether other rates can be told from it, as ``scaled`` does: not where an all-reduce was

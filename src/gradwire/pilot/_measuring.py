@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..data.cluster import Cluster, CodecFit, VerbName
+from ..data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
+from ..data.fit import LineFit
 from ..errors import InvalidSetting
 from ..measure.beside import measure_beside
 from ..measure.codecs import measure_codecs
@@ -113,7 +114,30 @@ def beside(engine: Engine) -> float:
     return median(rank for (rank,) in figures_of_all(engine, [own]))
 
 
+def codecs(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[str, CodecFit]:
+    """The costs of compressors, each figure the median of all ranks."""
+    if not compressors:
+        return {}
+    own = _own_codecs(compressors, world, torch.get_num_threads())
+    lines = [getattr(own[name], key) for name in compressors for key in PRIMITIVES]
+    figures = [figure for line in lines for figure in (line.alpha_s, line.per_unit_s)]
+    return median_codecs(compressors, figures_of_all(engine, figures))
+
+
+def median_codecs(
+    compressors: Sequence[str], rows: Sequence[Sequence[float]]
+) -> dict[str, CodecFit]:
+    """The costs of compressors by each rank's figures: the two of a line, line after line."""
+    figures = iter([median(those) for those in zip(*rows, strict=True)])
+    return {
+        name: CodecFit(
+            **{key: LineFit(alpha_s=next(figures), per_unit_s=next(figures)) for key in PRIMITIVES}
+        )
+        for name in compressors
+    }
+
+
 @cache
-def codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+def _own_codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
     """The costs of compressors on this machine, measured once by each process."""
     return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
 
-import torch
-
 from ..bounds import check_whole
 from ..data.cluster import Cluster
 from ..data.plan import Plan
@@ -121,8 +119,8 @@ class _Watched(Flight):
     def _predicted_s(self, iteration_s: float) -> float:
         """Seconds of a step whose exchange and layers are to take ``iteration_s``.
 
-        The optimizer's share is added, and all is corrected by what dense steps took: a machine
-        that is slower than the model is so for any plan.
+        The optimizer's share is added, and all is corrected by what dense steps took and their
+        messages do not explain (``link_factor``): a machine that is slower is so for any plan.
         """
         return self._correction * (iteration_s + self._other_s)
 
@@ -199,7 +197,7 @@ class _Watched(Flight):
             num_hosts = engine.world // engine.ranks_per_host
             # Where there is one host, nothing is sent that could be compressed.
             names = compressors_of(self._fidelity) if num_hosts > 1 else ()
-            codecs = measuring.codecs(names, num_hosts, torch.get_num_threads())
+            codecs = measuring.codecs(engine, names, num_hosts)
             beside = measuring.beside(engine) if names else 1.0
         figures = {"codecs": codecs, "beside": beside}
         self._cluster = self._links.cluster.model_copy(update=figures)
@@ -217,8 +215,10 @@ class _Watched(Flight):
         own = None
         if engine.rank == 0:
             given = self._profile, self._cluster, self._fidelity
-            own = proposal(*given, overlap_forward=controls.can_overlap)
+            taken_s = self._dense_s - self._other_s if self._dense_s else None
+            own = proposal(*given, overlap_forward=controls.can_overlap, taken_s=taken_s)
         made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
+        self._cluster = self._cluster.slower(made.link_factor)
         if self._dense_s:
             self._correction = self._dense_s / (made.dense_s + self._other_s)
         else:
