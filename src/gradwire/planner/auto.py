@@ -7,7 +7,9 @@ Differences from the paper: it is of no paper.
       fidelity admits are compared: how much stays dense, in how many messages, how many at once,
       and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
       the model it is never slower than that.
-    - What ``attach`` does with a compressor and no plan is among them too.
+    - What ``attach`` does with a compressor and no plan is among them too, below 16 ranks. With
+      more, whose chunks then differ, messages of as many elements as there are for each rank stand
+      for it.
     - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds lie within
       ``MARGIN`` of the least, the one of fewest messages is taken, then of least computation, then
       that which trained nearer to dense.
@@ -138,10 +140,8 @@ def _compressed(
     overlaps = _overlaps(overlap_forward)
     drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in _judged(possible)]
     made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
-    # The messages of many ranks differ in their chunks, which takes seconds to price.
-    few = len(drafts) if cluster.num_ranks < MANY else 1
-    default = sorted((blend for blend, _, _ in drafts), key=lambda one: one.seconds(DEFAULT))
-    made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in default[:few]]
+    if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one, _, _ in drafts]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan

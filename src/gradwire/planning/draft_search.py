@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .drafts import DEFAULT, Blend, Draft, SecondPart
+from .drafts import Blend, Draft, SecondPart
 
 CREDITS = (1, 2, 4)
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -22,7 +22,7 @@ FIRST = tuple(
 
 def first_seconds(blend: Blend) -> float:
     """The least seconds of the first drafts."""
-    return min(blend.seconds(draft) for draft in (DEFAULT, *FIRST))
+    return min(blend.seconds(draft) for draft in FIRST)
 
 
 SECOND_PARTS = tuple(

@@ -44,6 +44,9 @@ from ..spec import CHUNK_ALIGNMENT
 from ..wrap.hosts import on_hosts
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 
+FEW = 4
+"""The most ranks for which what ``attach`` sends by default is counted."""
+
 
 class SecondPart(NamedTuple):
     """The part of the matrices that goes through a blend's second exchange."""
@@ -175,7 +178,9 @@ class Blend:
     def _default(self) -> list[DraftedMessage]:
         """The messages that ``attach`` makes with the first exchange and without a plan."""
         name, setting = self.settings[0]
-        exchange, num_hosts = exchange_of_setting(setting), self.cluster.across.num_ranks
+        # With more ranks each sends hardly more, and to count it tensor by tensor takes seconds.
+        num_hosts = min(self.cluster.across.num_ranks, FEW)
+        exchange = exchange_of_setting(setting)
         places = {tensor.name: place for place, (tensor, _) in enumerate(self.tensors)}
         params = [
             (one.name, torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"))
