@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from gradwire.bench.auto import MODELS, AutoBench, rows_of
+from gradwire.bench.auto_rank import ANEW
 from gradwire.bench.tasks import make_task
 from gradwire.errors import InvalidSetting
+from gradwire.pilot._decisions import Review, decide
 
 
 def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:
@@ -24,15 +26,23 @@ def test_cells_that_cannot_be_measured_are_refused(given: dict[str, object]) -> 
         AutoBench(**given)  # type: ignore[arg-type]
 
 
-def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
-    seconds = {"ddp": [0.4, 0.4], "auto": [0.1, 0.1], "none": [0.3, 0.3], "int8": [0.2, 0.2]}
-    late = {**seconds, "auto": [0.2, 0.2]}
+def test_a_rank_that_is_late_in_one_step_and_early_in_the_next_is_no_slower() -> None:
+    """As ranks are whose next forward pass is overlapped."""
+    seconds = {"ddp": [0.4, 0.4], "auto": [0.1, 0.3], "none": [0.3, 0.3], "int8": [0.2, 0.2]}
+    late = {**seconds, "auto": [0.3, 0.1]}
     ranks = [{"step_s": one, "pilot": {"predicted_s": 0.25}} for one in (seconds, late)]
     rows = {row["name"]: row for row in rows_of(AutoBench(singles=("int8",)), "lstm", None, ranks)}
     auto = rows["auto"]
-    assert (auto["step_s"], auto["speedup_vs_ddp"], auto["speedup_vs_best_single"]) == (0.2, 2, 1)
+    assert auto["step_s"] == pytest.approx(0.2)
+    assert auto["speedup_vs_ddp"] == pytest.approx(2)
+    assert auto["speedup_vs_best_single"] == pytest.approx(1)
     assert auto["fraction_error"] == pytest.approx(0.25)
     assert rows["ddp"]["predicted_s"] is None
+
+
+def test_the_words_for_another_link_are_those_of_the_pilot() -> None:
+    review = Review(is_planned=False, step_s=0.8, dense_s=0.4, expected_s=0.4, slowness=20.0)
+    assert ANEW in decide(review).why
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -29,8 +29,9 @@ def seen(**seconds: Any) -> Iterator[None]:
     """Has auto see these figures in place of what the machine's mood makes of them.
 
     ``step_s`` are those of each review, the last one for all that follow; ``slowness`` that of
-    every message that is timed. The plan is one that compresses, and means may be as far from dense
-    ones as they will, but for the fidelities in ``allowed``.
+    every message that is timed. The plan is one that compresses, as is its rival where it
+    ``has_rival``, and means may be as far from dense ones as they will, but for the fidelities in
+    ``allowed``.
     """
     load("pilot", "auto")
     module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
@@ -45,7 +46,8 @@ def seen(**seconds: Any) -> Iterator[None]:
         assert {t.name for layer in profile.layers for t in layer.tensors} == {
             name for name, _ in Net().named_parameters()
         }
-        return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}")
+        rival = lossy(1 + len(made)) if seconds.get("has_rival") else None
+        return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}", rival, 0.1)
 
     made: list[Plan] = []
     before = module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR
@@ -71,16 +73,22 @@ class Reentrant(Net):
 
 
 def lived(
-    rank: int, world: int, step_s: Sequence[float], slowness: float, num: int, where: str = "plain"
+    rank: int,
+    world: int,
+    step_s: Sequence[float],
+    slowness: float,
+    num: int,
+    where: str = "plain",
+    has_rival: bool = False,
 ) -> Any:
     net = Reentrant() if "reentrant" in where else Net()
     optimizer = momentum(net.parameters())
     found = []
-    with seen(step_s=step_s, slowness=slowness):
+    with seen(step_s=step_s, slowness=slowness, has_rival=has_rival):
         model, handle = put(net, where, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         for step in range(num):
             train(model, optimizer, rank, [step])
-            found.append(handle.plan is not None)
+            found.append(handle.plan and handle.plan.to_json() if has_rival else bool(handle.plan))
         handle.synchronize()
         pilot = handle.stats()["pilot"]
         steps = handle.step
@@ -120,6 +128,24 @@ def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) 
     assert {bits for bits, *_ in others} == {one}
     assert moments(found) == [6, 12]
     assert "back to dense" in pilot["decisions"][-1]
+
+
+@pytest.mark.parametrize(
+    ("rival_s", "is_kept"), [(0.2, False), pytest.param(0.05, True, marks=pytest.mark.slow)]
+)
+def test_a_plainer_plan_is_tried_once_and_the_faster_one_kept(
+    two: Ranks, rival_s: float, is_kept: bool
+) -> None:
+    """After 6 dense steps and 2 + 4 by the plan, as many by its rival, and then by the faster."""
+    seconds = [0.4, 0.1, rival_s, min(0.1, rival_s)]
+    (one, _, found, pilot), other = two.run(lived, seconds, 1.0, 25, "plain", True)
+    assert other[0] == one
+    plan, rival = found[6], found[12]
+    assert len({None, plan, rival}) == 3
+    assert found == [None] * 5 + [plan] * 6 + [rival] * 6 + [rival if is_kept else plan] * 8
+    tried = [said for said in pilot["decisions"] if "is tried" in said]
+    assert len(tried) == 1
+    assert any("is taken again" in said for said in pilot["decisions"]) is not is_kept
 
 
 @pytest.mark.slow

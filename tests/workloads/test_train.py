@@ -21,12 +21,12 @@ from gradwire.contract import Exchange
 from gradwire.error_feedback import residuals
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
+from gradwire.planning.default_fusion import default_messages
 from gradwire.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire.workloads.train import (
     History,
     Replicas,
     Schedule,
-    default_messages,
     layer_sizes,
     train,
     without_momentum,

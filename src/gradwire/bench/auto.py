@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from ..data.cluster import Cluster
@@ -15,7 +15,7 @@ from ..report.table import Row
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..units import format_rate
-from .auto_rank import CHANGE
+from .auto_rank import ANEW, CHANGE
 
 MODELS = {"transformer": "text", "perceptron": "perceptron", "convnet": "convnet", "lstm": "lstm"}
 """The models, and the tasks that they are trained on."""
@@ -102,9 +102,14 @@ def _hosts(bench: AutoBench, rate: float | None) -> Any:
 def rows_of(
     bench: AutoBench, model: str, rate: float | None, results: list[dict[str, Any]]
 ) -> Iterator[Row]:
-    """The rows of one cell; a step takes as long as it does on the slowest rank."""
+    """The rows of one cell; a step takes the mean of all ranks' seconds.
+
+    Ranks wait for each other, so all of them take equally long over some steps. Where the next
+    forward pass is overlapped they do not end a step together: one that is late in a step is early
+    in the next, and the slowest of each step would count the one and not the other.
+    """
     every = {
-        name: [max(turn) for turn in zip(*(r["step_s"][name] for r in results), strict=True)]
+        name: [fmean(step) for step in zip(*(r["step_s"][name] for r in results), strict=True)]
         for name in results[0]["step_s"]
     }
     middle = {name: median(seconds) for name, seconds in every.items()}
@@ -148,7 +153,7 @@ def run_changed(
             program, settings = f"{__name__}_rank", bench.settings(model, changes=True)
             results = run_ranks(hosts, program, settings, report=told, timeout_s=timeout_s)
         said, changed_at = results[0]["pilot"]["decisions"], results[0]["changed_at"]
-        steps = [int(re.findall(r"\d+", one)[0]) for one in said if "planned anew" in one]
+        steps = [int(re.findall(r"\d+", one)[0]) for one in said if ANEW in one]
         rows.append(
             {
                 "name": model,

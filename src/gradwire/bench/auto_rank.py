@@ -31,6 +31,8 @@ PAUSE_S = 3.0
 """Seconds that ranks leave for the links' rate to be changed."""
 CHANGE = "changing the links"
 """The report at which the links' rate is to be changed."""
+ANEW = "measured and planned anew"
+"""The words of ``auto`` where a link has become another one."""
 MOST_AFTER, WATCHED = 30, 4
 """The most steps after the change, and those that are taken under the new plan."""
 
@@ -90,9 +92,13 @@ def _decide(side: Contender, task: TrainingTask) -> None:
 
 
 def _take_turn(side: Contender, task: TrainingTask, num_steps: int, *, is_measured: bool) -> None:
-    """A few steps; the one before them ends what other sides have left in queues and caches."""
-    _train_step(side, task)
+    """A few steps; the one before them ends what other sides have left in queues and caches.
+
+    What that step leaves pending is waited for in the first that is measured, as what the last one
+    leaves is in none.
+    """
     dist.barrier()
+    _train_step(side, task)
     for _ in range(num_steps):
         start_s = time.perf_counter()
         _train_step(side, task)
@@ -119,14 +125,14 @@ def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, A
     report(0.5, CHANGE)
     time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
     dist.barrier()
-    known, left = len(_pilot(side)["decisions"]), MOST_AFTER
+    known, left, is_planned = len(_pilot(side)["decisions"]), MOST_AFTER, False
     while left > 0:
         _train_step(side, task)
         left -= 1
-        if (
-            side.step % LOOK == 0 and len(_pilot(side)["decisions"]) > known
-        ):  # all ranks decide at the same step
-            known, left = MOST_STEPS, WATCHED
+        if is_planned or side.step % LOOK:  # all ranks decide at the same step
+            continue
+        if any(ANEW in said for said in _pilot(side)["decisions"][known:]):
+            is_planned, left = True, WATCHED
     side.handle.synchronize()
     whole = hashlib.sha256()
     for param in side.model.parameters():

@@ -100,6 +100,9 @@ class Cluster(Stored):
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of a collective's latency that is the host's own time: no other collective gets
     on meanwhile, where the rest of their latencies passes at the same time."""
+    beside: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The pace at which a rank's model computes while the rank encodes, decodes or merges: 1 where
+    there are cores for both, 0 where the model waits meanwhile."""
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
 
@@ -210,6 +213,7 @@ class Cluster(Stored):
             inline=self.inline,
             host=self.host,
             host_share=self.host_share,
+            beside=self.beside,
             source=(
                 f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
                 f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
@@ -217,6 +221,18 @@ class Cluster(Stored):
                 f"{self.source}"
             ),
         )
+
+    def slower(self, factor: float) -> Cluster:
+        """The same cluster, where all that hosts send each other takes ``factor`` times as long.
+
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6)
+        >>> round(cluster.slower(2.0).all_reduce_s(1e6) / cluster.all_reduce_s(1e6), 6)
+        2.0
+        """
+        lines = {verb: line.times(factor) for verb, line in self.collectives.items()}
+        rate = self.rate_bytes_per_s / factor
+        figures = {"collectives": lines, "rate_bytes_per_s": rate, "hop_s": factor * self.hop_s}
+        return self.model_copy(update=figures)
 
     @property
     def tells_rate(self) -> bool:

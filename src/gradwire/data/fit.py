@@ -110,6 +110,21 @@ class LineFit(Frozen):
             return self.per_unit_s
         return max(0.0, large_s - small_s) / (large - small)
 
+    def times(self, factor: float) -> LineFit:
+        """The line of what takes ``factor`` times as long, whatever the size.
+
+        >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),)).times(0.5).samples
+        ((1, 1.5),)
+        """
+        return LineFit(
+            alpha_s=factor * self.alpha_s,
+            per_unit_s=factor * self.per_unit_s,
+            residual=self.residual,
+            alpha_error_s=factor * self.alpha_error_s,
+            per_unit_error_s=factor * self.per_unit_error_s,
+            samples=tuple((size, factor * seconds) for size, seconds in self.samples),
+        )
+
     def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:
         """Seconds of latency and of a whole link that ``measured_s`` is made of.
 

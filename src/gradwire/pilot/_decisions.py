@@ -19,6 +19,12 @@ OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
 HALF = 0.5
 """A link whose messages take this share of their time, or one over it, is another link."""
+REACH = 1.25
+"""A plainer plan is tried if it is predicted to take no more than so many times what steps took.
+
+Predictions leave most out of plans of many messages: steps by these took up to 1.4 times as long as
+predicted, and those by a plainer plan as long as predicted or less.
+"""
 PAUSE = 3.0
 """A step that takes so many times the median of its neighbours held a pause of the caller's."""
 
@@ -41,6 +47,10 @@ class Move(Enum):
     """Takes a few dense steps, to know what they take."""
     RETURN = "return"
     """Goes on with the plan after dense steps."""
+    TRY_RIVAL = "try rival"
+    """Takes the plainer plan for some steps, and this one again if it was the faster."""
+    BACK = "back"
+    """Goes back to the plan before, which was faster."""
 
 
 class Decision(NamedTuple):
@@ -66,6 +76,10 @@ class Review:
     """Seconds of a dense step when it was last measured, or predicted for a new link."""
     planned_s: float | None = None
     """Seconds of a planned step when it was last measured."""
+    rival_s: float | None = None
+    """Predicted seconds of a step by a plainer plan that was not tried; None if there is none."""
+    before_s: float | None = None
+    """Seconds of a step by the plan whose rival this one is; None where it is no rival."""
     slowness: float | None = None
     """The seconds of a message over those when the link was measured; None where not probed."""
     is_trial_due: bool = False
@@ -111,8 +125,10 @@ def decide(review: Review) -> Decision:
         if is_off and slowness is None:
             return Decision(Move.PROBE)
         return _compared(step_s, review.planned_s or step_s)
-    if review.is_planned and review.expected_s is None and step_s > GAIN * review.dense_s:
-        return _compared(review.dense_s, step_s)
+    if review.is_planned and review.expected_s is None:
+        found = _first(review)
+        if found is not None:
+            return found
     if review.is_planned and review.error is not None and review.error > review.allowed:
         return Decision(
             Move.STRICTER,
@@ -127,6 +143,22 @@ def decide(review: Review) -> Decision:
     if review.is_planned and (is_off or review.is_trial_due):
         return Decision(Move.TRY_DENSE)
     return Decision(Move.EXPECT if is_off else Move.STAY)
+
+
+def _first(review: Review) -> Decision | None:
+    """The move that follows from the first steps by a plan; None if these are as they should be."""
+    step_s, before_s, dense_s = review.step_s, review.before_s, review.dense_s
+    rival_s = inf if review.rival_s is None else review.rival_s
+    if before_s is None and rival_s <= min(REACH * step_s, WORTH * dense_s):
+        told = f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} are"
+        return Decision(Move.TRY_RIVAL, f"{told} predicted by a plainer one, which is tried")
+    if min(step_s, before_s or step_s) > GAIN * dense_s:
+        # For good, so not before it is known that the link is still the same.
+        return Decision(Move.PROBE) if review.slowness is None else _compared(dense_s, step_s)
+    if before_s is not None and before_s < GAIN * step_s:
+        told = f"{format_seconds(step_s)} a step by the plainer plan, {format_seconds(before_s)}"
+        return Decision(Move.BACK, f"{told} by the one before it, which is taken again")
+    return None
 
 
 def _compared(dense_s: float, planned_s: float) -> Decision:

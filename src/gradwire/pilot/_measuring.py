@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from ..data.cluster import Cluster, CodecFit, VerbName
+from ..data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
+from ..data.fit import LineFit
 from ..errors import InvalidSetting
+from ..measure.beside import measure_beside
 from ..measure.codecs import measure_codecs
 from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
 from ..runtime.engine import Engine
@@ -105,7 +108,36 @@ def slowness(engine: Engine, known: Links) -> float:
     return all_reduce_s(engine, known.size_bytes) / known.taken_s
 
 
+def beside(engine: Engine) -> float:
+    """The pace of a model beside its rank's busy compute lane, the median of all ranks."""
+    own = measure_beside(partial(figures_of_all, engine, [0.0]))
+    return median(rank for (rank,) in figures_of_all(engine, [own]))
+
+
+def codecs(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[str, CodecFit]:
+    """The costs of compressors, each figure the median of all ranks."""
+    if not compressors:
+        return {}
+    own = _own_codecs(compressors, world, torch.get_num_threads())
+    lines = [getattr(own[name], key) for name in compressors for key in PRIMITIVES]
+    figures = [figure for line in lines for figure in (line.alpha_s, line.per_unit_s)]
+    return median_codecs(compressors, figures_of_all(engine, figures))
+
+
+def median_codecs(
+    compressors: Sequence[str], rows: Sequence[Sequence[float]]
+) -> dict[str, CodecFit]:
+    """The costs of compressors by each rank's figures: the two of a line, line after line."""
+    figures = iter([median(those) for those in zip(*rows, strict=True)])
+    return {
+        name: CodecFit(
+            **{key: LineFit(alpha_s=next(figures), per_unit_s=next(figures)) for key in PRIMITIVES}
+        )
+        for name in compressors
+    }
+
+
 @cache
-def codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+def _own_codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
     """The costs of compressors on this machine, measured once by each process."""
     return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)

@@ -2,50 +2,110 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any, NamedTuple
 
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..errors import InvalidSetting
-from ..planner.auto import auto as plan_of
+from ..planner.auto import survey
 from ..planner.ddp import ddp
 from ..planning.fidelity import admitted
+from ..planning.judgement import MARGIN
 from ..planning.price import iteration_s
 
 
 class Proposal(NamedTuple):
     """A plan and what steps are predicted to take, the optimizer's share left out.
 
-    There is no plan where the planner refused; ``words`` then say why.
+    There is no plan where the planner refused; ``words`` then say why. ``rival`` is a plainer plan,
+    to be tried where steps by this one take longer; None where there is none.
     """
 
     plan: Plan | None
     predicted_s: float
     dense_s: float
     words: str
+    rival: Plan | None = None
+    rival_s: float = 0.0
+    link_factor: float = 1.0
+    """How many times as long as measured messages take, by what dense steps took."""
 
     def told(self) -> dict[str, Any]:
         """A form that rank 0 can tell the others."""
-        return {**self._asdict(), "plan": None if self.plan is None else self.plan.to_json()}
+        plans = {name: getattr(self, name) for name in _PLANS}
+        return {**self._asdict(), **{n: plan and plan.to_json() for n, plan in plans.items()}}
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Proposal:
         """The same as it was told."""
-        plan = told["plan"]
-        return cls(**{**told, "plan": None if plan is None else Plan.parse(plan, "rank 0's plan")})
+        plans = {name: told[name] for name in _PLANS}
+        parsed = {n: plan and Plan.parse(plan, "rank 0's plan") for n, plan in plans.items()}
+        return cls(**{**told, **parsed})
+
+    def swapped(self) -> Proposal:
+        """The rival in the place of the plan, and the plan in that of the rival."""
+        assert self.rival is not None
+        return self._replace(
+            plan=self.rival, predicted_s=self.rival_s, rival=self.plan, rival_s=self.predicted_s
+        )
+
+
+_PLANS = ("plan", "rival")
+MOST_FACTOR = 4.0
+"""The most that messages may take longer in training, or shorter, than when they were timed."""
 
 
 def proposal(
-    profile: Profile, cluster: Cluster, fidelity: str, *, overlap_forward: bool
+    profile: Profile,
+    cluster: Cluster,
+    fidelity: str,
+    *,
+    overlap_forward: bool,
+    taken_s: float | None = None,
 ) -> Proposal:
-    """The plan of the planner ``auto``, or its refusal."""
+    """The plan of the planner ``auto``, or its refusal; ``taken_s`` are those of a dense step."""
+    factor = 1.0 if taken_s is None else link_factor(profile, cluster, taken_s)
+    cluster = cluster.slower(factor)
     dense_s = iteration_s(ddp(profile, cluster), profile, cluster)
     try:
-        plan = plan_of(profile, cluster, fidelity=fidelity, overlap_forward=overlap_forward)
+        found = survey(profile, cluster, fidelity, overlap_forward)
     except InvalidSetting as error:
-        return Proposal(None, dense_s, dense_s, f"the planner refuses: {error}")
-    return Proposal(plan, iteration_s(plan, profile, cluster), dense_s, words_of(plan))
+        words = f"the planner refuses: {error}"
+        return Proposal(None, dense_s, dense_s, words, link_factor=factor)
+    (_, seconds, plan, _), rival = found.chosen, found.rival
+    made = Proposal(plan, seconds, dense_s, words_of(plan), link_factor=factor)
+    return made if rival is None else made._replace(rival=rival.plan, rival_s=rival.seconds)
+
+
+def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
+    """The factor on the seconds of messages by which a dense step takes ``taken_s``, as predicted.
+
+    Messages are timed while nothing else happens, and layers in the steps themselves. So where a
+    step takes another time than predicted it is by its messages, which share cores with the model
+    and with each other. 1 where the prediction is near enough, or where no factor explains it.
+
+    >>> from gradwire import catalogue
+    >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8)
+    >>> profile = catalogue.load("vgg16")
+    >>> taken_s = iteration_s(ddp(profile, cluster.slower(2.0)), profile, cluster.slower(2.0))
+    >>> round(link_factor(profile, cluster, taken_s), 2)
+    2.0
+    """
+
+    def predicted_s(factor: float) -> float:
+        links = cluster.slower(factor)
+        return iteration_s(ddp(profile, links), profile, links)
+
+    low, high = 1 / MOST_FACTOR, MOST_FACTOR
+    is_near = abs(predicted_s(1.0) - taken_s) <= MARGIN * taken_s
+    if is_near or not predicted_s(low) < taken_s < predicted_s(high):
+        return 1.0
+    while high > low * 1.001:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if predicted_s(middle) < taken_s else (low, middle)
+    return sqrt(low * high)
 
 
 def words_of(plan: Plan) -> str:

@@ -1,12 +1,13 @@
 """auto: a few dense steps while layers, links and codecs are measured, then the best plan for them.
 
-After that it watches. Every few steps ranks tell each other what a step took. Where that has
-changed they time a message: if the link is another one, it is measured and planned for anew. Now
-and then a few steps are dense again, to see whether the plan still gains; if it does not, gradients
-stay dense. Where means are further from dense ones than the fidelity allows (`guard`), the next
-stricter fidelity plans anew. Each decision is made from what all ranks share, at the same step on
-all of them, and is said once in words: in the log (as INFO, by rank 0) and in
-``handle.stats()["pilot"]``.
+The plan's first steps are followed by as many by a plainer one, which may be as fast for all that
+predictions say, and the faster of the two is kept. After that it watches. Every few steps ranks
+tell each other what a step took. Where that has changed they time a message: if the link is another
+one, it is measured and planned for anew. Now and then a few steps are dense again, to see whether
+the plan still gains; if it does not, gradients stay dense. Where means are further from dense ones
+than the fidelity allows (`guard`), the next stricter fidelity plans anew. Each decision is made
+from what all ranks share, at the same step on all of them, and is said once in words: in the log
+(as INFO, by rank 0) and in ``handle.stats()["pilot"]``.
 
 A checkpoint holds the state of the plan in force and not the plan: a run that is resumed measures
 and plans anew. Residuals of the old plan arrive with the first gradients.
@@ -18,8 +19,6 @@ import logging
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
-
-import torch
 
 from ..bounds import check_whole
 from ..data.cluster import Cluster
@@ -94,6 +93,8 @@ class _Watched(Flight):
         self._error: float | None = None
         self._expected_s: float | None = None
         self._planned_s: float | None = None
+        self._before_s: float | None = None
+        self._may_rival = False
         self._between_trials = self._until_trial = settings.trial_steps
         self.decisions: list[str] = []
 
@@ -118,8 +119,8 @@ class _Watched(Flight):
     def _predicted_s(self, iteration_s: float) -> float:
         """Seconds of a step whose exchange and layers are to take ``iteration_s``.
 
-        The optimizer's share is added, and all is corrected by what dense steps took: a machine
-        that is slower than the model is so for any plan.
+        The optimizer's share is added, and all is corrected by what dense steps took and their
+        messages do not explain (``link_factor``): a machine that is slower is so for any plan.
         """
         return self._correction * (iteration_s + self._other_s)
 
@@ -196,8 +197,10 @@ class _Watched(Flight):
             num_hosts = engine.world // engine.ranks_per_host
             # Where there is one host, nothing is sent that could be compressed.
             names = compressors_of(self._fidelity) if num_hosts > 1 else ()
-            codecs = measuring.codecs(names, num_hosts, torch.get_num_threads())
-        self._cluster = self._links.cluster.model_copy(update={"codecs": codecs})
+            codecs = measuring.codecs(engine, names, num_hosts)
+            beside = measuring.beside(engine) if names else 1.0
+        figures = {"codecs": codecs, "beside": beside}
+        self._cluster = self._links.cluster.model_copy(update=figures)
 
     # Planning.
 
@@ -212,8 +215,10 @@ class _Watched(Flight):
         own = None
         if engine.rank == 0:
             given = self._profile, self._cluster, self._fidelity
-            own = proposal(*given, overlap_forward=controls.can_overlap)
+            taken_s = self._dense_s - self._other_s if self._dense_s else None
+            own = proposal(*given, overlap_forward=controls.can_overlap, taken_s=taken_s)
         made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
+        self._cluster = self._cluster.slower(made.link_factor)
         if self._dense_s:
             self._correction = self._dense_s / (made.dense_s + self._other_s)
         else:
@@ -225,6 +230,7 @@ class _Watched(Flight):
             f"{format_seconds(predicted_s)} are predicted"
         )
         worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
+        self._before_s, self._may_rival = None, made.rival is not None
         self._go(made.plan if worth else None)
         self._between_trials = self._until_trial = self._settings.trial_steps
         self._say(told if worth else f"{told}: not worth it, gradients stay dense")
@@ -252,6 +258,7 @@ class _Watched(Flight):
         self._act(decision, step_s)
 
     def _reviewed(self, step_s: float, slowness: float | None) -> Review:
+        made = self._proposal
         return Review(
             is_planned=self._controls.plan is not None,
             is_trial=self._is_trial,
@@ -259,6 +266,8 @@ class _Watched(Flight):
             expected_s=self._expected_s,
             dense_s=self._dense_s,
             planned_s=self._planned_s,
+            rival_s=self._predicted_s(made.rival_s) if made and self._may_rival else None,
+            before_s=self._before_s,
             slowness=slowness,
             is_trial_due=self._until_trial <= 0,
             error=self._error,
@@ -293,6 +302,12 @@ class _Watched(Flight):
                 if self._is_trial:
                     self._dense_s = step_s
                 self._go(None)
+            case Move.TRY_RIVAL:
+                self._before_s, self._may_rival = step_s, False
+                self._swap()
+            case Move.BACK:
+                self._swap()
+                self._expected_s, self._before_s = self._before_s, None
             case Move.TRY_DENSE:
                 self._planned_s = step_s
                 self._go(None, is_trial=True)
@@ -304,7 +319,14 @@ class _Watched(Flight):
                 self._go(self._proposal.plan)
                 self._expected_s = self._planned_s
 
+    def _swap(self) -> None:
+        """Goes over to the rival of the plan, which becomes the rival of that one."""
+        assert self._proposal is not None
+        self._proposal = self._proposal.swapped()
+        self._go(self._proposal.plan)
+
     def _expect(self, step_s: float) -> None:
+        self._before_s = None
         is_first, self._expected_s = self._expected_s is None, step_s
         if self._controls.plan is None:
             self._dense_s = step_s

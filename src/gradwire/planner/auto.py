@@ -7,8 +7,12 @@ Differences from the paper: it is of no paper.
       fidelity admits are compared: how much stays dense, in how many messages, how many at once,
       and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
       the model it is never slower than that.
-    - A compressor must gain ``MARGIN`` over the best dense plan. Of those that tie the one is taken
-      that trained nearer to dense.
+    - What ``attach`` does with a compressor and no plan is among them too, below 16 ranks. With
+      more, whose chunks then differ, messages of as many elements as there are for each rank stand
+      for it.
+    - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds lie within
+      ``MARGIN`` of the least, the one of fewest messages is taken, then of least computation, then
+      that which trained nearer to dense.
     - The best compressor is looked at beside a second one, which takes the first matrices in
       backward order or the last. Such a plan must gain ``TWO_GAIN`` over that of one.
     - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
@@ -30,11 +34,13 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..errors import invalid
-from ..planning.drafts import Blend, best_draft, best_of_two, first_seconds
+from ..planning.draft_search import best_draft, best_of_two, first_seconds
+from ..planning.drafts import DEFAULT, Blend
 from ..planning.fidelity import admitted
 from ..planning.judgement import Judgement, PricedPlan, Survey, pays
-from ..planning.price import iteration_s
 from ..planning.sparse import SparsePart
+from ..sim.alike import MANY
+from ..sim.clock import run_on_clock
 from .bytescheduler import bytescheduler
 from .ddp import ddp
 from .mgwfbp import mgwfbp
@@ -66,8 +72,9 @@ def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     overlaps = _overlaps(overlap_forward)
 
     def pays_at(other: Cluster) -> bool:
-        dense = _dense(rest, other, overlap_forward)
-        dense_s = min(iteration_s(made, rest, other) for _, made in dense)
+        made = _dense(rest, other, overlap_forward)
+        exact = [_priced(name, plan, rest, other) for name, plan in made]
+        dense_s = Survey(exact, [], found.admits).dense.seconds
         blends = _judged(_possible(rest, other, fidelity))
         drafts = (best_draft(one, overlaps=overlaps) for one in blends)
         return pays(min(seconds for seconds, _ in drafts), dense_s)
@@ -105,7 +112,9 @@ def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: b
 
 
 def _priced(name: str, plan: Plan, profile: Profile, cluster: Cluster) -> PricedPlan:
-    return PricedPlan(name, iteration_s(plan, profile, cluster), plan)
+    timing = run_on_clock(plan, profile, cluster)
+    lane_s = sum(span.duration_s for span in timing.spans if span.lane == "compute")
+    return PricedPlan(name, timing.iteration_s, plan, lane_s)
 
 
 def _overlaps(overlap_forward: bool) -> tuple[bool, ...]:
@@ -130,10 +139,12 @@ def _compressed(
     possible = _possible(profile, cluster, fidelity)
     overlaps = _overlaps(overlap_forward)
     drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in _judged(possible)]
-    for blend, _, draft in drafts:
-        plan = blend.plan(draft)
+    made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
+    if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one, _, _ in drafts]
+    for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
-            yield blend.name, plan
+            yield name, plan
     if not drafts:
         return
     best, best_s, start = min(drafts, key=lambda one: one[1])

@@ -13,11 +13,11 @@ Letters: T tensors in backward order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -28,19 +28,24 @@ from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..sim.alike import MANY
-from ..sim.clock import ByPriority, FixedOrder, backward_ends, carry, forward_times
+from ..sim.clock import (
+    UNHINDERED,
+    ByPriority,
+    FixedOrder,
+    backward_ends,
+    carry,
+    forward_times,
+)
 from ..sim.curves import MessageParts, parts_between, supersteps_of_parts
 from ..sim.engine import Traffic, play
+from ..sim.pace import Pace
 from ..sim.supersteps import MOST_PLAYED, Tariff
 from ..spec import CHUNK_ALIGNMENT
 from ..wrap.hosts import on_hosts
+from .default_fusion import DEFAULT_CHANNELS, default_messages
 
-CREDITS = (1, 2, 4)
-NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0)
-"""Values that are tried: of messages at once, of messages, and of the bytes that stay dense."""
-SWEEPS = 3
-"""The most times that each number of a draft is tried anew."""
+FEW = 4
+"""The most ranks for which what ``attach`` sends by default is counted."""
 
 
 class SecondPart(NamedTuple):
@@ -67,6 +72,8 @@ class Draft(NamedTuple):
     second: SecondPart = SecondPart(0.0, False)
     num_second: int = 1
     """The messages of what goes through the second exchange."""
+    is_default: bool = False
+    """Whether messages are those that ``attach`` makes without a plan, whatever else is here."""
 
 
 class DraftedRange(NamedTuple):
@@ -153,6 +160,8 @@ class Blend:
 
     def messages(self, draft: Draft) -> list[DraftedMessage]:
         """The messages of a draft in issue order."""
+        if draft.is_default:
+            return self._default
         found = list(self._messages(draft))
         if not draft.overlap_forward:
             return sorted(found, key=lambda one: -self._first_layer(one))
@@ -164,6 +173,24 @@ class Blend:
             costs.append((parts.before_s + parts.latency_s, parts.work_s + parts.after_s))
         carried = carry(ByPriority(ready_s, urgency), costs, draft.credit)
         return [found[place] for place in carried.order]
+
+    @cached_property
+    def _default(self) -> list[DraftedMessage]:
+        """The messages that ``attach`` makes with the first exchange and without a plan."""
+        name, setting = self.settings[0]
+        # With more ranks each sends hardly more, and to count it tensor by tensor takes seconds.
+        num_hosts = min(self.cluster.across.num_ranks, FEW)
+        exchange = exchange_of_setting(setting)
+        places = {tensor.name: place for place, (tensor, _) in enumerate(self.tensors)}
+        params = [
+            (one.name, torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"))
+            for one, _ in reversed(self.tensors)
+        ]
+        found = []
+        for members, made in default_messages(params, exchange, num_hosts):
+            whole = (DraftedRange(places[one], 0, param.numel()) for one, param in members)
+            found.append(DraftedMessage(tuple(whole), name if made == exchange else DENSE))
+        return found
 
     def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
         """The messages of a draft, those of each stream in backward order."""
@@ -272,17 +299,22 @@ class Blend:
         every = [self._parts(one) for one in messages]
         if all(one.exchange == DENSE for one in messages):
             costs = [(parts.latency_s, parts.work_s) for parts in every]
-            end_s = carry(FixedOrder(ready_s), costs, draft.credit).end_s
+            end_s, pace = carry(FixedOrder(ready_s), costs, draft.credit).end_s, UNHINDERED
         else:
-            supersteps = [supersteps_of_parts(parts) for parts in every]
-            end_s = play(Traffic([supersteps], [ready_s], [""] * len(every), draft.credit)).end_s[0]
-        may_start_s = [self.ends_s[0]] * len(self.profile.layers)
+            supersteps, beside = (
+                [supersteps_of_parts(parts) for parts in every],
+                self.cluster.beside,
+            )
+            labels = [""] * len(every)
+            played = play(Traffic([supersteps], [ready_s], labels, draft.credit, beside=beside))
+            end_s, pace = played.end_s[0], Pace.of(played.spans, beside)
+        may_start_s = [pace.end_s(0.0, self.ends_s[0])] * len(self.profile.layers)
         for one, ended_s in zip(messages, end_s, strict=True):
             layers = {self.tensors[place][1] for place, _, _ in one.ranges}
             for layer in layers if draft.overlap_forward else (0,):
                 may_start_s[layer] = max(may_start_s[layer], ended_s)
         forward_s = [layer.forward_s for layer in self.profile.layers]
-        return forward_times(forward_s, may_start_s)[1][-1]
+        return forward_times(forward_s, may_start_s, pace)[1][-1]
 
     def plan(self, draft: Draft) -> Plan:
         """The plan of a draft."""
@@ -307,67 +339,5 @@ class Blend:
         )
 
 
-FIRST = tuple(
-    Draft(share, 2, count, True, 2, False) for share in (0.0, 0.3) for count in (2, 8, 24)
-)
-"""The drafts that tell which of several blends are worth a climb."""
-
-
-def first_seconds(blend: Blend) -> float:
-    """The least seconds of the first drafts."""
-    return min(blend.seconds(draft) for draft in FIRST)
-
-
-SECOND_PARTS = tuple(
-    SecondPart(share, is_last) for is_last in (False, True) for share in SHARES[1:-1:2]
-)
-"""Parts that are tried of a blend's second exchange."""
-
-
-def best_of_two(blend: Blend, start: Draft) -> tuple[float, Draft]:
-    """The draft of least seconds with a second exchange that a climb from ``start`` finds.
-
-    Only where some part of it gains at all the rest is gone into.
-    """
-    drafts = [
-        start._replace(second=part, num_second=max(1, round(part.share * start.num_pieces)))
-        for part in SECOND_PARTS
-    ]
-    seconds, best = min((blend.seconds(draft), draft) for draft in drafts)
-    if seconds >= blend.seconds(start):
-        return seconds, best
-    values: dict[str, Sequence[Any]] = {
-        "dense_share": SHARES,
-        "num_pieces": NUMBERS,
-        "num_second": NUMBERS,
-        "second": SECOND_PARTS,
-    }
-    return _climb(blend, best, values)
-
-
-def best_draft(blend: Blend, *, overlaps: Sequence[bool]) -> tuple[float, Draft]:
-    """The draft of least seconds that a climb finds, number by number."""
-    values: dict[str, Sequence[Any]] = {
-        "overlap_forward": overlaps,
-        "num_pieces": NUMBERS,
-        "credit": CREDITS,
-        "dense_share": SHARES,
-        "num_dense": NUMBERS,
-        "vectors_last": (True, False),
-    }
-    return _climb(blend, Draft(0.0, 4, 4, True, 2, overlaps[0]), values)
-
-
-def _climb(blend: Blend, best: Draft, values: Mapping[str, Sequence[Any]]) -> tuple[float, Draft]:
-    known = {best: blend.seconds(best)}
-    for _ in range(SWEEPS):
-        before = best
-        for name, tried in values.items():
-            for value in tried:
-                other = best._replace(**{name: value})
-                if other not in known:
-                    known[other] = blend.seconds(other)
-            best = min(known, key=lambda one: (known[one], one))
-        if best == before:
-            break
-    return known[best], best
+DEFAULT = Draft(0.0, 1, 1, False, DEFAULT_CHANNELS, False, is_default=True)
+"""The draft of what ``attach`` does with a blend's exchange and without a plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ from ..data.profile import Profile
 from ..units import format_rate, format_seconds, ratio
 from .exposed import Account
 from .fidelity import AdmittedExchanges
-from .price import TIE, fewest_messages
+from .price import fewest_messages
 
 MARGIN = 0.05
 """The share of an iteration that compression must gain. Predictions of measured schedules were
-within 5 % of what was measured (``docs/measured.md``), so less may be none."""
+within 5 % of what was measured (``docs/measured.md``), so less may be none. For the same reason
+plans whose predictions lie closer together count as equally fast: the plainest of them is taken."""
 
 _FARTHEST = 2.0**12
 """Rates are looked at up to so many times the cluster's, and down to such a part of it."""
@@ -29,6 +30,13 @@ class PricedPlan(NamedTuple):
     name: str
     seconds: float
     plan: Plan
+    lane_s: float = 0.0
+    """Seconds of a rank's compute lane, beside which its model computes more slowly."""
+
+    @property
+    def effort(self) -> tuple[int, float]:
+        """The messages of a plan, then its seconds of computations."""
+        return len(self.plan.messages), self.lane_s
 
 
 @dataclass(frozen=True)
@@ -44,23 +52,51 @@ class Survey:
 
     @property
     def dense(self) -> PricedPlan:
-        """The fastest that loses nothing; of those that tie, the one of fewest messages."""
+        """The fastest that loses nothing; of those that tie, the one of fewest messages.
+
+        That of ``ddp`` is not left for less than the margin, as torch itself carries it out.
+        """
         ddp_s = self.exact[0].seconds
-        plan = fewest_messages((s, plan) for _, s, plan in self.exact if s <= ddp_s)
+        within_s = ((one.seconds, one.plan) for one in self.exact if one.seconds <= ddp_s)
+        plan = fewest_messages(within_s, MARGIN)
         return next(one for one in self.exact if one.plan is plan)
 
     @property
     def compressed(self) -> PricedPlan | None:
-        """The fastest with a compressor; of those that tie, the one nearest to dense."""
-        least_s = min((one.seconds for one in self.lossy), default=0.0)
-        tied = (one for one in self.lossy if one.seconds <= least_s * (1 + TIE))
-        return next(tied, None)
+        """The fastest with a compressor; of those that tie, the one of least effort.
+
+        Where that is equal too, the one nearest to dense.
+        """
+        least_s, dense_s = min((one.seconds for one in self.lossy), default=0.0), self.dense.seconds
+        most_s = dense_s * (1 - MARGIN) if pays(least_s, dense_s) else math.inf
+        return _plainest(self.lossy, most_s)
+
+    @property
+    def rival(self) -> PricedPlan | None:
+        """The fastest plan with a compressor that has fewer messages than the chosen one.
+
+        Predictions leave most out of plans of many messages, so it may be faster for all that they
+        say. Of those that tie, the one of least effort. None where nothing is compressed.
+        """
+        chosen = self.chosen
+        if chosen is self.dense:
+            return None
+        num_messages = len(chosen.plan.messages)
+        return _plainest([one for one in self.lossy if len(one.plan.messages) < num_messages])
 
     @property
     def chosen(self) -> PricedPlan:
         """The dense one, unless the other gains the margin."""
         dense, other = self.dense, self.compressed
         return other if other is not None and pays(other.seconds, dense.seconds) else dense
+
+
+def _plainest(plans: Sequence[PricedPlan], most_s: float = math.inf) -> PricedPlan | None:
+    """The plan of least effort among those that tie with the fastest and take ``most_s`` or less;
+    None if there are no plans."""
+    least_s = min((one.seconds for one in plans), default=0.0)
+    tied = (one for one in plans if one.seconds <= min(most_s, least_s * (1 + MARGIN)))
+    return min(tied, key=lambda one: one.effort, default=None)
 
 
 def pays(compressed_s: float, dense_s: float) -> bool:

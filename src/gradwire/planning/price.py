@@ -19,8 +19,8 @@ TIE = 0.005
 """Predictions that lie closer together than this share of them are one prediction."""
 
 
-def fewest_messages(priced: Iterable[tuple[float, Plan]]) -> Plan:
-    """The plan of fewest messages among those that tie with the best of ``priced``.
+def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -> Plan:
+    """The plan of fewest messages among those ``within`` a share of the best of ``priced``.
 
     Each pair is the seconds predicted of a plan, and the plan. How much time a message costs its
     host is known least of all that goes into a prediction. So among plans that promise the same
@@ -28,5 +28,5 @@ def fewest_messages(priced: Iterable[tuple[float, Plan]]) -> Plan:
     """
     found = list(priced)
     best_s = min(seconds for seconds, _ in found)
-    tied = [one for one in found if one[0] <= best_s + TIE * abs(best_s)]
+    tied = [one for one in found if one[0] <= best_s + within * abs(best_s)]
     return min(tied, key=lambda one: (len(one[1].messages), one[0]))[1]

@@ -23,13 +23,13 @@ from ..data.exchanges import exchanges_of
 from ..data.plan import Plan
 from ..errors import invalid
 from ..kernels.build import backend
+from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
 from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
-from .fusing import NamedParam
 from .guard import Guard
 from .handle import Handle
 from .hosts import join_mesh, ranks_per_host
@@ -45,7 +45,6 @@ from .settings import (
     DEFAULT_TIMEOUT,
     Choices,
     Settings,
-    matrices,
     resolve,
     sparse_weights,
     tables,
@@ -82,8 +81,8 @@ def attach(
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
-    ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Up to
-    ``bucket_cap_mb`` MiB (see `fusing`) share a message, ``num_channels`` (4) are sent at once.
+    ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
+    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once.
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).

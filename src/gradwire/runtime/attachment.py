@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
-from .fusing import NamedParam
+from ..planning.default_fusion import NamedParam
 from .handle import Handle
 from .membership import Membership
 from .progress import Progress

@@ -14,6 +14,7 @@ from ..compress.none import none
 from ..data.plan import Plan
 from ..errors import invalid
 from ..exchange import exchange_for
+from ..planning.default_fusion import NamedParam
 from . import ddp
 from .arrivals import Arrivals
 from .attachment import Attachment
@@ -21,7 +22,6 @@ from .cautions import caution, overlaps
 from .controls import Controls, Pilot
 from .dtensors import has_dtensors, sharded_modules
 from .fused import fused_messages
-from .fusing import NamedParam
 from .handle import Handle
 from .hooks import ModuleHooks
 from .membership import Membership

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from ..data.plan import Plan
 from ..exchange import named_collective
+from ..planning.default_fusion import NamedParam
 from ..wrap.momentum import momentum_of
 from .dtensors import has_dtensors
-from .fusing import NamedParam
 from .settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
-from .fusing import NamedParam
+from ..planning.default_fusion import NamedParam
 
 
 def is_dtensor(tensor: object) -> bool:

@@ -11,11 +11,11 @@ from ..contract import Exchange
 from ..data.exchanges import turns_of
 from ..exchange import named_collective
 from ..pairing import Pair
+from ..planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..wrap.hosts import on_hosts
 from ..wrap.momentum import beside
 from ..wrap.natural import is_pair, with_natural_sparsity
 from .driver import INLINE
-from .fusing import NamedParam, default_cap_bytes, fuse
 from .membership import Membership
 from .messages import Message, ParamRange
 from .settings import Settings, sparse_weights, tables

@@ -45,13 +45,13 @@ from torch.optim import Optimizer
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
 from ..errors import invalid
+from ..planning.default_fusion import NamedParam, matrices
 from .attach import attach_in, grid_of
 from .attachment import Attachment
 from .cautions import warn_of_two_momenta
 from .controls import Pilot
 from .dtensors import has_dtensors
 from .fused import fused_messages
-from .fusing import NamedParam
 from .handle import Handle
 from .hooked import untraced
 from .local_handle import LocalSteps, Rhythm
@@ -59,7 +59,7 @@ from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
 from .progress import Progress
 from .refusals import mark_attached
-from .settings import Choices, Settings, matrices
+from .settings import Choices, Settings
 from .strangers import Strangers
 from .synchroniser import AnyMessage
 from .wire import Group

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import InvalidSetting, invalid
+from ..planning.default_fusion import NamedParam
 from ..spec import working_dtype
-from .fusing import NamedParam
 from .saved import refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]

@@ -14,10 +14,10 @@ from ..data.plan import Plan
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
+from ..planning.default_fusion import NamedParam
 from ..wrap.hosts import on_hosts
 from .controls import Pilot
 from .driver import COMPUTE, INLINE
-from .fusing import NamedParam
 from .membership import Membership
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage

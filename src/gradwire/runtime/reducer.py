@@ -23,10 +23,10 @@ from ..compress.none import none
 from ..data.plan import Plan
 from ..errors import invalid
 from ..exchange import exchange_for
+from ..planning.default_fusion import NamedParam
 from ..travel import bytes_sent
 from . import ddp as hook
 from .controls import Pilot
-from .fusing import NamedParam
 from .hooked import Hooked, InPlaceOf
 from .lanes import wall_clock
 from .messages import Message

@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidSetting, invalid
+from ..planning.default_fusion import NamedParam
 from .dtensors import is_dtensor
-from .fusing import NamedParam
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""

@@ -20,20 +20,14 @@ from ..data.plan import Plan
 from ..errors import InvalidSetting, invalid
 from ..exchange import exchange_for
 from ..load import load, names
+from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from ..spec import DTYPE_NAMES, DTYPES
 from .controls import Pilot
-from .fusing import NamedParam
 from .guard import refuse_no_gradients
 from .integrity import DEFAULT_CHECK_EVERY
 from .scaling import check_scaler
 
-DEFAULT_CHANNELS = 4
 DEFAULT_TIMEOUT = timedelta(minutes=5)
-
-
-def matrices(name: str, param: Tensor) -> bool:
-    """The default ``compress_if``: all but vectors (biases, norms), which are small."""
-    return param.dim() >= 2
 
 
 class Choices(NamedTuple):

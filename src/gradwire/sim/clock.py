@@ -24,6 +24,7 @@ from .demand import Demand
 from .encoding import Encoding, Inline
 from .engine import Traffic, play
 from .network import NEVER
+from .pace import Pace
 from .representative import supersteps_of_one
 
 MessageCosts = Sequence[tuple[float, float]]
@@ -198,19 +199,23 @@ class Timing:
         return self.forward_end_s[-1]
 
 
+UNHINDERED = Pace((), 1.0)
+"""The pace of a model beside which no lane is busy."""
+
+
 def backward_ends(profile: Profile) -> list[float]:
     """The second at which each layer's gradients are ready, in forward order (equation 2)."""
     return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[::-1]
 
 
 def forward_times(
-    forward_s: Sequence[float], may_start_s: Sequence[float]
+    forward_s: Sequence[float], may_start_s: Sequence[float], pace: Pace = UNHINDERED
 ) -> tuple[list[float], list[float]]:
     """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
     starts_s, ends_s, now_s = [], [], 0.0
     for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
         start_s = max(now_s, earliest_s)
-        now_s = start_s + duration_s
+        now_s = pace.end_s(start_s, duration_s)
         starts_s.append(start_s)
         ends_s.append(now_s)
     return starts_s, ends_s
@@ -238,11 +243,18 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         supersteps = supersteps_of_one(demand, cluster)
         early = encoding.early_from(backward_end_s)
         labels, after = demand.labels(), demand.after()
-        played = play(Traffic([supersteps], [ready_s], labels, plan.credit, after, early=[early]))
+        played = play(
+            Traffic(
+                [supersteps], [ready_s], labels, plan.credit, after, [early], beside=cluster.beside
+            )
+        )
         start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
+    pace = Pace.of(spans, cluster.beside)
+    backward_end_s = [pace.end_s(0.0, alone_s) for alone_s in backward_end_s]
     forward_start_s, forward_end_s = forward_times(
         [layer.forward_s for layer in profile.layers],
         demand.forward_may_start_s(backward_end_s, end_s),
+        pace,
     )
     return Timing(
         backward_start_s=[*backward_end_s[1:], 0.0],

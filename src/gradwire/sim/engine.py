@@ -21,6 +21,7 @@ from ..trace.span import Span
 from ..verbs import Among
 from .meeting import Meetings, Post
 from .network import NEVER, Network
+from .pace import HAIR
 from .supersteps import Joint, Superstep, Work
 
 
@@ -44,6 +45,9 @@ class Traffic:
     """The factor on the seconds of each rank's computations; () where all are 1."""
     ranks_per_host: int = 1
     """Ranks that share a link, host after host; what they send each other is not on it."""
+    beside: float = 1.0
+    """The pace of each rank's backward pass while its compute lane is busy: see ``Pace``. The
+    seconds in ``ready_s`` are those of a backward pass that nothing slows down."""
 
 
 @dataclass
@@ -110,6 +114,20 @@ class _Rank:
     queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, name, seconds)."""
     is_busy: bool = False
+    busy_until_s: float = 0.0
+    """The end of the computation that the lane is busy with."""
+    passed_s: float = 0.0
+    """The backward pass's own seconds that had passed when the lane's state last changed."""
+    changed_s: float = 0.0
+
+    def backward_s(self, now_s: float, beside: float) -> float:
+        """The backward pass's own seconds that have passed."""
+        return self.passed_s + (now_s - self.changed_s) * (beside if self.is_busy else 1.0)
+
+    def change(self, now_s: float, beside: float, *, is_busy: bool) -> None:
+        """Notes that the lane is busy from now on, or no longer."""
+        self.passed_s, self.changed_s = self.backward_s(now_s, beside), now_s
+        self.is_busy = is_busy
 
 
 class _Engine:
@@ -131,7 +149,7 @@ class _Engine:
             )
             for rank, own in enumerate(traffic.supersteps)
         ]
-        self.ranks_per_host = traffic.ranks_per_host
+        self.ranks_per_host, self.beside = traffic.ranks_per_host, traffic.beside
         num_hosts = -(-self.num_ranks // self.ranks_per_host)
         self.links = Network()
         self.within = [Network() for _ in range(num_hosts)] if self.ranks_per_host > 1 else []
@@ -169,8 +187,25 @@ class _Engine:
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
         if message < len(rank.courses):
             course = rank.courses[message]
-            ready_s = max(not_before_s, self.ready_s[course.rank][message])
-            self._at(ready_s, partial(self._launch, rank, course))
+            ready_s = self.ready_s[course.rank][message]
+            self._when_ready(rank, ready_s, partial(self._launch, rank, course), not_before_s)
+
+    def _when_ready(
+        self, rank: _Rank, ready_s: float, then: Callable[[], None], not_before_s: float = 0.0
+    ) -> None:
+        """Has something done when the backward pass has come so far, in its own seconds."""
+        if self.beside == 1:
+            self._at(max(not_before_s, ready_s), then)
+            return
+        left_s = ready_s - rank.backward_s(self.now_s, self.beside)
+        if left_s <= HAIR * (1 + ready_s):
+            self._at(self.now_s, then)
+            return
+        # Until the lane's present computation ends its pace is known; then this is asked again.
+        rest_s = max(0.0, rank.busy_until_s - self.now_s) if rank.is_busy else 0.0
+        done_s = rest_s * self.beside
+        needs_s = left_s / self.beside if left_s <= done_s else rest_s + left_s - done_s
+        self._at(self.now_s + needs_s, partial(self._when_ready, rank, ready_s, then))
 
     def _begin_early(
         self, rank: _Rank, course: _Course, early: Sequence[tuple[float, Work]]
@@ -184,7 +219,8 @@ class _Engine:
         for ready_s, (name, seconds) in early:
             if seconds:
                 course.num_early += 1
-                self._at(ready_s, partial(self._compute, rank, course, name, seconds))
+                begin = partial(self._compute, rank, course, name, seconds)
+                self._when_ready(rank, ready_s, begin)
             else:
                 self._at(ready_s, partial(self._note, course, "compute", name, ready_s))
 
@@ -305,13 +341,14 @@ class _Engine:
         entry = (course.message, next(self.count), course, name, seconds * rank.slowness)
         heapq.heappush(rank.queue, entry)
         if not rank.is_busy:  # it takes the first message's of all that come at this instant
-            rank.is_busy = True
+            rank.change(self.now_s, self.beside, is_busy=True)
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 
     def _compute_next(self, rank: _Rank) -> None:
-        rank.is_busy = bool(rank.queue)
+        rank.change(self.now_s, self.beside, is_busy=bool(rank.queue))
         if rank.queue:
             _, _, course, name, seconds = heapq.heappop(rank.queue)
+            rank.busy_until_s = self.now_s + seconds
             done = partial(self._computed, rank, course, name, self.now_s)
             self._at(self.now_s + seconds, done)
 

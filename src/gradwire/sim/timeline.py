@@ -21,6 +21,7 @@ from .clock import Timing, forward_times, run_on_clock
 from .demand import Demand, exchanges_on
 from .encoding import Encoding, Inline, without_encodes
 from .engine import Traffic, play
+from .pace import Pace
 from .supersteps import Superstep, Tariff, supersteps_of, takes_turns
 
 
@@ -135,15 +136,17 @@ def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) ->
             [encoding.early_from(own_s) for own_s in ends_s],
             slowness,
             cluster.ranks_per_host,
+            cluster.beside,
         )
     )
     yield from played.spans
     for rank, factor in enumerate(slowness):
-        starts_s = [*ends_s[rank][1:], 0.0]
-        yield from _of_backward(rank, layers, starts_s, ends_s[rank], encoding.inline, factor)
-        may_start_s = demand.forward_may_start_s(ends_s[rank], played.end_s[rank])
+        pace = Pace.of(played.spans, cluster.beside, rank)
+        own_s = [pace.end_s(0.0, end_s) for end_s in ends_s[rank]]
+        yield from _of_backward(rank, layers, [*own_s[1:], 0.0], own_s, encoding.inline, factor)
+        may_start_s = demand.forward_may_start_s(own_s, played.end_s[rank])
         forward_s = [factor * layer.forward_s for layer in layers]
-        forward = zip(*forward_times(forward_s, may_start_s), strict=True)
+        forward = zip(*forward_times(forward_s, may_start_s, pace), strict=True)
         yield from _of_layers(rank, "forward", layers, forward)
 
 

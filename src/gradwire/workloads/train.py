@@ -23,12 +23,10 @@ from ..contract import Exchange, Member, State
 from ..error_feedback import residuals
 from ..errors import invalid
 from ..local import drive
-from ..runtime.fusing import NamedParam, default_cap_bytes, fuse
-from ..runtime.settings import matrices
+from ..planning.default_fusion import NamedTensor, default_messages
 from ..spec import TensorSpec
 from ..testbed.ranks import Report
 from ..wrap.adapt import choose_together
-from ..wrap.momentum import beside
 from .task import TrainingTask
 
 
@@ -176,7 +174,7 @@ class Replicas:
 class _Message:
     """One message of all replicas: their gradients, and the state that each keeps for it."""
 
-    def __init__(self, members: Sequence[NamedParam], exchange: Exchange, world: int) -> None:
+    def __init__(self, members: Sequence[NamedTensor], exchange: Exchange, world: int) -> None:
         self.parameters = [parameter for _, parameter in members]
         self.exchange, self.world = exchange, world
         self.spec = message_of(self.parameters)
@@ -213,23 +211,6 @@ class _Message:
         if of == "local":
             return sum(one.selected for one in taken) / self.spec.numel / len(taken)
         return (taken[0].asked if of == "asked" else taken[0].arrived) / self.spec.numel
-
-
-def default_messages(
-    parameters: Sequence[NamedParam], exchange: Exchange, world: int
-) -> list[tuple[list[NamedParam], Exchange]]:
-    """The messages that ``attach`` makes of a model by default, in issue order."""
-    dense = beside(exchange)
-
-    def exchange_of(takes: bool) -> Exchange:
-        return exchange if takes else dense
-
-    def cap_bytes(takes: bool) -> int:
-        members = [one for one in parameters if matrices(*one) == takes]
-        return default_cap_bytes(members, exchange_of(takes), world)
-
-    fused = fuse(parameters, kind=matrices, cap_bytes=cap_bytes)
-    return [(members, exchange_of(matrices(*members[0]))) for members in fused]
 
 
 def message_of(parameters: Sequence[Tensor]) -> TensorSpec:

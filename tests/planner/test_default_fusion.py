@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.load import examples
-from gradwire.runtime.fusing import default_cap_bytes, fuse
+from gradwire.planning.default_fusion import default_cap_bytes, fuse
 from tests.runtime.training import named
 
 MIB = 2**20

@@ -1,0 +1,70 @@
+"""What auto's rank 0 makes of the figures that ranks share."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire import catalogue
+from gradwire.data.cluster import PRIMITIVES, Cluster
+from gradwire.data.fit import fit_line
+from gradwire.pilot._measuring import median_codecs
+from gradwire.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal
+from gradwire.planner.ddp import ddp
+from gradwire.planning.price import iteration_s
+from tests.planner.test_auto import MBIT, cluster_of
+
+PROFILE = catalogue.load("lstm")
+MEASURED = fit_line([(2**shift, 1e-3 + 2**shift * 1e-8) for shift in (12, 16, 20, 22)])
+
+
+def measured() -> Cluster:
+    return cluster_of(rate=500 * MBIT).model_copy(update={"collectives": {"all_reduce": MEASURED}})
+
+
+def dense_s(cluster: Cluster) -> float:
+    return iteration_s(ddp(PROFILE, cluster), PROFILE, cluster)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 3.0])
+@pytest.mark.parametrize("cluster", [measured(), cluster_of()], ids=["measured", "by formula"])
+def test_links_are_as_slow_as_dense_steps_say(cluster: Cluster, factor: float) -> None:
+    """As where the rate was measured in a bad moment: 293 Mbit/s on a link of 500."""
+    taken_s = dense_s(cluster.slower(factor))
+    assert link_factor(PROFILE, cluster, taken_s) == pytest.approx(factor, rel=2e-3)
+
+
+def test_a_plan_is_made_for_links_as_dense_steps_say() -> None:
+    cluster = measured()
+    taken_s = dense_s(cluster.slower(1.5))
+    made = proposal(PROFILE, cluster, "safe", overlap_forward=False, taken_s=taken_s)
+    assert made.dense_s == pytest.approx(taken_s, rel=2e-3)
+    corrected = proposal(PROFILE, cluster.slower(1.5), "safe", overlap_forward=False)
+    assert made.predicted_s == pytest.approx(corrected.predicted_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("share", [0.97, 1.0, 1.03, 0.01, 2 * MOST_FACTOR])
+def test_links_stay_as_measured_where_that_is_near_enough_or_no_factor_explains_it(
+    share: float,
+) -> None:
+    cluster = cluster_of()
+    assert link_factor(PROFILE, cluster, share * dense_s(cluster)) == 1.0
+
+
+def test_a_proposal_is_told_with_its_rival() -> None:
+    made = proposal(PROFILE, cluster_of(), "safe", overlap_forward=True)
+    assert made.plan is not None
+    with_rival = made._replace(rival=made.plan, rival_s=1.0)
+    assert Proposal.of(with_rival.told()) == with_rival
+    assert Proposal.of(made._replace(plan=None).told()).plan is None
+    assert with_rival.swapped().swapped() == with_rival
+
+
+def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:
+    """In the order of figures: encode, decode and merge of the first, each by its two terms."""
+    rows = [[float(10 * rank + place) for place in range(12)] for rank in (1, 9, 2)]
+    found = median_codecs(("int8", "fp8"), rows)
+    assert list(found) == ["int8", "fp8"]
+    lines = [getattr(fit, key) for fit in found.values() for key in PRIMITIVES]
+    assert [(line.alpha_s, line.per_unit_s) for line in lines] == [
+        (20.0 + place, 21.0 + place) for place in range(0, 12, 2)
+    ]
