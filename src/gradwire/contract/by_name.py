@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from dataclasses import fields, is_dataclass
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownName, invalid
@@ -28,6 +29,13 @@ class KeywordSettings(ABCMeta):
             if known is not None and (unknown := [name for name in settings if name not in known]):
                 raise UnknownName(f"setting of {cls.__name__}", unknown[0], known)
             return super().__call__(*args, **settings)
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The settings themselves, which ``help`` and pages would else not see behind a call."""
+        whole: Any = cls.__init__  # type: ignore[misc]
+        found = signature(whole)
+        return found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _names(cls: type) -> list[str] | None:

@@ -15,7 +15,8 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, ExchangeSetting, Plan
 from ..data.profile import Profile
 from ..units import format_seconds
-from .drafts import CREDITS, NUMBERS, Blend, Draft, first_seconds
+from .draft_search import CREDITS, NUMBERS, first_seconds
+from .drafts import Blend, Draft
 from .fidelity import admitted
 from .price import iteration_s
 

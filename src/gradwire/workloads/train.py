@@ -23,7 +23,7 @@ from ..contract import Exchange, Member, State
 from ..error_feedback import residuals
 from ..errors import invalid
 from ..local import drive
-from ..planning.default_fusion import NamedTensor, default_messages
+from ..planning.default_fusion import NamedParam, default_messages
 from ..spec import TensorSpec
 from ..testbed.ranks import Report
 from ..wrap.adapt import choose_together
@@ -174,7 +174,7 @@ class Replicas:
 class _Message:
     """One message of all replicas: their gradients, and the state that each keeps for it."""
 
-    def __init__(self, members: Sequence[NamedTensor], exchange: Exchange, world: int) -> None:
+    def __init__(self, members: Sequence[NamedParam], exchange: Exchange, world: int) -> None:
         self.parameters = [parameter for _, parameter in members]
         self.exchange, self.world = exchange, world
         self.spec = message_of(self.parameters)
