@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
@@ -104,3 +104,27 @@ def earlier(rank: int, world: int) -> None:
 
 def test_what_accumulated_under_no_sync_counts_though_it_is_unused_later(two: Ranks) -> None:
     two.run(earlier)
+
+
+class BesideNothing(Branches):
+    """Branches, and a parameter without elements, which is in no message."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(lambda step: (step == 1 and rank == 0, True))
+        self.nothing = nn.Parameter(torch.empty(0))
+
+
+def beside_nothing(rank: int, world: int) -> list[bool]:
+    model, found = BesideNothing(rank), []
+    handle = gw.attach(model, DENSE)
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, rank, step).backward()
+        found.append(model.left.weight.grad is not None)
+    handle.detach()
+    return found
+
+
+def test_who_used_what_travels_with_the_last_message(two: Ranks) -> None:
+    """One rank's use is enough for a gradient on all; flags are those of all parameters."""
+    assert two.run(beside_nothing) == [[False, True, False]] * 2

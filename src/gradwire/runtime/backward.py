@@ -31,7 +31,7 @@ from .planned import check_for, messages_of
 from .progress import Progress
 from .reducer import count_steps, is_left_to_ddp
 from .refusals import mark_attached
-from .settings import Settings, sparse_weights
+from .settings import Settings, sparse_weights, trained
 from .strangers import Strangers
 from .synchroniser import AnyMessage
 
@@ -52,8 +52,9 @@ class _EveryBackward(Attachment):
             sparse = sparse_weights(model)
             return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
         if isinstance(settings.exchange, Pilot):
-            return [*_flat_messages(model, params, settings, who, None)]
-        return fused_messages(model, params, settings, settings.exchange, who, tell=_tells(model))
+            return [*_flat_messages(model, params, settings, who, _num_flags(model), None)]
+        num_flags = _num_flags(model)
+        return fused_messages(model, params, settings, settings.exchange, who, num_flags=num_flags)
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         caution(model, params, settings)
@@ -89,9 +90,9 @@ class _EveryBackward(Attachment):
             undo.callback(hooks.remove)
             cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
         if isinstance(settings.exchange, Pilot):
-            made = partial(
-                _flat_messages, model, params, settings, progress.synchroniser.engine.who
-            )
+            whole = [one for one in params if one[1].numel()]
+            who, num_flags = progress.synchroniser.engine.who, _num_flags(model)
+            made = partial(_flat_messages, model, whole, settings, who, num_flags)
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
             controls = Controls(inner, params, progress, served, made, cut)
@@ -127,18 +128,19 @@ def _flat_messages(
     params: list[NamedParam],
     settings: Settings,
     who: Membership,
+    num_flags: int,
     plan: Plan | None,
 ) -> list[Message]:
     """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
     if plan is None:
         dense = exchange_for(none())
-        made = fused_messages(model, params, settings, dense, who, tell=_tells(model))
+        made = fused_messages(model, params, settings, dense, who, num_flags=num_flags)
     else:
         check_for(plan, params, set())
         made = messages_of(plan, params, set(), who, settings.ranks_per_host)
     return [message for message in made if isinstance(message, Message)]
 
 
-def _tells(model: nn.Module) -> bool:
-    """Whether ranks tell each other which parameters they used; DDP hands in zeros for others."""
-    return not isinstance(model, DistributedDataParallel)
+def _num_flags(model: nn.Module) -> int:
+    """The parameters of which ranks tell whether they used them; DDP hands in zeros for others."""
+    return 0 if isinstance(model, DistributedDataParallel) else len(trained(model))

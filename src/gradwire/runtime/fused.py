@@ -31,11 +31,11 @@ def fused_messages(
     who: Membership,
     *,
     first: int = 0,
-    tell: bool = False,
+    num_flags: int = 0,
 ) -> list[AnyMessage]:
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
-    Where ranks ``tell`` which parameters they use, the last message carries that, if it can.
+    The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
     Embeddings' tables take it in steps in which sending their rows would take longer.
     """
@@ -61,8 +61,8 @@ def fused_messages(
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
             carrier = on_hosts(kinds.exchange_of(name, param), settings.ranks_per_host)
-            num_flags = len(params) if tell and members is fused[-1] else 0
-            made.append(_message(index, members, carrier, who, turn, num_flags))
+            carried = num_flags if members is fused[-1] else 0
+            made.append(_message(index, members, carrier, who, turn, carried))
     return made
 
 
