@@ -61,7 +61,7 @@ SMALL: dict[str, Callable[[Ask], Findings]] = {
     "figure17a": lambda asked: zen_formats.figure17a(
         asked, (0.01, 0.05, 0.4, 0.6, 0.95), MODELS, numel=2**14
     ),
-    "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=5),
+    "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=40),
 }
 
 

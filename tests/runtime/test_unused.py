@@ -107,11 +107,11 @@ def test_what_accumulated_under_no_sync_counts_though_it_is_unused_later(two: Ra
 
 
 class BesideNothing(Branches):
-    """Branches, and a parameter without elements, which is in no message."""
+    """Branches, and behind them an unused parameter without elements, which is in no message."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(lambda step: (step == 1 and rank == 0, True))
-        self.nothing = nn.Parameter(torch.empty(0))
+        self.behind = nn.ParameterList([nn.Parameter(torch.empty(0))])
 
 
 def beside_nothing(rank: int, world: int) -> list[bool]:

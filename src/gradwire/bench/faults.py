@@ -232,6 +232,9 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     for rank in set(alive) - set(found):
         column = "hangs" if seen.exit_codes[rank] is None else "raw"
         wrong[column] = f"rank {rank} never said how it ended\n{seen.last_lines[rank]}"
+    for rank in accident.victims if accident.kind in ("raise", "pause long") else ():
+        if seen.endings[rank] is None and seen.exit_codes[rank] is None:  # these end by themselves
+            wrong["hangs"] = f"rank {rank}, which was struck, never ended\n{seen.last_lines[rank]}"
     errors = {rank: one for rank, one in found.items() if one.error}
     for rank, one in errors.items():
         if not one.is_ours:
@@ -266,6 +269,9 @@ def _of_naming(
             may = {*accident.victims, *dead} if accident.kind != "flip sent" else range(WORLD)
             if not set(one.ranks) <= set(may):
                 return {"misnamed": f"rank {rank} names {one.ranks}: {one.text}"}
+        silent = [rank for rank, one in found.items() if not one.error]
+        if errors and silent:
+            return {"misnamed": f"ranks {silent} raised nothing where others did"}
         return {}
     named = {accident.victims}
     if accident.victims[0] == 0:

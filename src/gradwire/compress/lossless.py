@@ -8,9 +8,8 @@ Differences: the codes of a block of 4096 elements are made from powers of two (
     travel as they are.
 Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of each
     element, codes uint8 of at most N (``kernels/exponents.py`` describes them) -> at most
-    4 * ceil(N / 4096) + N * itemsize bytes. Gradients of three models of text took 27.0 to 27.9
-    bits of the 32 of an element of float32, 11.0 to 11.6 of the 16 of bfloat16; those of a
-    convolutional network, of which nine in ten are 0, 25.3 and 9.4.
+    4 * ceil(N / 4096) + N * itemsize bytes. Normally distributed elements take 0.84 of their bytes
+    as float32 and 0.69 as bfloat16.
 State: none. Contributed: the gradient, as ``none`` sends it.
 """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from dataclasses import fields, is_dataclass
-from inspect import Signature, signature
+from dataclasses import is_dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS, Signature, signature
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownName, invalid
@@ -42,8 +42,9 @@ def _names(cls: type) -> list[str] | None:
     """A class's settings, its own before those that bases have; None if it is not of that form."""
     if not is_dataclass(cls) or "__init__" not in vars(cls):
         return None
-    found = [field for field in fields(cls) if field.init]
-    if not all(field.kw_only for field in found):
+    code = getattr(vars(cls)["__init__"], "__code__", None)
+    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
         return None
+    found = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__annotations__", {})}
-    return sorted((field.name for field in found), key=lambda name: name in inherited)
+    return sorted(found, key=lambda name: name in inherited)

@@ -41,7 +41,7 @@ def measure_beside(meet: Callable[[], object], *, budget_s: float = 0.04, rounds
     for _ in range(rounds):
         alone = num_done()
         with _lane_busy():
-            shares.append(num_done() / alone)
+            shares.append(num_done() / max(1, alone))
     return min(1.0, max(0.0, 2 * median(shares) - 1))
 
 

@@ -22,8 +22,8 @@ HALF = 0.5
 REACH = 1.25
 """A plainer plan is tried if it is predicted to take no more than so many times what steps took.
 
-Predictions leave most out of plans of many messages: steps by these took up to 1.4 times as long as
-predicted, and those by a plainer plan as long as predicted or less.
+Predictions leave most out of plans of many messages: steps by these may take longer than predicted
+where those by a plainer plan do not.
 """
 PAUSE = 3.0
 """A step that takes so many times the median of its neighbours held a pause of the caller's."""

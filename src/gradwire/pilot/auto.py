@@ -85,7 +85,7 @@ class _Watched(Flight):
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
-        self._correction = 1.0
+        self._correction = self._link_factor = 1.0
         self._links: measuring.Links | None = None
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
@@ -99,7 +99,7 @@ class _Watched(Flight):
         self.decisions: list[str] = []
 
     def stats(self) -> dict[str, Any]:
-        cluster, made = self._cluster, self._proposal
+        links, made = self._links, self._proposal
         is_planned = self._controls.plan is not None
         return {
             "decisions": list(self.decisions),
@@ -112,7 +112,7 @@ class _Watched(Flight):
             else self._predicted_s(
                 made.predicted_s if is_planned or self._is_trial else made.dense_s
             ),
-            "rate_bytes_per_s": None if cluster is None else cluster.rate_bytes_per_s,
+            "rate_bytes_per_s": None if links is None else links.cluster.rate_bytes_per_s,
             "measuring_s": self._measuring_s,
         }
 
@@ -200,7 +200,8 @@ class _Watched(Flight):
             codecs = measuring.codecs(engine, names, num_hosts)
             beside = measuring.beside(engine) if names else 1.0
         figures = {"codecs": codecs, "beside": beside}
-        self._cluster = self._links.cluster.model_copy(update=figures)
+        known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before
+        self._cluster = known.model_copy(update=figures)
 
     # Planning.
 
@@ -208,6 +209,7 @@ class _Watched(Flight):
         """Has rank 0 plan, and goes over to the plan where it is worth it."""
         controls, engine = self._controls, self._controls.engine
         assert self._cluster is not None
+        assert self._links is not None
         if self._profile is None:
             self._go(None)
             self._say("no module of the model was called by its own name, so nothing is planned")
@@ -219,13 +221,14 @@ class _Watched(Flight):
             own = proposal(*given, overlap_forward=controls.can_overlap, taken_s=taken_s)
         made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
         self._cluster = self._cluster.slower(made.link_factor)
+        self._link_factor *= made.link_factor
         if self._dense_s:
             self._correction = self._dense_s / (made.dense_s + self._other_s)
         else:
             self._dense_s = self._predicted_s(made.dense_s)
         predicted_s = self._predicted_s(made.predicted_s)
         told = (
-            f"links carry {format_rate(self._cluster.rate_bytes_per_s)}, a dense step takes "
+            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense step takes "
             f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
             f"{format_seconds(predicted_s)} are predicted"
         )

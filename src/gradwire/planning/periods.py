@@ -8,7 +8,7 @@ step is not counted.
 
 from __future__ import annotations
 
-from math import ceil
+from math import floor
 
 from ..bounds import check_whole
 from ..data.cluster import Cluster
@@ -77,6 +77,6 @@ def _way(exchange: tuple[str, ExchangeSetting] | None) -> str:
 
 def _turning(alone_s: float, exposed_s: float) -> str:
     """The least period that is faster than a plan of which so many seconds are not hidden."""
-    if exposed_s <= 0:
+    if exposed_s <= 1e-9 or alone_s <= 0:
         return "and no period is faster than the plan"
-    return f"faster than the plan from a period of {ceil(alone_s / exposed_s)} on"
+    return f"faster than the plan from a period of {floor(alone_s / exposed_s) + 1} on"

@@ -79,7 +79,7 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for message in messages:
         kept = list(residuals(message.state).values())
-        if not kept:
+        if not kept or not message.norms:  # none were noted yet
             continue
         taken, numel = message.member.selection, message.own_numel
         density = taken.asked / numel if taken is not None and taken.asked > 0 else 1.0

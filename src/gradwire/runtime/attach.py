@@ -101,7 +101,7 @@ def attach(
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh)
+    grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
@@ -120,15 +120,19 @@ class Grid(NamedTuple):
     ranks: Sequence[int]
 
 
-def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any) -> Grid:
+def grid_of(
+    model: nn.Module, group: Any, shards: Any, mesh: Any, timeout: timedelta = DEFAULT_TIMEOUT
+) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
+    if not isinstance(timeout, timedelta):
+        timeout = DEFAULT_TIMEOUT  # what was given is refused later, when the others can be told
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)
     ranks = dist.get_process_group_ranks(found) if dist.is_initialized() else []
     if mesh is None:
-        return Grid(join(found), join_shards(shards, found), None, ranks)
-    return Grid(join_mesh(mesh, found, shards), ALONE, mesh, ranks)
+        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks)
+    return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks)
 
 
 def attach_in(

@@ -87,7 +87,8 @@ class Handle:
         """Gradients of backward passes inside accumulate on this rank and are not exchanged.
 
         For a DistributedDataParallel model this is its own ``no_sync``. A plain module is lent this
-        one, where it has none, as Accelerate and others ask a model for it. Loops that set a
+        one, where it has none, as Accelerate and others ask a model for it. It counts where
+        ``backward()`` is called, and DDP's where the model is. Loops that set a
         model's ``require_backward_grad_sync`` are obeyed too.
         """
         if self._hooks is None:
@@ -171,7 +172,8 @@ class Handle:
         bytes, seconds of each lane, densities. Where residuals are kept, ``residual_norm`` is over
         the tensors of that step and ``gradient_norm`` is that of their gradients on this rank; a
         warning tells once where the first runs away from the second. Under ``local_steps`` a step
-        is an exchange here. What ``to`` raises ends the log, with a warning, and not the training.
+        is an exchange here. Under DDP ``to`` is called in another thread, where it must not call
+        this handle. What ``to`` raises ends the log, with a warning, and not the training.
         """
         progress = self._progress
         progress.log = None if to is None else Log(to, every, progress.recorder)

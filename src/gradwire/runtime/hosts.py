@@ -8,6 +8,7 @@ ranks of the same place on all hosts.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -23,7 +24,7 @@ DIMENSIONS = ("hosts", "local")
 _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local'))"
 
 
-def join_mesh(mesh: Any, group: Group | None, shards: Any) -> Membership:
+def join_mesh(mesh: Any, group: Group | None, shards: Any, timeout: timedelta) -> Membership:
     """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model, or None."""
     if shards is not None:
         accepted = (
@@ -31,7 +32,7 @@ def join_mesh(mesh: Any, group: Group | None, shards: Any) -> Membership:
         )
         raise invalid("shards", shards, accepted, "leave one of them out")
     if mesh == TORCHRUN:
-        return join(group)
+        return join(group, timeout)
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != DIMENSIONS:
         given = mesh if not isinstance(mesh, DeviceMesh) else f"dimensions {mesh.mesh_dim_names}"
         accepted = f"a DeviceMesh of the dimensions {DIMENSIONS}, or {TORCHRUN!r}"
@@ -45,7 +46,7 @@ def join_mesh(mesh: Any, group: Group | None, shards: Any) -> Membership:
         raise invalid(
             "mesh", ranks, "the ranks of the DDP model's own group", "give DDP that group"
         )
-    return join_ranks(tuple(ranks))
+    return join_ranks(tuple(ranks), timeout)
 
 
 def ranks_per_host(mesh: Any, who: Membership) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
@@ -149,8 +150,8 @@ class JointCall:
         """The states of all ranks on rank 0, in rank order, in host memory; none on others.
 
         To be called after ``agree``. States travel to rank 0 one after another, on a channel of
-        their own, so that it needs no more memory than it keeps. A rank that stops answering
-        meanwhile is named on all.
+        their own, so that beside what it keeps it needs the memory of one. A rank that stops
+        answering meanwhile is named on all.
         """
         who, engine = self._group, self._engine
         if who.world == 1:
@@ -199,10 +200,12 @@ def _received(rank: int, channel: Channel) -> dict[str, Any]:
     """The state that a rank sends."""
     size = torch.zeros(1, dtype=torch.int64)
     carry_out([Recv(rank, size)], [channel])
-    data = bytearray(int(size))
+    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
+    # the pulse would have to wait.
+    data: Any = mmap.mmap(-1, int(size))
     carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
     # Of a peer of this job, and of the user's own optimizer: not to be distrusted as files are.
-    found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    found: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=False)
     return found
 
 

@@ -105,7 +105,8 @@ def local_steps(
     """
     way = _Locally(optimizer, outer, every, fragments, delay, mixing)
     choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
-    handle = attach_in(way, model, exchange, choices, grid_of(model, group, None, mesh))
+    grid = grid_of(model, group, None, mesh, timeout)
+    handle = attach_in(way, model, exchange, choices, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 

@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import PrefixStore
 from ..errors import GradwireError, RankFailed
 from .wire import Group, default_store, in_background
 
+DEFAULT_PATIENCE = timedelta(minutes=5)
+"""The time in which all ranks must have come to their first attach, where the user names none."""
 _POLL_S = 0.02
 """Seconds between two looks for the notes of others. Ranks look, as every ``store.wait()`` that
 times out writes a warning to the log."""
@@ -166,28 +168,29 @@ def run_of(who: Membership) -> str:
     return who.one_of(token_hex(8))
 
 
-def join(group: Group | None) -> Membership:
+def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
     """This rank's place in ``group`` (None: all ranks, or this process alone).
 
-    Every rank must call this once in each attach: the number of calls is part of the name.
+    Every rank must call this once in each attach: the number of calls is part of the name. Under
+    torchrun the first call waits for the other ranks, for ``timeout`` at most.
     """
     if not dist.is_initialized():
         return ALONE
-    return join_ranks(tuple(dist.get_process_group_ranks(group or dist.group.WORLD)))
+    return join_ranks(tuple(dist.get_process_group_ranks(group or dist.group.WORLD)), timeout)
 
 
-def join_ranks(ranks: tuple[int, ...]) -> Membership:
+def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
     """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
     if len(ranks) == 1:
         return ALONE
     own = Membership("-".join(map(str, ranks)), ranks.index(dist.get_rank()), len(ranks))
     if not _JOINED[ranks] and "TORCHELASTIC_RESTART_COUNT" in os.environ:
-        _ROLLS[ranks] = _rolled(own)
+        _ROLLS[ranks] = _rolled(own, timeout)
     _JOINED[ranks] += 1
     return own.beside(f"{_ROLLS.get(ranks, '')}{_JOINED[ranks]}")
 
 
-def _rolled(who: Membership) -> str:
+def _rolled(who: Membership, timeout: timedelta) -> str:
     """A word that only these processes share, however often torchrun has restarted the job.
 
     Its agent keeps the store, so notes and alarms of processes that have died are still there. The
@@ -195,7 +198,7 @@ def _rolled(who: Membership) -> str:
     draws a word, and notes all words that it sees. Only one that lives has seen this one's; where
     all have seen the same, all live.
     """
-    own, timeout = token_hex(8), _ROLL_PATIENCE
+    own = token_hex(8)
 
     def roll(store: Any) -> str:
         store.set(f"word/{who.rank}", own)
@@ -209,7 +212,8 @@ def _rolled(who: Membership) -> str:
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
             if time.monotonic() - start_s > timeout.total_seconds():
-                absent = _other_than(noted, seen, store)
+                silent = tuple(r for r, key in enumerate(words) if not store.check([key]))
+                absent = silent or _other_than(noted, seen, store)
                 raise RankFailed(
                     f"attach cannot be finished: rank {', '.join(map(str, absent))} of {who.world} "
                     f"did not call it within {timeout}; all ranks of the group must call attach",
@@ -235,5 +239,3 @@ _JOINED: Counter[tuple[int, ...]] = Counter()
 """The number of times that each set of ranks was joined."""
 _ROLLS: dict[tuple[int, ...], str] = {}
 """The word that each set of ranks shares in this start of the job."""
-_ROLL_PATIENCE = timedelta(minutes=5)
-"""The time in which all ranks must have come to their first attach."""

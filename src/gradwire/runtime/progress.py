@@ -78,7 +78,8 @@ class Progress:
             message.notes_norms = notes_norms
         if self.guard is not None and self._engine.world > 1:
             self.guard.begin(self.step, self._in_step)
-        self.synchroniser.begin(self.step, scale_of(self._scaler), names)
+        turn = self.step // self.num_fragments
+        self.synchroniser.begin(self.step, scale_of(self._scaler), names, turn=turn)
 
     def _looks(self) -> bool:
         return _looks_after(self.step // self.num_fragments + 1)

@@ -46,7 +46,9 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
     return given.get_group()
 
 
-def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membership:
+def join_shards(
+    shards: Group | DeviceMesh | None, group: Group | None, timeout: timedelta
+) -> Membership:
     """This rank's place among the ranks that hold the parts of its layers.
 
     It is ``ALONE`` if layers are not cut.
@@ -66,7 +68,7 @@ def join_shards(shards: Group | DeviceMesh | None, group: Group | None) -> Membe
             "one that shares this rank alone: others hold the same part of a layer, or another",
             "write group=mesh['dp'], shards=mesh['tp']",
         )
-    return join(found)
+    return join(found, timeout)
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:

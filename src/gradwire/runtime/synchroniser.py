@@ -89,11 +89,18 @@ class Synchroniser:
         for message in self.flat_messages:
             message.scale = self._scale
 
-    def begin(self, step: int, scale: float = 1.0, names: Collection[str] | None = None) -> None:
+    def begin(
+        self,
+        step: int,
+        scale: float = 1.0,
+        names: Collection[str] | None = None,
+        *,
+        turn: int | None = None,
+    ) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
 
         ``names`` are the parameters that take part, and no message has others beside them; None
-        stands for all.
+        stands for all. ``turn`` counts the steps of these parameters, if not all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -112,7 +119,8 @@ class Synchroniser:
         self._ends = {}
         self._ahead = {}
         self._news = []
-        checks = self._check_every is not None and (step + 1) % self._check_every == 0
+        turn = step if turn is None else turn
+        checks = self._check_every is not None and (turn + 1) % self._check_every == 0
         if checks or self._checks:
             for one in self.messages:
                 one.digests = checks
@@ -297,10 +305,11 @@ class Synchroniser:
 
     def _write_flags(self, into_F: Tensor) -> None:
         """Writes 1 for each parameter that this rank used in the step, else 0."""
-        if all(grad is not None for grad in self.grads.values()):
+        used = [grad is not None for grad in self.grads.values()]
+        if len(used) == len(self.names) and all(used):
             into_F.fill_(1)
-        else:
-            flags = [float(self.grads[name] is not None) for name in self.names]
+        else:  # one without elements, which no message waits for, may not be handed in yet
+            flags = [float(self.grads.get(name) is not None) for name in self.names]
             into_F.copy_(torch.tensor(flags, device="cpu"))
 
     def finish(self) -> set[str]:
