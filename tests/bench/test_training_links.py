@@ -82,8 +82,9 @@ def test_a_row_says_which_peer_is_not_there(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_links, "is_there", lambda name, folders: name == "peer-demo")
-    rows = run(bench(("peer-demo", "peer-powersgd"), learning_rates=3), nothing).rows
-    assert [row["name"] for row in rows[:3]] == [DDP, "peer-demo", "peer-powersgd: not installed"]
+    rows = run(bench(("peer-demo", "peer-accelerate@5"), learning_rates=3), nothing).rows
+    names = [DDP, "peer-demo", "peer-accelerate@5: not installed"]
+    assert [row["name"] for row in rows[:3]] == names
     assert [name for name, _ in asked[-1]["entrants"]] == [DDP, "peer-demo"]
 
 
@@ -102,6 +103,9 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
         ({"goal_step": 3 * PERIOD}, "goal step must be a multiple of 20, at most 40"),
         ({"score_every": 30}, "steps must be a multiple of 30"),
         ({"bench": TrainBench(steps=40, trained=("ddp-powersdg",))}, "method must be ddp, "),
+        ({"bench": TrainBench(steps=40, trained=("topk@5",))}, "period behind ddp-local_sgd, "),
+        ({"bench": TrainBench(steps=40, trained=("slowmo-4bit@3",))}, "number that divides 20"),
+        ({"bench": TrainBench(steps=40, trained=("slowmo-4bit@",))}, "number that divides 20"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], what: str) -> None:
@@ -120,20 +124,25 @@ def test_ddp_is_compared_whatever_is_named() -> None:
 def test_real_ranks_train_by_every_other_trainer(tmp_path: Any) -> None:
     links = TrainingOnLinks(
         bench=TrainBench(
-            tasks=("convnet",), optimizers=("sgd",), ranks=2, steps=40, trained=(*OTHERS, "dense")
+            tasks=("convnet",),
+            optimizers=("sgd",),
+            ranks=2,
+            steps=40,
+            trained=(*OTHERS, "dense", "slowmo-4bit@5"),
         ),
         rates_bytes_per_s=(1e9,),
         goal_step=40,
     )
     result = run(links, nothing)
     rows = {row["name"]: row for row in result.rows}
-    assert set(rows) == {*OTHERS, "dense"}
+    assert set(rows) == {*OTHERS, "dense", "slowmo-4bit@5"}
     for name in ("dense", "ddp-fp16"):
         assert rows[name]["loss"] == pytest.approx(rows[DDP]["loss"], rel=0.01)
     sent = {name: float(str(row["sent_bytes_per_step"])) for name, row in rows.items()}
     assert sent["ddp-fp16"] < 0.6 * sent[DDP], "unless gloo sent nothing over the interface"
     assert sent["ddp-powersgd"] < 0.3 * sent[DDP]
     assert sent["ddp-local_sgd"] < 0.6 * sent[DDP], "20 dense steps, then one average"
+    assert 3 < sent["slowmo-4bit@5"] / sent["slowmo-4bit"] < 5, "four times as many exchanges"
     (curves,) = result.points.values()
     assert all(points[0].loss > points[-1].loss for points in curves.values())
     assert all(path.stat().st_size for path in draw(result, tmp_path))

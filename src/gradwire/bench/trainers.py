@@ -6,6 +6,7 @@ Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a func
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
 from ..compress.sparseloco import sparseloco
+from ..compress.uniform import uniform
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
-from ..load import load
 from ..runtime.attach import attach
 from ..runtime.local_steps import local_steps
+from ..runtime.outer import DILOCO, MakeOuter
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
@@ -33,20 +35,26 @@ from .peers import PEERS, RANK, joined
 from .trainer import Trainer
 
 PERIOD = 20
-"""Local steps between two averages of parameters, where a method takes local steps."""
+"""Local steps between two exchanges, where a method takes local steps and its name says no other
+period behind an @."""
 
 
-Start = Callable[[TrainingTask, int], Trainer]
-"""A function that makes a trainer of a task for so many steps; all ranks call it together."""
+SLOWMO: MakeOuter = partial(torch.optim.SGD, lr=1.0, momentum=0.4)
+"""The outer optimizer of SlowMo (Wang et al., ICLR 2020): parameters become the ranks' mean, moved
+on by a slow momentum. It suits periods of few steps, for which DiLoCo's goes too far."""
+Start = Callable[[TrainingTask, int, int], Trainer]
+"""A function that makes a trainer of a task for so many steps; all ranks call it together. The last
+argument is the period of local steps."""
 
 
 def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
     """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``bench.methods``."""
-    if name in OTHERS:
-        return OTHERS[name](task, num_steps)
-    if name in PEERS:
+    base, period = split_period(name)
+    if base in OTHERS:
+        return OTHERS[base](task, num_steps, period)
+    if base in PEERS:
         plain = _first_values(task)
-        return joined(name, _trainer(task, plain, plain, num_steps), PERIOD)
+        return joined(base, _trainer(task, plain, plain, num_steps), period)
     recipe = method(name)(task, num_steps)
     plain = _first_values(task)
     attach(plain, recipe.exchange)
@@ -55,7 +63,8 @@ def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
 
 def check_trainer(name: str) -> None:
     """Raises ``InvalidSetting`` for a name of no trainer."""
-    if name in OTHERS or name in PEERS:
+    base, _ = split_period(name)
+    if base in OTHERS or base in PEERS:
         return
     try:
         method(name)
@@ -63,6 +72,26 @@ def check_trainer(name: str) -> None:
         raise invalid(
             "method", name, f"{', '.join((*OTHERS, *PEERS))} or a method", str(error)
         ) from None
+
+
+def split_period(name: str) -> tuple[str, int]:
+    """A trainer's name without its period, and the period.
+
+    A period divides ``PERIOD``, so that all ranks hold one model wherever models are scored. Raises
+    ``InvalidSetting`` for another one, and where a trainer has none.
+
+    >>> split_period("local_steps-4bit@5"), split_period("topk")
+    (('local_steps-4bit', 5), ('topk', 20))
+    """
+    base, at, told = name.partition("@")
+    if not at:
+        return name, PERIOD
+    if base not in LOCAL:
+        raise invalid("method", name, f"a period behind {', '.join(LOCAL)} alone", f"write {base}")
+    if not told.isdecimal() or not int(told) or PERIOD % int(told):
+        accepted = f"a number that divides {PERIOD}"
+        raise invalid("local steps", told, accepted, f"write {base}@{PERIOD // 4}")
+    return base, int(told)
 
 
 def _first_values(task: TrainingTask) -> nn.Module:
@@ -75,7 +104,7 @@ def _trainer(task: TrainingTask, model: nn.Module, plain: nn.Module, num_steps: 
     return Trainer(task, model, plain, optimizer, Schedule(num_steps, num_steps // 10))
 
 
-def _ddp(
+def _hooked(
     task: TrainingTask, num_steps: int, state: object = None, hook: Any = None, **settings: Any
 ) -> Trainer:
     plain = _first_values(task)
@@ -85,11 +114,15 @@ def _ddp(
     return _trainer(task, model, plain, num_steps)
 
 
-def _ddp_fp16(task: TrainingTask, num_steps: int) -> Trainer:
-    return _ddp(task, num_steps, None, default_hooks.fp16_compress_hook)
+def _ddp(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    return _hooked(task, num_steps)
 
 
-def _ddp_powersgd(task: TrainingTask, num_steps: int) -> Trainer:
+def _ddp_fp16(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    return _hooked(task, num_steps, None, default_hooks.fp16_compress_hook)
+
+
+def _ddp_powersgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     """Torch's PowerSGD, which begins with the full learning rate, in one bucket.
 
     With more buckets it hangs on gloo: collectives of one bucket wait in callbacks for another's.
@@ -97,45 +130,38 @@ def _ddp_powersgd(task: TrainingTask, num_steps: int) -> Trainer:
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=num_steps // 10
     )
-    return _ddp(task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6)
+    return _hooked(task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6)
 
 
-def _ddp_local_sgd(task: TrainingTask, num_steps: int) -> Trainer:
-    """Torch's post-local SGD: DDP at first, then ``PERIOD`` local steps between two averages.
+def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    """Torch's post-local SGD: DDP at first, then ``period`` local steps between two averages.
 
-    Averages fall on multiples of ``PERIOD``, where models are scored.
+    Averages fall on multiples of ``period``, where models are scored.
     """
-    first = PERIOD * max(1, round(num_steps / 10 / PERIOD)) - 1
+    first = period * max(1, round(num_steps / 10 / period)) - 1
     alone, _ = dist.new_subgroups(group_size=1)  # type: ignore[no-untyped-call]
     state = PostLocalSGDState(  # type: ignore[no-untyped-call]
         None, alone, first, post_local_gradient_allreduce=False
     )
-    made = _ddp(task, num_steps, state, post_localSGD_hook)
-    averager = PeriodicModelAverager(period=PERIOD, warmup_steps=first)
+    made = _hooked(task, num_steps, state, post_localSGD_hook)
+    averager = PeriodicModelAverager(period=period, warmup_steps=first)
     made.after_step = lambda: averager.average_parameters(made.plain.parameters())
     return made
 
 
-def _local_steps(
-    task: TrainingTask, num_steps: int, compressor: Compressor | None = None
-) -> Trainer:
-    """DiLoCo: ``PERIOD`` local steps, then pseudo-gradients are exchanged."""
-    plain = _first_values(task)
-    made = _trainer(task, plain, plain, num_steps)
-    local_steps(plain, made.optimizer, none() if compressor is None else compressor, every=PERIOD)
-    return made
+def _locally(compressor: Compressor, outer: MakeOuter = DILOCO) -> Start:
+    """Trainers of local steps, whose pseudo-gradients are then exchanged."""
+
+    def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+        plain = _first_values(task)
+        made = _trainer(task, plain, plain, num_steps)
+        local_steps(plain, made.optimizer, compressor, every=period, outer=outer)
+        return made
+
+    return begin
 
 
-def _local_steps_4bit(task: TrainingTask, num_steps: int) -> Trainer:
-    return _local_steps(task, num_steps, load("compress", "uniform")(bitwidth=4))
-
-
-def _local_steps_sparse(task: TrainingTask, num_steps: int) -> Trainer:
-    """SparseLoCo: 2 bits of each element that is kept."""
-    return _local_steps(task, num_steps, sparseloco())
-
-
-def _auto(task: TrainingTask, num_steps: int) -> Trainer:
+def _auto(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     """Gradwire's own choice, which begins with dense steps that measure."""
     plain = _first_values(task)
     attach(plain, "auto")
@@ -150,8 +176,15 @@ OTHERS: dict[str, Start] = {
     "ddp-powersgd": _ddp_powersgd,
     "ddp-local_sgd": _ddp_local_sgd,
     "auto": _auto,
-    "local_steps": _local_steps,
-    "local_steps-4bit": _local_steps_4bit,
-    "local_steps-sparse": _local_steps_sparse,
+    "local_steps": _locally(none()),
+    "local_steps-4bit": _locally(uniform(bitwidth=4)),
+    "local_steps-sparse": _locally(sparseloco()),
+    "slowmo-4bit": _locally(uniform(bitwidth=4), SLOWMO),
 }
-"""Trainers by name, beside the methods: torch's own, and what takes local steps."""
+"""Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
+``local_steps`` have DiLoCo's outer optimizer."""
+LOCAL = (
+    *("ddp-local_sgd", "local_steps", "local_steps-4bit", "local_steps-sparse", "slowmo-4bit"),
+    *("peer-accelerate", "peer-torchft-local_sgd", "peer-torchft-diloco"),
+)
+"""Trainers that take local steps: their names may have a period behind them."""

@@ -22,7 +22,7 @@ from ..testbed.ranks import Report, run_ranks
 from ..units import format_rate
 from .peers import PEERS, is_there
 from .tasks import make_task
-from .trainers import DDP, OTHERS, PERIOD, check_trainer
+from .trainers import DDP, OTHERS, PERIOD, check_trainer, split_period
 from .training import TrainBench
 
 METHODS = (*OTHERS, *PEERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd")
@@ -74,8 +74,9 @@ class TrainingOnLinks:
     @property
     def missing(self) -> tuple[str, ...]:
         """The peers among them whose packages are not there."""
-        asked = (name for name in self.methods if name in PEERS)
-        return tuple(name for name in asked if not is_there(name, self.peers))
+        bases = {name: split_period(name)[0] for name in self.methods}
+        asked = (name for name, base in bases.items() if base in PEERS)
+        return tuple(name for name in asked if not is_there(bases[name], self.peers))
 
 
 @dataclass(frozen=True)
