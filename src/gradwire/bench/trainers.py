@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
 from ..compress.sparseloco import sparseloco
-from ..compress.uniform import uniform
 from ..contract import Compressor
 from ..errors import InvalidSetting, invalid
+from ..load import load
 from ..runtime.attach import attach
 from ..runtime.local_steps import local_steps
 from ..runtime.outer import DILOCO, MakeOuter
@@ -170,6 +170,7 @@ def _auto(task: TrainingTask, num_steps: int, period: int) -> Trainer:
 
 DDP = "ddp"
 """The trainer that others are compared with."""
+_FOUR_BITS: Compressor = load("compress", "uniform")(bitwidth=4)
 OTHERS: dict[str, Start] = {
     DDP: _ddp,
     "ddp-fp16": _ddp_fp16,
@@ -177,9 +178,9 @@ OTHERS: dict[str, Start] = {
     "ddp-local_sgd": _ddp_local_sgd,
     "auto": _auto,
     "local_steps": _locally(none()),
-    "local_steps-4bit": _locally(uniform(bitwidth=4)),
+    "local_steps-4bit": _locally(_FOUR_BITS),
     "local_steps-sparse": _locally(sparseloco()),
-    "slowmo-4bit": _locally(uniform(bitwidth=4), SLOWMO),
+    "slowmo-4bit": _locally(_FOUR_BITS, SLOWMO),
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
 ``local_steps`` have DiLoCo's outer optimizer."""

@@ -83,8 +83,7 @@ def train(
         int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
     ] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(help="topk, topk(density=0.1), adapt:topk, a recipe, local_steps@5."),
+        list[str] | None, typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
