@@ -18,6 +18,7 @@ from .error_feedback import with_error_feedback as with_error_feedback
 from .errors import InvalidSetting as InvalidSetting
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
+from .errors import RanksLost as RanksLost
 from .exchange import exchange_for as exchange_for
 from .exchange import run_local as run_local
 from .measure.layers import profile as profile

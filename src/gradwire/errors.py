@@ -9,6 +9,7 @@ GradwireError
 ├── LawBroken (AssertionError)          an algorithm breaks a law that its kind is held to
 ├── Deadlock (RuntimeError)            the local driver found ranks waiting for each other
 ├── RankFailed (RuntimeError)          a peer died, hung or raised; names ranks and step
+│   └── RanksLost                      the others go on without it: the step is to be repeated
 └── TestbedUnavailable (RuntimeError)  this machine cannot make shaped hosts; says why
 """
 
@@ -76,6 +77,14 @@ class RankFailed(GradwireError, RuntimeError):
         super().__init__(message)
         self.ranks = ranks
         self.step = step
+
+
+class RanksLost(RankFailed):
+    """Ranks were lost and the others go on without them: the step is to be repeated.
+
+    Raised by ``backward()`` under ``attach(on_failure="shrink")``, on all survivors in the same
+    step. ``ranks`` are numbered as they were at attach. Gradients are None.
+    """
 
 
 class TestbedUnavailable(GradwireError, RuntimeError):

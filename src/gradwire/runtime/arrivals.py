@@ -33,7 +33,14 @@ class Arrivals:
         synchroniser, start_s = self._synchroniser, wall_clock()
         if not synchroniser.open:
             return
-        arrived = synchroniser.finish()
+        self._put(synchroniser.finish(), start_s)
+
+    def put_means(self) -> None:
+        """Ends a step whose means are all here, though its engine has failed."""
+        self._put(self._synchroniser.settled(), wall_clock())
+
+    def _put(self, arrived: set[str], start_s: float) -> None:
+        synchroniser = self._synchroniser
         for name, param in self._params.items():
             if name in arrived:
                 put_grad(param, synchroniser.mean(name))

@@ -71,6 +71,7 @@ def attach(
     scaler: GradScaler | None = None,
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
+    on_failure: str = "end",
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -98,12 +99,13 @@ def attach(
     ``trace()`` has ``trace_steps`` steps. Embeddings send non-zero rows where that pays.
     ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some means are compared
     with dense ones (`guard`), every ``check_every`` all of them among ranks (`integrity`).
+    With ``on_failure="shrink"`` the others go on without a lost rank (`shrink`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every
+    every = guard_every, check_every, on_failure
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
 
 
@@ -271,6 +273,7 @@ def _fingerprint(
         "scaler": None if settings.scaler is None else "given",
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
+        "on_failure": settings.on_failure,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

@@ -33,6 +33,7 @@ from .progress import Progress
 from .reducer import count_steps, is_left_to_ddp
 from .refusals import mark_attached
 from .settings import Settings, sparse_weights, trained
+from .shrink import Shrinking, refuse_to_shrink
 from .strangers import Strangers
 from .synchroniser import AnyMessage
 
@@ -44,6 +45,7 @@ class _EveryBackward(Attachment):
         self, model: nn.Module, params: list[NamedParam], settings: Settings
     ) -> Mapping[str, object]:
         _refuse_pilot(model, settings)
+        refuse_to_shrink(model, params, settings)
         return {}
 
     def messages(
@@ -101,6 +103,10 @@ class _EveryBackward(Attachment):
             controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
+        if hooks is not None and settings.on_failure == "shrink":
+            whole = [one for one in params if one[1].numel()]
+            anew = partial(self.messages, model, whole, settings)
+            hooks.shrinking = Shrinking(handle, progress, params, anew, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
             undo.callback(refuse_fewer(model))
         return handle

@@ -162,7 +162,7 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
 
     It follows from the names of fields alone, and so is the same on all ranks.
     """
-    owed = {name for name, fields in saved["params"].items() if any(map(_is_residual, fields))}
+    owed = {name for name, fields in saved["params"].items() if any(map(is_residual, fields))}
     return [
         place
         for place, message in enumerate(messages)
@@ -172,7 +172,7 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
 
 def _housed(fields: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One parameter's saved fields, the residuals under paths that its new state ``own`` has."""
-    saved, kept = filter(_is_residual, fields), sorted(filter(_is_residual, own), key=len)
+    saved, kept = filter(is_residual, fields), sorted(filter(is_residual, own), key=len)
     paths = [*saved]
     if not kept or {*paths} <= {*kept}:
         return dict(fields)
@@ -180,7 +180,8 @@ def _housed(fields: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str
     return {**others, kept[0]: torch.stack([fields[path] for path in paths]).sum(0)}
 
 
-def _is_residual(path: str) -> bool:
+def is_residual(path: str) -> bool:
+    """Whether a field of saved state is gradient that the mean does not hold yet."""
     return path.rpartition(".")[2].startswith("residual")
 
 

@@ -18,6 +18,7 @@ from ..trace.span import Trace
 from . import checkpoint
 from .accounting import adapted, spread
 from .controls import Controls, Pilot
+from .engine import Engine
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
 from .join import UnevenInputs
@@ -30,6 +31,7 @@ from .planned import algorithm
 from .progress import Progress
 from .redistribution import part_of, place_name
 from .shards import place_in
+from .wire import Group
 
 
 class Handle(UnevenInputs):
@@ -53,11 +55,15 @@ class Handle(UnevenInputs):
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
-        self._engine = self.synchroniser.engine
         self.attached = True
+        self.left: list[dict[str, Any]] = []
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
+
+    @property
+    def _engine(self) -> Engine:
+        return self.synchroniser.engine
 
     @property
     def overlap(self) -> Overlap | None:
@@ -140,6 +146,9 @@ class Handle(UnevenInputs):
           inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
+        - ``left`` tells of each loss of ranks that the others went on after (``on_failure``):
+          ``ranks`` as they were numbered at attach, the ``step`` that was repeated, the norms of
+          their residuals as they last told them, and the ``seconds`` from notice to going on.
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
@@ -160,6 +169,7 @@ class Handle(UnevenInputs):
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(self.synchroniser.flat_messages),
+            "left": [dict(one) for one in self.left],
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),
@@ -315,6 +325,10 @@ class Handle(UnevenInputs):
             self._between_steps("detach()", takes_a_torn_step=True)
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
+
+    def go_on_in(self, group: Group | None) -> None:
+        """Belongs to a group of fewer ranks from now on, and to a run of its own."""
+        self.group, self._run = group, run_of(self._engine.who)
 
     def enter_model(self) -> None:
         """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.

@@ -7,18 +7,27 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
+from ..errors import RankFailed
 from .arrivals import Arrivals
 from .dtensors import put_grad, shard_of_grad
 from .lanes import wall_clock
 from .overlap import Overlap
 from .progress import Progress
 from .strangers import Strangers
+
+
+class Shrinks(Protocol):
+    """What is asked before a step, and told of a failure; see `shrink`."""
+
+    def before_step(self) -> None: ...
+
+    def failed(self, failure: RankFailed) -> None: ...
 
 
 class ModuleHooks:
@@ -45,6 +54,8 @@ class ModuleHooks:
         self._end: Callable[[], object] = lambda: None
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self.shrinking: Shrinks | None = None
+        """What goes on without lost ranks; None where their loss ends the run."""
         self.is_paused = False
         self.switch: Mapping[str, object] = {}
         """The model's attributes, of which loops written for DDP set one."""
@@ -78,10 +89,19 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
             return
-        with self._opening:
-            self._begin_backward(name)
-        grad = self._expected(name, param)
-        self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
+        try:
+            with self._opening:
+                self._begin_backward(name)
+            grad = self._expected(name, param)
+            self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
+        except RankFailed as failure:
+            self._failed(failure)
+
+    def _failed(self, failure: RankFailed) -> None:
+        """Returns where the step counts all the same, else raises."""
+        if self.shrinking is None:
+            raise failure
+        self.shrinking.failed(failure)
 
     def _begin_overlap(self, name: str) -> None:
         if self.overlap is not None:
@@ -100,6 +120,8 @@ class ModuleHooks:
 
     def _open_step(self) -> None:
         self._refuse_wrong_step()
+        if self.shrinking is not None:
+            self.shrinking.before_step()
         if self.on_begin is not None:
             self.on_begin()
         self._progress.begin_step()
@@ -111,7 +133,10 @@ class ModuleHooks:
             param.grad = None
         if self._synchroniser.open:
             self._synchroniser.abandon("a step without a batch")
-        self._open_step()
+        try:
+            self._open_step()
+        except RankFailed as failure:
+            self._failed(failure)
         self._end_backward()
 
     def _queue_end(self) -> None:
@@ -169,6 +194,12 @@ class ModuleHooks:
         return not is_last or _holders(grad) != _ALONE
 
     def _end_backward(self) -> None:
+        try:
+            self._finish()
+        except RankFailed as failure:
+            self._failed(failure)
+
+    def _finish(self) -> None:
         synchroniser = self._synchroniser
         for name in [name for name in self.params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.

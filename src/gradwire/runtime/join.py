@@ -58,6 +58,9 @@ class UnevenInputs(Joinable):
         'cpu'
         """
         hooks, engine = self._answering("Join"), self._progress.synchroniser.engine
+        if hooks.shrinking is not None:
+            remedy = "call backward_without_batch() where a rank has none"
+            raise invalid("Join", "on_failure='shrink'", "on_failure='end' beside it", remedy)
         ranks = dist.get_process_group_ranks(self.join_process_group)
         if len(ranks) != engine.world:
             raise invalid("Join", ranks, f"the {engine.world} ranks that exchange", "pass group=")

@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from ..trace.span import Span
 from ..wrap.adapt import choose_together
 from .accounting import density_of_step, outgrown
+from .engine import Engine
 from .guard import Guard
 from .lanes import wall_clock
 from .log import Log
@@ -48,7 +49,7 @@ class Progress:
         self.guard = guard
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
-        self._engine, self._scaler = synchroniser.engine, scaler
+        self._scaler = scaler
         self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
@@ -56,6 +57,10 @@ class Progress:
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
+
+    @property
+    def _engine(self) -> Engine:
+        return self.synchroniser.engine
 
     @property
     def messages(self) -> list[Message]:

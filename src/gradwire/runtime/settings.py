@@ -42,6 +42,7 @@ class Choices(NamedTuple):
     scaler: GradScaler | None
     guard_every: int | None = None
     check_every: int | None = DEFAULT_CHECK_EVERY
+    on_failure: str = "end"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Settings:
     scaler: GradScaler | None
     guard_every: int | None
     check_every: int | None
+    on_failure: str
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
@@ -79,6 +81,9 @@ class Settings:
             refuse_no_gradients(self.exchange)
         if self.check_every is not None:
             check_whole("check_every", self.check_every, "write None for no checks")
+        if self.on_failure not in ("end", "shrink"):
+            remedy = "write 'shrink' for going on without lost ranks"
+            raise invalid("on_failure", self.on_failure, "'end' or 'shrink'", remedy)
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"

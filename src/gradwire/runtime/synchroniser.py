@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..verbs import AllReduce, Steps
+from .commit import Commit
 from .encoding import begun, encode_on_lane
 from .engine import Engine
 from .integrity import same_everywhere
@@ -57,6 +58,9 @@ class Synchroniser:
         # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
         self.open = self._checks = False
+        self.commit: Commit | None = None
+        """What makes steps count on all ranks or on none; None where a failure ends the run."""
+        self._committing: list[Task] = []
         self._step = 0
         self._scale = 1.0
         self.replace(messages)
@@ -89,6 +93,13 @@ class Synchroniser:
         for message in self.flat_messages:
             message.scale = self._scale
 
+    def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
+        """Goes on among other ranks, with messages for these; what is open is dropped."""
+        self.engine, self.commit, self.open = engine, commit, False
+        if engine.world == 1:
+            self._check_every = None
+        self.replace(messages)
+
     def begin(
         self,
         step: int,
@@ -118,13 +129,15 @@ class Synchroniser:
         self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._ends = {}
         self._ahead = {}
-        self._news = []
+        self._news, self._committing = [], []
         turn = step if turn is None else turn
         checks = self._check_every is not None and (turn + 1) % self._check_every == 0
         if checks or self._checks:
             for one in self.messages:
                 one.digests = checks
         self._checks = checks
+        if self.commit is not None:
+            self.commit.begin(self.flat_messages)
         self.open = True
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
@@ -196,6 +209,8 @@ class Synchroniser:
         text: Steps[None] = message.text(grads, copying)
         if isinstance(message, Message) and not is_shared and message.can_borrow(grads):
             text, last = borrowed(message.text(grads, borrows=True)), None
+        if isinstance(message, Message) and self.commit is not None:
+            text = self.commit.keeping(message, text)
         if isinstance(message, Message) and message.is_inline:
             text = begun(self.engine, self._step, message.index, text)
         return self.engine.launch(
@@ -252,7 +267,7 @@ class Synchroniser:
 
     def all_ends(self) -> list[Task]:
         """Ends of the messages launched so far, and of the news beside them."""
-        return [*self._ends.values(), *self._news]
+        return [*self._ends.values(), *self._news, *self._committing]
 
     @property
     def unused(self) -> set[str]:
@@ -302,6 +317,19 @@ class Synchroniser:
                 text = _sum_flags(self._used)
                 end = self.engine.launch(len(self.messages), "presence", text, is_news=True)
                 self._news.append(end)
+        if self.commit is not None and self.engine.world > 1:
+            text, ends = self.commit.text(self._step + 1, self.flat_messages), self.all_ends()
+            index = len(self.messages) + 2
+            self._committing = [
+                self.engine.launch(index, "commit", text, behind=ends, is_news=True)
+            ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all means of the open step are here, though other ranks may not have theirs."""
+        return bool(self.open and self._committing) and all(
+            end.done for end in (*self._ends.values(), *self._news)
+        )
 
     def _write_flags(self, into_F: Tensor) -> None:
         """Writes 1 for each parameter that this rank used in the step, else 0."""
@@ -319,6 +347,10 @@ class Synchroniser:
         in plain training, and its residual waits for its next use.
         """
         self.engine.wait(self.all_ends())
+        return self.settled()
+
+    def settled(self) -> set[str]:
+        """Closes a step whose means are all here; returns as ``finish``."""
         self.open = False
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:

@@ -1,0 +1,101 @@
+"""Commit: a step counts on every rank, or it can be undone on every rank.
+
+Without it a rank that dies in a step may leave some ranks with all means of the step and others
+without. So ranks confirm to each other that they have all means, and none goes on before all have.
+Whoever fails meanwhile knows that no other rank has gone on, or that all could have. The state of
+exchanges is copied before each step, as a step that does not count must leave no trace in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import State
+from ..contract.state import leaves
+from ..error_feedback import residuals
+from ..verbs import AllToAll, Compute, Steps
+from .messages import Message
+
+NORM_EVERY = 64
+"""Steps between two norms that ranks tell each other, but for the first ones."""
+
+
+class ToldNorm(NamedTuple):
+    """The norm of a rank's residuals after ``num_steps`` steps."""
+
+    norm: float
+    num_steps: int
+
+
+class Commit:
+    """The copies and the confirmations of one rank's steps among ``world`` ranks.
+
+    A copy takes as much memory as the state, and is made on the compute lane before the message is
+    gathered. Tensors that are encoded ahead of their message need theirs before the step.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._kept: dict[int, list[Tensor]] = {}
+        self._before: dict[int, tuple[Message, State]] = {}
+        self._own_2W = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
+        self._told_W2 = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
+
+    def begin(self, messages: Iterable[Message]) -> None:
+        """Opens a step."""
+        self._before = {}
+        for message in messages:
+            if message.lanes:
+                self._copy(message)
+
+    def keeping(self, message: Message, text: Steps[None]) -> Steps[None]:
+        """A message's text behind the copy of its state."""
+        if message.index not in self._before and any(leaves(message.state)):
+            yield Compute("keep", lambda: self._copy(message), message.spec.numel)
+        yield from text
+
+    def text(self, num_steps: int, messages: Iterable[Message]) -> Steps[None]:
+        """The text by which ranks confirm that they have all means: 16 bytes to each other one.
+
+        These are the norm of this rank's residuals, anew after ``num_steps`` of 1, 2, 4 and so on
+        to 64, 128, 192 and so on, and the number of steps that it was taken after.
+        """
+        if num_steps % NORM_EVERY == 0 or (num_steps < NORM_EVERY and num_steps.bit_count() == 1):
+            yield Compute("norm", lambda: self._note_norm(num_steps, messages))
+        sizes = (2,) * self._world
+        yield AllToAll(self._told_W2.view(-1), self._own_2W.view(-1), sizes, sizes)
+
+    def norm_of(self, rank: int) -> ToldNorm:
+        """What a rank told last; zeros before the first step has ended."""
+        norm, num_steps = self._told_W2[rank].tolist()
+        return ToldNorm(norm, int(num_steps))
+
+    def undo(self) -> None:
+        """Puts back the state of all messages that the open step has begun."""
+        for index, (message, state) in self._before.items():
+            for (_, tensor), kept in zip(leaves(state), self._kept[index], strict=True):
+                tensor.copy_(kept)
+            message.state = state
+        self._before = {}
+
+    def _copy(self, message: Message) -> None:
+        tensors = [tensor for _, tensor in leaves(message.state)]
+        kept = self._kept.get(message.index, [])
+        if [one.shape for one in kept] != [one.shape for one in tensors]:
+            kept = [torch.empty_like(tensor) for tensor in tensors]
+        for into, tensor in zip(kept, tensors, strict=True):
+            into.copy_(tensor)
+        self._kept[message.index] = kept
+        self._before[message.index] = message, message.state
+
+    def _note_norm(self, num_steps: int, messages: Iterable[Message]) -> None:
+        squares = [
+            float(torch.linalg.vector_norm(residual, dtype=torch.float64)) ** 2
+            for message in messages
+            for residual in residuals(message.state).values()
+        ]
+        self._own_2W[:, 0], self._own_2W[:, 1] = sum(squares) ** 0.5, num_steps

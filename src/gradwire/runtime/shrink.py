@@ -1,0 +1,208 @@
+"""Shrink: ranks go on without those that are lost, under an unchanged training loop.
+
+When a rank is lost the others agree on the steps that count (`survivors`), undo what does not
+(`commit`), connect anew and go on in a smaller world. Every survivor's backward pass raises
+``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
+Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
+new over old number of ranks. The lost ranks' residuals are lost with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..errors import GradwireError, RankFailed, RanksLost, invalid
+from ..planning.default_fusion import NamedParam
+from . import checkpoint
+from .arrivals import Arrivals
+from .cautions import overlaps
+from .commit import Commit
+from .controls import Pilot
+from .dtensors import has_dtensors
+from .engine import Engine
+from .handle import Handle
+from .membership import ALONE, Membership
+from .messages import Message
+from .progress import Progress
+from .settings import Settings
+from .survivors import Counted, Decision, meet
+from .synchroniser import AnyMessage
+from .wire import Group, in_background
+
+_log = logging.getLogger("gradwire")
+_NOBODY = checkpoint.Origin("", 1, 0, "")
+_GROUP_S = 30.0
+"""Seconds that torch.distributed may take for the survivors' process group."""
+
+
+def refuse_to_shrink(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+    """Raises ``InvalidSetting`` where ranks could not go on without a lost one."""
+    if settings.on_failure != "shrink":
+        return
+    what = ""
+    if isinstance(model, DistributedDataParallel):
+        what = "a DDP model, whose own connections break with the rank"
+    elif settings.ranks_per_host > 1:
+        what = "hosts of several ranks, which hold shares"
+    elif has_dtensors(params):
+        what = "sharded layers (FSDP), of which a lost rank holds a part"
+    elif isinstance(settings.exchange, Pilot):
+        what = "'auto', whose plan is of all ranks"
+    elif isinstance(settings.optimizer, Optimizer) and overlaps(settings):
+        what = "a plan that overlaps the next forward pass, whose updates cannot be undone"
+    if what:
+        remedy = "leave on_failure out, and go on from a checkpoint"
+        raise invalid("on_failure", "shrink", f"'end' beside {what}", remedy)
+
+
+class Shrinking:
+    """The survival of one attached model.
+
+    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for the handle's
+    ``stats()``, who left and when; ranks are numbered there as they were at attach.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        progress: Progress,
+        params: list[NamedParam],
+        make_messages: Callable[[Membership], Sequence[AnyMessage]],
+        undo: ExitStack,
+    ) -> None:
+        self._handle, self._progress, self._params = weakref.ref(handle), progress, params
+        self._make_messages, self._undo = make_messages, undo
+        if self._engine.shards.world > 1:
+            remedy = "leave on_failure out, and go on from a checkpoint"
+            accepted = "'end' beside shards=, of which a lost rank holds some"
+            raise invalid("on_failure", "shrink", accepted, remedy)
+        self._ranks = list(range(self._engine.world))
+        self._due: RanksLost | None = None
+        self.left: list[dict[str, Any]] = []
+        handle.left = self.left
+        progress.synchroniser.commit = Commit(self._engine.world)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._progress.synchroniser.engine
+
+    def before_step(self) -> None:
+        """Raises what the step before, which counted, could not."""
+        due, self._due = self._due, None
+        if due is not None:
+            raise due
+
+    def failed(self, failure: RankFailed) -> None:
+        """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
+
+        Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
+        one raises.
+        """
+        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
+        if isinstance(failure, RanksLost) or not failure.ranks or engine.rank in failure.ranks:
+            raise failure
+        num_steps = self._progress.step
+        decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))
+        if decision is None or not decision.ranks:
+            raise failure
+        counts = decision.num_steps > num_steps
+        if counts:
+            Arrivals(self._progress, self._params).put_means()
+        lost = self._note(engine, decision, start_s)
+        self._go_on(failure, decision, undoes=not counts)
+        _log.warning("%s", lost)
+        self.left[-1]["seconds"] = time.monotonic() - start_s
+        if not counts:
+            raise lost from failure
+        self._due = lost
+
+    def _note(self, engine: Engine, decision: Decision, start_s: float) -> RanksLost:
+        """Notes who left; returns the error that says so."""
+        synchroniser, gone = self._progress.synchroniser, {*range(engine.world)} - {*decision.ranks}
+        assert synchroniser.commit is not None
+        told = {self._ranks[r]: synchroniser.commit.norm_of(r) for r in sorted(gone)}
+        self.left.append(
+            {
+                "ranks": tuple(told),
+                "step": decision.num_steps,
+                "residual_norms": tuple(one.norm for one in told.values()),
+                "norms_after_steps": tuple(one.num_steps for one in told.values()),
+            }
+        )
+        norms = ", ".join(f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values())
+        return RanksLost(
+            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, with "
+            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go on: repeat the "
+            "step, from zero_grad() on",
+            ranks=tuple(told),
+            step=decision.num_steps,
+        )
+
+    def _go_on(self, failure: RankFailed, decision: Decision, *, undoes: bool) -> None:
+        """Connects the survivors and moves the state of exchanges over."""
+        old, synchroniser = self._engine, self._progress.synchroniser
+        old.close()  # its threads have ended: nobody writes into gradients or state any more
+        assert synchroniser.commit is not None
+        if undoes:
+            synchroniser.commit.undo()
+            for _, param in self._params:
+                param.grad = None  # part of it may be a mean of the step that does not count
+        saved = checkpoint.collect(self._progress.messages, _NOBODY)
+        for fields in saved["params"].values():
+            for path in filter(checkpoint.is_residual, fields):
+                fields[path].mul_(len(decision.ranks) / old.world)
+        who = _among(old.who, decision)
+        try:
+            engine, group = self._connected(old, who, decision)
+        except (GradwireError, RuntimeError, TimeoutError) as error:
+            raise failure from error
+        messages = self._make_messages(who)
+        flat = [message for message in messages if isinstance(message, Message)]
+        for message, state in zip(flat, checkpoint.moved(saved, flat), strict=True):
+            message.state = state
+        synchroniser.go_on(engine, messages, Commit(engine.world))
+        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        if (handle := self._handle()) is not None:
+            weakref.finalize(handle, engine.finish_and_close)
+            handle.go_on_in(group)
+
+    def _connected(
+        self, old: Engine, who: Membership, decision: Decision
+    ) -> tuple[Engine, Group | None]:
+        """A new engine, and a process group of torch.distributed, of the survivors."""
+        engine = Engine(
+            who,
+            num_channels=old.num_channels,
+            timeout=old.timeout,
+            on_span=self._progress.recorder.add,
+        )
+        self._undo.callback(engine.close)
+        handle = self._handle()
+        group = None if handle is None else handle.group
+        before = dist.get_process_group_ranks(group or dist.group.WORLD)
+        ranks = [before[rank] for rank in decision.ranks]
+        making = in_background(
+            lambda: dist.new_group(
+                ranks, timeout=timedelta(seconds=_GROUP_S), use_local_synchronization=True
+            )
+        )
+        return engine, making.result(_GROUP_S)
+
+
+def _among(who: Membership, decision: Decision) -> Membership:
+    """This rank's place among the survivors."""
+    if len(decision.ranks) == 1:
+        return ALONE
+    place, world = decision.ranks.index(who.rank), len(decision.ranks)
+    return Membership(f"{who.name}/{world} after {decision.num_steps}", place, world)

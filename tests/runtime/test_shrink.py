@@ -1,0 +1,200 @@
+"""Ranks go on without a lost one: in the same step on all, with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
+from gradwire.runtime.commit import Commit
+from gradwire.runtime.survivors import Counted, decided
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import (
+    DENSE,
+    SMALL_MB,
+    TOPK,
+    Net,
+    ddp,
+    digest,
+    loss_of,
+    momentum,
+)
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
+WORLD = 4
+LIMIT = timedelta(seconds=60)
+
+
+class Report(NamedTuple):
+    """What a survivor has seen."""
+
+    bits: list[str]
+    """Of the parameters after each step."""
+    lost: list[tuple[tuple[int, ...], int, int]]
+    """Of each loss: the ranks, its step, and the step of the loop that was repeated."""
+    left: list[dict[str, Any]]
+    world: int
+    residuals_are_kept: bool
+    total: float
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_committing(commit: Commit) -> None:
+    """Dies when all means are here, with nobody told."""
+    commit.text = die  # type: ignore[method-assign,assignment]
+
+
+def say_nothing(commit: Commit) -> None:
+    """Goes on at once, as a rank does that hears of all others before a victim dies."""
+
+    def text(*_: Any) -> Any:
+        return
+        yield
+
+    commit.text = text  # type: ignore[method-assign]
+
+
+def shrinking(
+    rank: int, world: int, exchange: Exchange, accidents: dict[int, tuple[int, str]], num_steps: int
+) -> Report | None:
+    """Trains on; each accident is a victim in a step, and how it dies."""
+    net = Net()
+    handle = gw.attach(
+        net, exchange, bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
+    )
+    optimizer = momentum(net.parameters())
+    bits, lost, kept = [], [], True
+    for step in range(num_steps):
+        victim, how = accidents.get(step, (-1, ""))
+        commit = handle.synchroniser.commit
+        assert commit is not None
+        if rank == victim and how == "in backward":
+            net.middle.weight.register_hook(die)
+        elif rank == victim and how == "between steps":
+            die()
+        elif rank == victim:
+            die_committing(commit)
+        elif rank == 0 and how == "committing":
+            say_nothing(commit)
+        while True:
+            before = handle.residuals()
+            try:
+                optimizer.zero_grad()
+                loss_of(net, rank, step).backward()
+                break
+            except gw.RanksLost as error:
+                lost.append((error.ranks, error.step, step))
+                assert all(p.grad is None for p in net.parameters())
+                ratio = handle.world_size / (handle.world_size + len(error.ranks))
+                if how != "committing":
+                    for name, residual in handle.residuals().items():
+                        kept &= torch.equal(residual, before[name] * ratio)
+        optimizer.step()
+        bits.append(digest(net))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=handle.group)
+    report = Report(bits, lost, handle.stats()["left"], handle.world_size, kept, total.item())
+    handle.detach()
+    return report
+
+
+def survivors(ranks: Ranks, lost: set[int], body: Callable[..., Any], *args: Any) -> list[Report]:
+    ranks.send(body, *args)
+    outcomes = ranks.collect(100.0, without=sorted(lost))
+    found = [one for rank, one in enumerate(outcomes) if rank not in lost]
+    assert [one.error for one in found] == [None] * len(found)
+    assert all(one.value.bits == found[0].value.bits for one in found)
+    return [one.value for one in found]
+
+
+def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> None:
+    for report in survivors(doomed, {2}, shrinking, TOPK, {3: (2, "in backward")}, 6):
+        assert report.lost == [((2,), 3, 3)]
+        assert (report.world, report.total) == (3, 3.0)
+        assert report.residuals_are_kept
+        (left,) = report.left
+        assert (left["ranks"], left["step"], left["norms_after_steps"]) == ((2,), 3, (2,))
+        assert left["residual_norms"][0] > 0
+        assert 0 < left["seconds"] < LIMIT.total_seconds()
+
+
+@pytest.mark.slow
+def test_ranks_go_on_until_one_is_left(doomed: Ranks) -> None:
+    """The second loss leaves rank 0 with a step that the others have not ended: it counts."""
+    accidents = {2: (3, "between steps"), 4: (2, "committing"), 6: (1, "in backward")}
+    (report,) = survivors(doomed, {1, 2, 3}, shrinking, TOPK, accidents, 9)
+    assert report.lost == [((3,), 2, 2), ((2,), 5, 5), ((1,), 6, 6)]
+    assert (report.world, report.total) == (1, 1.0)
+    assert [one["ranks"] for one in report.left] == [(3,), (2,), (1,)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["powersgd", "none", "selective"])
+def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
+    exchange = DENSE if name == "none" else exchange_for(getattr(gw.compress, name)())
+    accidents = {1: (1, "in backward"), 3: (3, "committing")}
+    for report in survivors(doomed, {1, 3}, shrinking, exchange, accidents, 6):
+        assert report.lost == [((1,), 1, 1), ((3,), 4, 4)]
+        assert report.residuals_are_kept
+
+
+def ends(rank: int, world: int) -> str:
+    net = Net()
+    gw.attach(net, "topk", timeout=timedelta(seconds=20), on_failure="shrink")
+    dist.barrier()
+    if rank == 0:
+        die()
+    try:
+        for step in range(3):
+            loss_of(net, rank, step).backward()
+    except gw.RankFailed as error:
+        return f"{type(error).__name__} {error.ranks}"
+    return "nothing"
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_stores_host_ends_the_run(doomed: Ranks) -> None:
+    doomed.send(ends)
+    found = doomed.collect(100.0, without=[0])
+    assert [one.value for one in found[1:]] == ["RankFailed (0,)"] * 3
+
+
+def test_a_step_counts_only_where_all_survivors_have_it() -> None:
+    assert decided({0: Counted(5, 6), 1: Counted(6, 6)}) == ((0, 1), 6)
+    assert decided({0: Counted(5, 6), 3: Counted(5, 5)}) == ((0, 3), 5)
+    assert decided({0: Counted(7, 7), 1: Counted(5, 6)}) is None
+
+
+def refused(rank: int, world: int) -> list[str]:
+    found = []
+
+    def note(**settings: Any) -> None:
+        with pytest.raises(gw.InvalidSetting) as caught:
+            gw.attach(**{"model": Net(), "exchange": "topk", "on_failure": "shrink", **settings})
+        found.append(str(caught.value))
+
+    note(on_failure="go on")
+    note(model=ddp(Net()))
+    note(exchange="auto")
+    note(mesh=dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("hosts", "local")))
+    return found
+
+
+def test_what_cannot_shrink_is_refused_by_name(two: Ranks) -> None:
+    expected = ["'end' or 'shrink'", "a DDP model", "'auto'", "hosts of several ranks"]
+    for text, part in zip(two.run(refused)[0], expected, strict=True):
+        assert part in text
+
+
