@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import invalid
+from .muon import TIMES_RATE, hidden_matrices, rate_of_adamw
 from .trainer import Trainer
 
 RANK = 4
@@ -52,18 +53,11 @@ def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
 
 
 def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
-    """Dion is the optimizer of matrices, and its own AdamW that of all else.
-
-    Its default rate is ten times what suits AdamW, which takes about a tenth of a rate of SGD's.
-    """
-    rate = made.optimizer.param_groups[0]["lr"]
-    if isinstance(made.optimizer, torch.optim.SGD):
-        rate /= 10
-    params = list(made.plain.parameters())
-    groups = [
-        {"params": [param for param in params if param.dim() == 2], "lr": 10 * rate},
-        {"params": [param for param in params if param.dim() != 2], "algorithm": "adamw"},
-    ]
+    """Dion is the optimizer of matrices, and its own AdamW that of all else."""
+    rate = rate_of_adamw(made.optimizer)
+    matrices = hidden_matrices(made.plain)
+    others = [param for param in made.plain.parameters() if param not in set(matrices)]
+    groups = [{"params": matrices, "lr": TIMES_RATE * rate}, {"params": others, "algorithm": "adamw"}]
     # It compiles itself, which takes a minute, more than the trainings here.
     torch.compiler.set_stance("force_eager")
     optimizer = dion.Dion(
