@@ -16,6 +16,7 @@ TIMES_RATE = 10
 """The rate of orthogonal steps over one that suits AdamW: Muon's 0.02 and Dion's 0.01 are usual
 beside 0.001 or 0.002."""
 
+
 class MuonWithAdamW(Optimizer):
     """One optimizer of two: its groups of parameters are those of torch's own."""
 
@@ -29,7 +30,7 @@ class MuonWithAdamW(Optimizer):
         # A group is the same dict here and there, so a rate that is set here holds there.
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters; a closure is called once, before."""
         loss = None if closure is None else closure()
         for part in self._parts:

@@ -57,7 +57,10 @@ def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
     rate = rate_of_adamw(made.optimizer)
     matrices = hidden_matrices(made.plain)
     others = [param for param in made.plain.parameters() if param not in set(matrices)]
-    groups = [{"params": matrices, "lr": TIMES_RATE * rate}, {"params": others, "algorithm": "adamw"}]
+    groups = [
+        {"params": matrices, "lr": TIMES_RATE * rate},
+        {"params": others, "algorithm": "adamw"},
+    ]
     # It compiles itself, which takes a minute, more than the trainings here.
     torch.compiler.set_stance("force_eager")
     optimizer = dion.Dion(
