@@ -14,9 +14,9 @@ from ..contract.state import leaves
 from ..error_feedback import residuals
 
 KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
-"""The kinds are what was not sent yet; velocities; the rest of states; messages' copies of gradients;
-what is sent and received; what a message needs in a later computation; and buffers that serve
-within one computation, which all messages of this process share (see `passing`)."""
+"""The kinds are what was not sent yet; velocities; the rest of states; copies of gradients; what is
+sent and received; what a message needs in a later computation; and buffers that serve within one
+computation, which all messages of this process share (see `passing`)."""
 _MOMENTUM = ("velocity", "momentum")
 
 
