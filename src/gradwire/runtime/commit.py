@@ -18,6 +18,7 @@ from ..contract import State
 from ..contract.state import leaves
 from ..error_feedback import residuals
 from ..verbs import AllToAll, Compute, Steps
+from .accounting import norm_over_all
 from .messages import Message
 
 NORM_EVERY = 64
@@ -42,7 +43,7 @@ class Commit:
         self._world = world
         self._kept: dict[int, list[Tensor]] = {}
         self._before: dict[int, tuple[Message, State]] = {}
-        self._own_2W = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
+        self._own_W2 = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
         self._told_W2 = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
 
     def begin(self, messages: Iterable[Message]) -> None:
@@ -67,7 +68,12 @@ class Commit:
         if num_steps % NORM_EVERY == 0 or (num_steps < NORM_EVERY and num_steps.bit_count() == 1):
             yield Compute("norm", lambda: self._note_norm(num_steps, messages))
         sizes = (2,) * self._world
-        yield AllToAll(self._told_W2.view(-1), self._own_2W.view(-1), sizes, sizes)
+        yield AllToAll(self._told_W2.view(-1), self._own_W2.view(-1), sizes, sizes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(tensor.nbytes for kept in self._kept.values() for tensor in kept)
 
     def norm_of(self, rank: int) -> ToldNorm:
         """What a rank told last; zeros before the first step has ended."""
@@ -93,9 +99,5 @@ class Commit:
         self._before[message.index] = message, message.state
 
     def _note_norm(self, num_steps: int, messages: Iterable[Message]) -> None:
-        squares = [
-            float(torch.linalg.vector_norm(residual, dtype=torch.float64)) ** 2
-            for message in messages
-            for residual in residuals(message.state).values()
-        ]
-        self._own_2W[:, 0], self._own_2W[:, 1] = sum(squares) ** 0.5, num_steps
+        owed = [tensor for one in messages for tensor in residuals(one.state).values()]
+        self._own_W2[:, 0], self._own_W2[:, 1] = norm_over_all(owed), num_steps

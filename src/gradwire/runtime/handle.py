@@ -157,6 +157,7 @@ class Handle(UnevenInputs):
         """
         recorder, numel = self._progress.recorder, self.synchroniser.numel
         messages = self.synchroniser.messages if self._engine.num_channels else []
+        copies = 0 if (commit := self.synchroniser.commit) is None else commit.kept_bytes
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -164,7 +165,7 @@ class Handle(UnevenInputs):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, sum(map(numel, self.synchroniser.names))),
+            "memory": memory_of(messages, sum(map(numel, self.synchroniser.names)), copies),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),

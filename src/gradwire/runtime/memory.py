@@ -33,12 +33,12 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
     return found
 
 
-def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
+def memory_of(messages: Iterable[Any], numel: int, copies: int = 0) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of the ``numel`` parameters.
 
-    ``passing`` is of all threads of this process.
+    ``passing`` is of all threads of this process. ``copies`` are bytes of copies of states.
     """
-    found = Counter(passing=passing_bytes())
+    found = Counter(passing=passing_bytes(), state=copies)
     for message in messages:
         found += kept_bytes(getattr(message, "state", None), message.member)
         found["messages"] += getattr(message, "buffer_bytes", 0)

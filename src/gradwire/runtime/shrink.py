@@ -101,7 +101,12 @@ class Shrinking:
         """Raises what the step before, which counted, could not."""
         due, self._due = self._due, None
         if due is not None:
+            self._drop_gradients()
             raise due
+
+    def _drop_gradients(self) -> None:
+        for _, param in self._params:
+            param.grad = None
 
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
@@ -156,8 +161,7 @@ class Shrinking:
         assert synchroniser.commit is not None
         if undoes:
             synchroniser.commit.undo()
-            for _, param in self._params:
-                param.grad = None  # part of it may be a mean of the step that does not count
+            self._drop_gradients()  # some may be means of the step that does not count
         saved = checkpoint.collect(self._progress.messages, _NOBODY)
         for fields in saved["params"].values():
             for path in filter(checkpoint.is_residual, fields):
