@@ -26,6 +26,7 @@ from .engine import Traffic, play
 from .network import NEVER
 from .pace import Pace
 from .representative import supersteps_of_one
+from .shared_cores import carrying_s, missing_s
 
 MessageCosts = Sequence[tuple[float, float]]
 """For each message: seconds of latency, and seconds that it takes of a whole link."""
@@ -239,8 +240,10 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
             plan.credit,
         )
         start_s, end_s = carried.start_s, carried.end_s
+        carried_s = sum(cluster.busy_s(cluster.wire_bytes(size)) for size in demand.num_bytes)
     else:
         supersteps = supersteps_of_one(demand, cluster)
+        carried_s = carrying_s(supersteps, cluster)
         early = encoding.early_from(backward_end_s)
         labels, after = demand.labels(), demand.after()
         played = play(
@@ -250,11 +253,18 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         )
         start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
     pace = Pace.of(spans, cluster.beside)
+    lane_s = sum(span.duration_s for span in spans if span.lane == "compute")
+    computing_s = backward_end_s[0] + profile.forward_s + lane_s
     backward_end_s = [pace.end_s(0.0, alone_s) for alone_s in backward_end_s]
     forward_start_s, forward_end_s = forward_times(
         [layer.forward_s for layer in profile.layers],
         demand.forward_may_start_s(backward_end_s, end_s),
         pace,
+    )
+    late_s = missing_s(forward_end_s[-1], computing_s, carried_s, cluster)
+    # Only sums are known: the next forward pass stands for whatever of it waits for cores.
+    forward_start_s, forward_end_s = (
+        [one_s + late_s for one_s in times_s] for times_s in (forward_start_s, forward_end_s)
     )
     return Timing(
         backward_start_s=[*backward_end_s[1:], 0.0],
