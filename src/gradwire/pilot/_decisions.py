@@ -155,18 +155,19 @@ def _first(review: Review) -> Decision | None:
     """The move that follows from the first steps by a plan; None if these are as they should be."""
     step_s, before_s, dense_s = review.step_s, review.before_s, review.dense_s
     rival_s = inf if review.rival_s is None else review.rival_s
+    unsure = review.planned_s is None and step_s > SURE * dense_s
     if before_s is None and rival_s <= min(REACH * step_s, WORTH * dense_s):
         told = f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} are"
         return Decision(Move.TRY_RIVAL, f"{told} predicted by a plainer one, which is tried")
     if min(step_s, before_s or step_s) > GAIN * dense_s:
         # For good, so not before it is known that the link is still the same.
-        return Decision(Move.PROBE) if review.slowness is None else _compared(dense_s, step_s)
+        if review.slowness is None:
+            return Decision(Move.PROBE)
+        return Decision(Move.TRY_DENSE) if unsure else _compared(dense_s, step_s)
     if before_s is not None and before_s < GAIN * step_s:
         told = f"{format_seconds(step_s)} a step by the plainer plan, {format_seconds(before_s)}"
         return Decision(Move.BACK, f"{told} by the one before it, which is taken again")
-    if review.planned_s is None and step_s > SURE * dense_s:
-        return Decision(Move.TRY_DENSE)
-    return None
+    return Decision(Move.TRY_DENSE) if unsure else None
 
 
 LOOK_S = 0.5
