@@ -14,8 +14,8 @@ import torch
 from ..contract import Compressor
 from ..load import load
 from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all
 from ..spec import TensorSpec
-from .agreement import figures_of_all
 
 SIDE, NUMEL = 256, 2**18
 """The matrices that stand for the model, and the gradient that is encoded beside them; both take

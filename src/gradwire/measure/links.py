@@ -31,6 +31,7 @@ from ..data.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
 from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all
 from ..spec import TensorSpec
 from ..travel import bytes_sent, travel
 from ..verbs import (
@@ -45,7 +46,7 @@ from ..verbs import (
     Verb,
 )
 from ..wrap.hosts import among_hosts, on_hosts
-from .agreement import figures_of_all, rank_0s, run_verb, verb_text
+from ._agree import rank_0s, run_verb, verb_text
 from .cores import shared_cores
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))

@@ -42,8 +42,8 @@ from ..sparse.partition import partition
 from ..sparse.permutation import Permutation
 from ..spec import TensorSpec
 from ..verbs import AllGather
+from ._agree import rank_0s, run_verb
 from ._untouched import untouched
-from .agreement import rank_0s, run_verb
 from .layers import TrainingStep, looked_into, no_progress
 
 _log = logging.getLogger("gradwire")

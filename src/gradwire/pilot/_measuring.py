@@ -14,12 +14,12 @@ from ..data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ..data.fit import LineFit
 from ..data.profile import Profile
 from ..errors import InvalidSetting
-from ..measure.agreement import figures_of_all, run_news
 from ..measure.codecs import measure_codecs
 from ..measure.cores import shared_cores
 from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
 from ..measure.living import LayerWatch
 from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all, news
 from ..travel import travel
 from ..verbs import Broadcast
 
@@ -37,9 +37,9 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     """A value with a JSON form that rank ``src`` tells all others."""
     text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
     size = torch.tensor([text.numel()])
-    run_news(engine, Broadcast(src, size))
+    news(engine, Broadcast(src, size))
     text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
-    run_news(engine, Broadcast(src, text))
+    news(engine, Broadcast(src, text))
     return json.loads(bytes(text.tolist()))
 
 

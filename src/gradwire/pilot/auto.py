@@ -24,11 +24,11 @@ from ..bounds import check_whole
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..measure.agreement import figures_of_all
 from ..measure.beside import median_pace
 from ..measure.living import LayerWatch
 from ..planning.fidelity import MOST_ERROR, stricter
 from ..runtime.controls import Controls, Flight, Pilot
+from ..runtime.telling import figures_of_all
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
 from ._decisions import Decision, Move, Review, decide, is_worth, num_to_judge, typical_s

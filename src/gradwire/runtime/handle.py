@@ -20,6 +20,7 @@ from .accounting import adapted, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
+from .join import UnevenInputs
 from .joint_call import JointCall
 from .lanes import wall_clock
 from .log import Log
@@ -31,7 +32,7 @@ from .redistribution import part_of, place_name
 from .shards import place_in
 
 
-class Handle:
+class Handle(UnevenInputs):
     """One attached model. Made by ``gw.attach``; ended by ``detach``.
 
     ``hooks`` are those of a plain module (under DDP there are none), ``controls`` are there where a
@@ -48,6 +49,7 @@ class Handle:
         controls: Controls | None,
         undo: ExitStack,
     ) -> None:
+        super().__init__()
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
