@@ -87,7 +87,8 @@ def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
     slowest = torch.tensor(median(last_s), dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     wanted = math.ceil(settings["turn_s"] / float(slowest))
-    return max(settings["steps"], min(MOST_STEPS, wanted))
+    least: int = settings["steps"]
+    return max(least, min(MOST_STEPS, wanted))
 
 
 def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Contender:
