@@ -86,9 +86,8 @@ def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
     """The steps of a turn, the same on all ranks: those of so many seconds, and some at least."""
     slowest = torch.tensor(median(last_s), dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    wanted = math.ceil(settings["turn_s"] / float(slowest))
-    least: int = settings["steps"]
-    return max(least, min(MOST_STEPS, wanted))
+    least, turn_s = int(settings["steps"]), float(settings["turn_s"])
+    return max(least, min(MOST_STEPS, math.ceil(turn_s / float(slowest))))
 
 
 def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Contender:
