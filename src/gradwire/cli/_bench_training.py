@@ -41,10 +41,9 @@ def auto(
 ) -> None:
     """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
 
-    Each cell is told on stderr as it ends, and all of them in a Markdown table at the end: auto's
-    speedup over DDP, the best single exchange's, how far auto's prediction is off, how busy auto
-    keeps the cores. predicted is what auto predicts of its own step. With --then: steps from a
-    change of the links to the plan for it.
+    Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP, the best
+    single exchange's, how far auto's prediction is off, how busy auto keeps the cores. With --then:
+    steps from a change of the links to the plan for it.
     """
     rates = [None if one == "loopback" else parse_rate(one) for one in rate or ()]
     settings = auto_bench.AutoBench(
@@ -61,8 +60,7 @@ def auto(
     with progress("bench auto", total=1) as advance:
         told = Fractions(advance)
         if then is None:
-            say = partial(typer.echo, err=True)
-            rows, notes = auto_bench.run(settings, told, told=say)
+            rows, notes = auto_bench.run(settings, told, told=partial(typer.echo, err=True))
             notes = [*notes, auto_bench.cells_table(settings, rows)]
         else:
             first = rates[0] if rates and rates[0] else parse_rate("1gbit")

@@ -89,9 +89,8 @@ def measure_cluster(
         raise InvalidSetting(
             f"a link joins at least two ranks, got {engine.world}; start more ranks"
         )
-    for verb in verbs:
-        if verb not in VERBS:
-            raise UnknownName("verb", verb, VERBS)
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise UnknownName("verb", unknown[0], VERBS)
     if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
         raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
     cases = []
@@ -113,13 +112,14 @@ def measure_cluster(
     found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
     shared = {
         "cores": shared_cores(partial(figures_of_all, engine)),
-        "processors": _processors(engine, [case for case in cases if case.verb == "all_reduce"]),
+        "processors": _processors(engine, cases),
     }
     return rank_0s(engine, found.model_copy(update=shared))
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
     """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks' mean."""
+    cases = [case for case in cases if case.verb == "all_reduce"]
     if not cases:
         return None
     rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
