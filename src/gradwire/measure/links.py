@@ -110,11 +110,13 @@ def measure_cluster(
     }
     share = host_share(engine, budget_s=budget_s, rounds=rounds)
     found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
-    shared = {
-        "cores": shared_cores(partial(figures_of_all, engine)),
-        "processors": _processors(engine, cases),
-    }
-    return rank_0s(engine, found.model_copy(update=shared))
+    return rank_0s(engine, found.model_copy(update=_of_cores(engine, cases)))
+
+
+def _of_cores(engine: Engine, cases: Sequence[_Case]) -> dict[str, object]:
+    """A cluster's figures of cores that ranks share."""
+    cores = shared_cores(partial(figures_of_all, engine))
+    return {"cores": cores, "processors": _processors(engine, cases)}
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
