@@ -60,9 +60,8 @@ class LayerWatch:
         self._wait = device_waiter({param.device for param in params.values()})
         self._steps: list[_Marks] = []
         self.seconds: list[tuple[float, float]] = []
-        """Of each step its seconds but for the waits of the exchange behind its last gradient:
-        those in which the rank would compute alike by any plan, and what is left of them where its
-        thread never waits for a core. (0, 0) for one that was not seen as a whole."""
+        """Two figures of each step: its seconds up to the last gradient, and those of them in which
+        a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
         self._last_s: float | None = None
         self._batch_size = 1
         self._is_bucketed = buckets is not None
