@@ -55,7 +55,7 @@ class Owners(NamedTuple):
         return (0, 1) if within is None else (within.get_local_rank(), within.size())
 
     def gathered(self, own: Any) -> dict[str, Any]:
-        """What all ranks hand in, by "replica, part"."""
+        """All ranks' objects, each by the text "replica, part" of its rank."""
         found, within = {f"{self.replica}, {self.part[0]}": own}, self.within
         groups = [self.group] if self.replicas > 1 else []
         for group in [*groups, *([] if within is None else [within.get_group()])]:
