@@ -118,7 +118,7 @@ class Grid(NamedTuple):
     shards: Membership
     mesh: DeviceMesh | str | None
     ranks: Sequence[int]
-    group: Group | None
+    group: Group | None = None
 
 
 def grid_of(
