@@ -189,7 +189,8 @@ class Handle(UnevenInputs):
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
 
         Parameters without a residual are left out. On hosts of several ranks they are those of the
-        host's mean gradient, where this rank exchanges it, and 0 elsewhere.
+        host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
+        parameter are real and imaginary parts in turn.
         """
         found: dict[str, Tensor] = {}
         keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
