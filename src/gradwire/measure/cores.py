@@ -29,5 +29,5 @@ def shared_cores(of_all: Callable[[Sequence[float]], list[list[float]]]) -> floa
 
 def _machine() -> float:
     """A number for this machine, the same in all its processes."""
-    told = _BOOT.read_text() if _BOOT.exists() else platform.node()
+    told = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else platform.node()
     return float(int.from_bytes(hashlib.sha256(told.encode()).digest()[:6], "big"))
