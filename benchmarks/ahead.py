@@ -35,9 +35,8 @@ LONG_BLOCK = 65536
 """A block of ``onebit`` that is longer than one tile."""
 _POINTERS = {"float32": "*fp32", "int32": "*i32", "uint8": "*u8"}
 _SHAPES = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3, "OF": 0, "MOST": 14, "TILE": 1024}
-_NUMBERS = frozenset(
-    "num_entries num_blocks length parallel serial last num_bytes block_bytes".split()
-)
+_SIZES = {"num_entries", "num_blocks", "num_bytes", "block_bytes", "length", "last"}
+_NUMBERS = _SIZES | {"parallel", "serial"}
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,20 @@ def _generated(label: str, codec: Program) -> Iterator[Launch]:
         warps = shape.pop("num_warps")
         name = f"{label}/{kernel.name.removeprefix(f'{type(codec).__name__}_')}"
 
-        def of(form: str, launcher: Launcher = launcher) -> Callable[[], Any]:
-            return lambda: getattr(launcher.module, form)
-
-        yield Launch(name, of(kernel.name), _types(kernel), shape, True, warps)
+        yield Launch(name, _of(launcher, kernel.name), _types(kernel), shape, True, warps)
         types = {"table": "*i64", "num_tensors": "i32"}
-        constants = {"ALIGN": 16, **shape}
-        yield Launch(f"{name}, many", of(f"{kernel.name}_many"), types, constants, False, warps)
+        constants = {"ALIGN": 4, **shape}
+        yield Launch(
+            f"{name}, many", _of(launcher, f"{kernel.name}_many"), types, constants, False, warps
+        )
+
+
+def _of(launcher: Launcher, form: str) -> Callable[[], Any]:
+    return lambda: getattr(launcher.module, form)
+
+
+def _giving(kernel: Any) -> Callable[[], Any]:
+    return lambda: kernel
 
 
 def _types(kernel: Kernel) -> dict[str, str]:
@@ -108,7 +114,7 @@ def _written() -> Iterator[Launch]:
                 for name in names
                 if name not in constants
             }
-            yield Launch(f"{group}/{kernel.__name__}", lambda made=kernel: made, types, constants)
+            yield Launch(f"{group}/{kernel.__name__}", _giving(kernel), types, constants)
 
 
 def compiled(launch: Launch, architecture: int) -> Row:

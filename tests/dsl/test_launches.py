@@ -37,7 +37,8 @@ from gradwire.spec import TensorSpec
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SIZES = (1, 300, 0, 65, 1000)
+SIZES = ((1, 300, 0, 65, 1000), (300, 0, 4, 128, 1000))
+"""Elements of tensors; those of the second row are read in vectors."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +54,11 @@ def launched(built: Built, kernel: Kernel, calls: list[Call]) -> list[int]:
     return built.launcher.run_many(kernel, [Part(c.tensors, c.numel, c.draws) for c in calls])
 
 
-def encoded(codec: Program, device: torch.device) -> list[Tensor]:
+def encoded(codec: Program, sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
     """Payloads, residuals and decoded vectors of several gradients encoded in one call."""
-    specs = [TensorSpec(f"layer {i}", numel) for i, numel in enumerate(SIZES)]
-    grads = [make_gradient("normal", n, torch.float32, seed=n).to(device) for n in SIZES]
-    residuals = [make_gradient("wide", n, torch.float32, seed=5).to(device) for n in SIZES]
+    specs = [TensorSpec(f"layer {i}", numel) for i, numel in enumerate(sizes)]
+    grads = [make_gradient("normal", n, torch.float32, seed=n).to(device) for n in sizes]
+    residuals = [make_gradient("wide", n, torch.float32, seed=5).to(device) for n in sizes]
     states = [codec.init(spec) for spec in specs]
     sent = codec.encode_many(states, grads, residuals)
     outs = [torch.ones_like(grad_N) for grad_N in grads]
@@ -66,15 +67,16 @@ def encoded(codec: Program, device: torch.device) -> list[Tensor]:
     return [one.cpu() for one in (*buffers, *residuals, *outs)]
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=["odd", "even"])
 @pytest.mark.parametrize(
     "codec",
     [onebit(), int8(block=64), qsgd(), threelc(block=128), dgc(density=0.1), adacomp()],
     ids=repr,
 )
 def test_several_tensors_are_one_launch_and_have_the_bits_of_the_cpu(
-    codec: Program, monkeypatch: pytest.MonkeyPatch
+    codec: Program, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = encoded(codec, torch.device("cpu"))
+    wanted = encoded(codec, sizes, torch.device("cpu"))
     launches: list[tuple[str, int]] = []
     real = Launcher._launch
 
@@ -85,7 +87,7 @@ def test_several_tensors_are_one_launch_and_have_the_bits_of_the_cpu(
     monkeypatch.setattr(Launcher, "_launch", counted)
     if DEVICE.type == "cpu":
         monkeypatch.setattr(Built, "run_many", launched)
-    found = encoded(codec, DEVICE)
+    found = encoded(codec, sizes, DEVICE)
     assert all(same_bits(ours, want) for ours, want in zip(found, wanted, strict=True))
     encodes = [num for name, num in launches if name.endswith("_encode_with_residual")]
     assert encodes == [4]  # one of five has no element
@@ -97,16 +99,17 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
     kernel, memory = int8().kernels().merge, torch.zeros(64)
     scale, step, codes = torch.ones(1), torch.ones(1), torch.zeros(64, dtype=torch.uint8)
 
-    def table(sum_N: Tensor) -> tuple[Tensor, int, int]:
+    def table(sum_N: Tensor) -> Any:
         operands = {"sum": sum_N, "scale": scale, "step": step, "codes": codes}
         parts = [Part(operands, sum_N.numel(), gpu_build.Draws())] * 2
-        return gpu_build._table(gpu_build._Plan(kernel), parts, [1, 1], torch.device("cpu"))
+        return gpu_build._table(gpu_build._Plan(kernel), parts, [1, 1])
 
     words, num_tensors, align = table(memory)
-    assert (num_tensors, align) == (2, 16)
+    assert (num_tensors, align) == (2, 4)
     assert words[:2].tolist() == [0, 1]
     assert memory.data_ptr() in words.tolist()
-    assert table(memory[1:])[2] == 1
+    assert table(memory[4:])[2] == 4
+    assert table(memory[1:])[2] == table(memory[:63])[2] == 1
 
 
 # ---- runs --------------------------------------------------------------------------------------
@@ -147,16 +150,12 @@ def read(
     known: RunTables, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int
 ) -> int:
     byte, times = (one.to(DEVICE) for one in (known.byte, known.times))
-    return gpu_runs.decode_runs(
-        lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of
-    )
+    return gpu_runs.decode_runs(lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(coded=st.lists(st.integers(0, 255), min_size=3, max_size=26), first=st.integers(0, 3))
-def test_codes_that_are_none_are_refused_as_by_the_definition(
-    coded: list[int], first: int
-) -> None:
+def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], first: int) -> None:
     known, coded_C = tables(), torch.tensor(coded, dtype=torch.uint8)
     lengths_B = torch.tensor([first, len(coded) - first])
     around_U = torch.full((80,), 7, dtype=torch.uint8, device=DEVICE)
@@ -165,3 +164,22 @@ def test_codes_that_are_none_are_refused_as_by_the_definition(
     assert found == want
     assert (around_U[:10] == 7).all()
     assert (around_U[70:] == 7).all()
+
+
+# ---- what is made before the first step --------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [qsgd(), threelc()], ids=repr)
+def test_no_cpp_is_compiled_for_what_is_encoded_on_a_gpu(
+    codec: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(Built, "library", lambda self: asked.append(self))
+    monkeypatch.setattr(type(zero_run), "library", lambda self: asked.append(self))
+    spec = TensorSpec("weight", 1000, device="cuda")
+    state = codec.init(spec.chunk(0, 64))
+    assert (state is None) == (codec.init(spec) is None)
+    assert asked == []
+    codec.init(TensorSpec("weight", 1000))
+    assert asked != []
+    assert spec == TensorSpec("weight", 1000)

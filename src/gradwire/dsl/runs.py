@@ -107,9 +107,7 @@ class RunTables:
         """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
         if _by_kernels(plain_U):
             tables = _on(plain_U.device, self.byte, self.times)
-            return gpu_runs.decode_runs(
-                lengths_B, coded_C, plain_U, block_bytes, *tables, self.of
-            )
+            return gpu_runs.decode_runs(lengths_B, coded_C, plain_U, block_bytes, *tables, self.of)
         code_C, block_B = coded_C.long(), torch.arange(lengths_B.numel(), device=plain_U.device)
         times_C = self.times.to(plain_U.device)[code_C]
         filled_B = torch.zeros_like(lengths_B)
@@ -149,9 +147,9 @@ def _by_kernels(plain_U: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _on(device: torch.device, *tables: Tensor) -> tuple[Tensor, ...]:
-    """Tables on a device, copied there once: a tensor is a key by itself, not by its values."""
-    return tuple(table.to(device) for table in tables)
+def _on(device: torch.device, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tables on a device, copied there once: a tensor is a key by itself, not by its values."""
+    return one.to(device), other.to(device)
 
 
 def traced_runs(

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from ..interp import Draws
-from ..ir import Extent, Kernel
-from .render import COUNT, FIRST, WHOLE, counting, render_triton, row
+from ..ir import Kernel
+from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
 _TILE = 4096  # elements of a long block that a program visits at a time
 _SHORT = 2048  # elements that a program has at least, of several blocks if they are short
 _PER_THREAD = 16
 _MOST_WARPS = 16
-_VECTOR_BYTES = 16  # of the widest load; torch's own vectors begin at multiples of it
+_VECTOR = 4  # float32 of the widest load; torch's own vectors begin at multiples of it
 
 
 class _Plan:
@@ -38,7 +38,7 @@ class _Plan:
     def __init__(self, kernel: Kernel) -> None:
         self.name, self.draws, self.length = kernel.name, kernel.draws, row(kernel)
         self.operands = tuple(buffer.name for buffer in kernel.buffers)
-        self.wide = [b.name for b in kernel.buffers if b.extent is Extent.ELEMENT]
+        self.wide = [b.name for b in kernel.buffers if is_wide(b)]
         self.shape = launch_shape(self.length)
         counted = counting(kernel)
         self.counting = None if counted is None else _Plan(counted)
@@ -89,11 +89,11 @@ class Launcher:
         device = live[0].device
         rows_T = [-(-part.numel // plan.length) for part in live]
         count_R = torch.empty(sum(rows_T), dtype=torch.int32, device=device)
-        counted = zip(live, count_R.split(rows_T), strict=True)
+        counted = zip(live, torch.split(count_R, rows_T), strict=True)
         self._launch(counting, [part.beside(COUNT.name, own_R) for part, own_R in counted])
         ends_R = count_R.cumsum(0)
         first_R = (ends_R - count_R).int()
-        kept = zip(live, first_R.split(rows_T), strict=True)
+        kept = zip(live, torch.split(first_R, rows_T), strict=True)
         self._launch(plan, [part.beside(FIRST, own_R) for part, own_R in kept])
         last_T = to_device([last - 1 for last in accumulate(rows_T)], device)
         ends_T = [0, *ends_R[last_T].tolist()]
@@ -102,12 +102,10 @@ class Launcher:
     def _launch(self, plan: _Plan, live: Sequence[Part]) -> None:
         size = plan.length * plan.shape["ROWS"]
         programs_T = [-(-part.numel // size) for part in live]
-        device = live[0].device
-        with _on(device):
-            if len(live) == 1:
-                name, given = plan.name, live[0].given(plan)
-            else:
-                name, given = f"{plan.name}_many", _table(plan, live, programs_T, device)
+        with _on(live[0].device):
+            name, given = plan.name, live[0].given(plan)
+            if len(live) > 1:
+                name, given = f"{plan.name}_many", _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere else.
             getattr(self.module, name)[(sum(programs_T),)](
                 *given, **plan.shape, enable_fp_fusion=False
@@ -138,16 +136,15 @@ class Part(NamedTuple):
         return [*(self.operands[name] for name in plan.operands), self.numel, *drawn, *first]
 
 
-def _table(
-    plan: _Plan, live: Sequence[Part], programs_T: Sequence[int], device: torch.device
-) -> tuple[Tensor, int, int]:
-    """The table of ``device.tensor_of``, its number of tensors, and how addresses are aligned."""
+def _table(plan: _Plan, live: Sequence[Part], programs_T: Sequence[int]) -> list[Tensor | int]:
+    """The table of ``device.tensor_of``, how many tensors it has, a divisor of their lengths."""
     given = (one for part in live for one in part.given(plan))
     words = [one if isinstance(one, int) else one.data_ptr() for one in given]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
-    align = _VECTOR_BYTES if all(address % _VECTOR_BYTES == 0 for address in wide) else 1
+    even = all(part.numel % _VECTOR == 0 for part in live)
+    align = _VECTOR if even and all(address % (4 * _VECTOR) == 0 for address in wide) else 1
     words = [*accumulate(programs_T[:-1], initial=0), *words]
-    return to_device(words, device), len(live), align
+    return [to_device(words, live[0].device), len(live), align]
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
@@ -164,7 +161,7 @@ def launch_shape(length: int) -> dict[str, int]:
     """
     tile = 1 << (length - 1).bit_length() if length <= WHOLE else _TILE
     rows = max(1, _SHORT // tile)
-    # A loop keeps what each thread adds up beside what it reads, so its threads have fewer elements.
+    # A loop keeps what a thread adds up beside what it reads, so a thread has fewer elements.
     per_thread = _PER_THREAD if length <= WHOLE else _PER_THREAD // 2
     warps = min(_MOST_WARPS, max(1, tile * rows // (32 * per_thread)))
     return {"ROWS": rows, "TILE": tile, "num_warps": warps}

@@ -41,8 +41,9 @@ def tensor_of(table, num_tensors, WORDS: tl.constexpr):
 
 @triton.jit
 def memory(words, place, kind: tl.constexpr, ALIGN: tl.constexpr):
-    """The memory whose address is a word, a multiple of ``ALIGN`` bytes."""
-    return tl.multiple_of(tl.load(words + place).to(tl.pointer_type(kind)), ALIGN)
+    """The memory whose address is a word: a multiple of ``4 * ALIGN`` bytes, unless that is 1."""
+    bytes: tl.constexpr = 4 * ALIGN if ALIGN > 1 else 1
+    return tl.multiple_of(tl.load(words + place).to(tl.pointer_type(kind)), bytes)
 
 
 # ---- scalar functions --------------------------------------------------------------------------

@@ -149,10 +149,13 @@ def _launched(kernel: Kernel) -> tuple[str, str]:
     ]
     found = [_word(place, buffer) for place, buffer in enumerate(kernel.buffers)]
     for name in given[len(found) :]:
-        loaded = f"tl.load(words + {len(found)})"
-        narrow = "" if name == "num_elements" else ".to(tl.int32)"
-        offsets = f"gw.memory(words, {len(found)}, tl.int32, 1)"
-        found.append(offsets if name == FIRST else loaded + narrow)
+        word = f"tl.load(words + {len(found)})"
+        if name == "num_elements":
+            found.append(f"tl.multiple_of({word}, ALIGN)")
+        elif name == FIRST:
+            found.append(f"gw.memory(words, {len(found)}, tl.int32, 1)")
+        else:
+            found.append(f"{word}.to(tl.int32)")
     many = [
         '@triton.jit(do_not_specialize=["num_tensors"])',
         f"def {kernel.name}_many(table, num_tensors, ALIGN: tl.constexpr,",
@@ -168,9 +171,14 @@ def _launched(kernel: Kernel) -> tuple[str, str]:
     return "\n".join(alone), "\n".join(many)
 
 
+def is_wide(buffer: Buffer) -> bool:
+    """Whether a buffer has an unpacked value an element; a field of a payload may lie anywhere."""
+    return buffer.extent is Extent.ELEMENT and buffer.dtype not in UNSIGNED
+
+
 def _word(place: int, buffer: Buffer) -> str:
-    """A buffer's memory; only what has a value an element is read in vectors."""
-    align = "ALIGN" if buffer.extent is Extent.ELEMENT else "1"
+    """A buffer's memory; only gradients and what is as long are sure to be read in vectors."""
+    align = "ALIGN" if is_wide(buffer) else "1"
     return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"
 
 
