@@ -25,7 +25,7 @@ from gradwire.compress.threelc import threelc
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu import build as gpu_build
 from gradwire.dsl.gpu import runs as gpu_runs
-from gradwire.dsl.gpu.build import Launcher, Part
+from gradwire.dsl.gpu.build import Launcher, LaunchPart
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
@@ -51,7 +51,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def launched(built: Built, kernel: Kernel, calls: list[Call]) -> list[int]:
     """``Built.run_many`` as on a GPU."""
-    return built.launcher.run_many(kernel, [Part(c.tensors, c.numel, c.draws) for c in calls])
+    return built.launcher.run_many(kernel, [LaunchPart(c.tensors, c.numel, c.draws) for c in calls])
 
 
 def encoded(codec: Program, sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
@@ -101,7 +101,7 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
 
     def table(sum_N: Tensor) -> Any:
         operands = {"sum": sum_N, "scale": scale, "step": step, "codes": codes}
-        parts = [Part(operands, sum_N.numel(), gpu_build.Draws())] * 2
+        parts = [LaunchPart(operands, sum_N.numel(), gpu_build.Draws())] * 2
         return gpu_build._table(gpu_build._Plan(kernel), parts, [1, 1])
 
     words, num_tensors, align = table(memory)

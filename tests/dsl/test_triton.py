@@ -21,7 +21,7 @@ from gradwire.compress.uniform import uniform
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu.build import Launcher, Part
+from gradwire.dsl.gpu.build import Launcher, LaunchPart
 from gradwire.dsl.gpu.render import WHOLE, render_triton
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
@@ -152,7 +152,7 @@ def test_operands_of_all_kinds_have_the_same_bits(kind: str) -> None:
 
 def launched(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]:
     """``Built.run_many`` as on a GPU."""
-    parts = [Part(c.tensors, c.numel, c.draws) for c in calls]
+    parts = [LaunchPart(c.tensors, c.numel, c.draws) for c in calls]
     return built.launcher.run_many(kernel, parts)
 
 

@@ -114,7 +114,7 @@ class Built:
         library = self.library() if on_cpu else None
         if library is None:
             if calls and not on_cpu and has_triton():
-                parts = [gpu_build.Part(c.tensors, c.numel, c.draws) for c in calls]
+                parts = [gpu_build.LaunchPart(c.tensors, c.numel, c.draws) for c in calls]
                 return self.launcher.run_many(kernel, parts)
             return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:

@@ -63,9 +63,9 @@ class Launcher:
 
     def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
         """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
-        return self.run_many(kernel, [Part(operands, numel, draws)])[0]
+        return self.run_many(kernel, [LaunchPart(operands, numel, draws)])[0]
 
-    def run_many(self, kernel: Kernel, parts: Sequence[Part]) -> list[int]:
+    def run_many(self, kernel: Kernel, parts: Sequence[LaunchPart]) -> list[int]:
         """Carries a kernel out on several tensors of one device, in one launch for all of them.
 
         Returns how many elements of each were kept. Where some may be, there are two launches and
@@ -84,7 +84,7 @@ class Launcher:
             counts = iter(self._keep(plan, plan.counting, live))
         return [next(counts) if part.numel else 0 for part in parts]
 
-    def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[Part]) -> list[int]:
+    def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[LaunchPart]) -> list[int]:
         """Counts each row's elements, then writes them from where the rows before it end."""
         device = live[0].device
         rows_T = [-(-part.numel // plan.length) for part in live]
@@ -99,7 +99,7 @@ class Launcher:
         ends_T = [0, *ends_R[last_T].tolist()]
         return [end - start for start, end in pairwise(ends_T)]
 
-    def _launch(self, plan: _Plan, live: Sequence[Part]) -> None:
+    def _launch(self, plan: _Plan, live: Sequence[LaunchPart]) -> None:
         size = plan.length * plan.shape["ROWS"]
         programs_T = [-(-part.numel // size) for part in live]
         with _on(live[0].device):
@@ -112,7 +112,7 @@ class Launcher:
             )
 
 
-class Part(NamedTuple):
+class LaunchPart(NamedTuple):
     """One tensor's part in a launch: its operands by name, its length, its random numbers."""
 
     operands: Mapping[str, Tensor]
@@ -124,7 +124,7 @@ class Part(NamedTuple):
         """Where all operands lie."""
         return next(iter(self.operands.values())).device
 
-    def beside(self, name: str, operand: Tensor) -> Part:
+    def beside(self, name: str, operand: Tensor) -> LaunchPart:
         """The part with one operand more."""
         return self._replace(operands={**self.operands, name: operand})
 
@@ -136,7 +136,9 @@ class Part(NamedTuple):
         return [*(self.operands[name] for name in plan.operands), self.numel, *drawn, *first]
 
 
-def _table(plan: _Plan, live: Sequence[Part], programs_T: Sequence[int]) -> list[Tensor | int]:
+def _table(
+    plan: _Plan, live: Sequence[LaunchPart], programs_T: Sequence[int]
+) -> list[Tensor | int]:
     """The table of ``device.tensor_of``, how many tensors it has, a divisor of their lengths."""
     given = (one for part in live for one in part.given(plan))
     words = [one if isinstance(one, int) else one.data_ptr() for one in given]
