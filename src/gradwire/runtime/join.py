@@ -36,8 +36,7 @@ class UnevenInputs(Joinable):
     _hooks: ModuleHooks | None
     _controls: Controls | None
     _progress: Progress
-    group: Group | None = None
-    """The process group whose ranks exchange; None stands for all ranks."""
+    group: Group | None
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """The part of this model in ``Join([handle], **kwargs)``, for data of uneven length.
