@@ -1,0 +1,115 @@
+"""What it costs that ranks can go on without a lost one, and how long they take to go on.
+
+gradwire testbed run --hosts 4 --rate 200mbit -- python -m benchmarks.shrink
+
+Both ways of ``on_failure`` train the same model in the same processes, in turn. Then the last rank
+ends in the middle of a backward pass. The seconds from there to the end of the next whole step, on
+the slowest survivor, hold the time in which a silent rank counts as lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.bench.tasks import make_task
+from gradwire.errors import RanksLost
+from gradwire.load import load
+from gradwire.report.table import Row
+from gradwire.runtime.attach import attach
+from gradwire.runtime.lanes import wall_clock
+from gradwire.workloads.task import TrainingTask
+
+WAYS = "end", "shrink"
+WARM_UP = 2
+"""The steps at the start of each turn that are not measured."""
+
+
+class Side:
+    """One model that takes turns."""
+
+    def __init__(self, way: str, name: str, task: TrainingTask, num_steps: int) -> None:
+        torch.manual_seed(0)
+        self.model: Any = task.make_model()
+        self.handle = attach(self.model, load("compress", name)(), on_failure=way)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self._task = task
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
+
+    def step(self, place: int) -> float:
+        """The seconds of one step, which is repeated where a rank is lost in it."""
+        begin_s = time.perf_counter()
+        while True:
+            try:
+                self._optimizer.zero_grad()
+                self._task.loss(self.model, *self._batches[place]).backward()  # type: ignore[no-untyped-call]
+                break
+            except RanksLost as lost:
+                print(lost, flush=True)
+        self._optimizer.step()
+        return time.perf_counter() - begin_s
+
+    def turn(self) -> float:
+        """The seconds of a step, the median of one turn."""
+        return median([self.step(place) for place in range(len(self._batches))][WARM_UP:])
+
+
+def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
+    """A row a way: the median over turns of a step's seconds, on the slowest rank."""
+    sides = {way: Side(way, name, task, num_steps) for way in WAYS}
+    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
+    for turn in range(turns):
+        for place, side in enumerate(sides.values()):
+            dist.barrier()
+            seconds[place, turn] = side.turn()
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    sides["end"].handle.detach()
+    rows: list[Row] = [
+        {"way": way, "step_s": float(row.median())} for way, row in zip(WAYS, seconds, strict=True)
+    ]
+    return [*rows, {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}]
+
+
+def _lose_one(side: Side) -> float:
+    """The seconds from the end of the last rank to that of the survivors' next whole step."""
+    ended = torch.zeros(1, dtype=torch.float64)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        store = dist.distributed_c10d._get_default_store()
+
+        def end(_: Any) -> None:
+            store.set("ended", repr(wall_clock()))
+            os._exit(0)
+
+        next(side.model.parameters()).register_hook(end)
+    side.step(0)
+    ended[0] = wall_clock() - float(dist.distributed_c10d._get_default_store().get("ended"))
+    dist.all_reduce(ended, op=dist.ReduceOp.MAX, group=side.handle.group)
+    return float(ended)
+
+
+def main() -> None:
+    """Measures as the command line says; rank 0 prints."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--task", default="perceptron")
+    options.add_argument("--compressor", default="topk")
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--steps", type=int, default=8, help="steps of a turn")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    task = make_task(chosen.task)
+    for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
+        if dist.get_rank() == 0:
+            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+    os._exit(0)  # the group of all ranks waits for the lost one where it is destroyed
+
+
+if __name__ == "__main__":
+    main()
