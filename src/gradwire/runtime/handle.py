@@ -16,22 +16,26 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import adapted, spread
+from .accounting import adapted, norm_over_all, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
+from .join import UnevenInputs
 from .joint_call import JointCall
 from .lanes import wall_clock
 from .log import Log
 from .membership import run_of
+from .memory import memory_of
 from .overlap import Overlap
 from .planned import algorithm
 from .progress import Progress
 from .redistribution import part_of, place_name
+from .settings import trained
+from .sharded import Owners, own_part, sharded_state
 from .shards import place_in
 
 
-class Handle:
+class Handle(UnevenInputs):
     """One attached model. Made by ``gw.attach``; ended by ``detach``.
 
     ``hooks`` are those of a plain module (under DDP there are none), ``controls`` are there where a
@@ -48,11 +52,14 @@ class Handle:
         controls: Controls | None,
         undo: ExitStack,
     ) -> None:
+        super().__init__()
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self._engine = self.synchroniser.engine
         self.attached = True
+        self.group: Any = None
+        """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
@@ -128,6 +135,8 @@ class Handle:
         - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
           selected and ``density_actual`` that of the mean, over all steps and messages that select
           elements. Each is None where no message selects, the first also where none was set.
+        - ``memory`` counts what is kept beside weights and gradients, in bytes by kind; see
+          `memory`. ``bytes_a_parameter`` is their sum for each parameter.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
         - ``guard`` is the last comparison with dense means (``attach(guard_every=)``), None before:
@@ -141,19 +150,17 @@ class Handle:
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
-        norms = [
-            torch.linalg.vector_norm(residual, dtype=torch.float64)
-            for residual in self.residuals().values()
-        ]
-        recorder = self._progress.recorder
+        recorder, numel = self._progress.recorder, self.synchroniser.numel
+        messages = self.synchroniser.messages if self._engine.num_channels else []
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
             "rank": self.rank,
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
-            "messages": len(self.synchroniser.messages) if self._engine.num_channels else 0,
-            "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
+            "messages": len(messages),
+            "memory": memory_of(messages, sum(map(numel, self.synchroniser.names))),
+            "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
@@ -182,7 +189,8 @@ class Handle:
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
 
         Parameters without a residual are left out. On hosts of several ranks they are those of the
-        host's mean gradient, where this rank exchanges it, and 0 elsewhere.
+        host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
+        parameter are real and imaginary parts in turn.
         """
         found: dict[str, Tensor] = {}
         keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
@@ -240,11 +248,27 @@ class Handle:
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
+    def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
+        """The state of all ranks, for ``torch.distributed.checkpoint`` to save, and to load into.
+
+        All ranks of the job must call this, between the same two steps. What is kept for each
+        element is a DTensor of the shape (replicas, *that of the parameter*), in the field's dtype,
+        so it is written by those that hold it and cut anew for other shards. ``saved_by`` is the
+        number of replicas that saved what is to be loaded, where it was another one. Give what was
+        loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
+        / old replicas.
+
+        Raises ``InvalidSetting`` for local steps, under a pilot, and on hosts of several ranks.
+        """
+        saved = self.state_dict()
+        return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
+
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with the state that it saved itself, or with what ``gather_state`` returned on rank 0. They
+        with the state that it saved itself, what ``gather_state`` returned on rank 0, or what
+        ``torch.distributed.checkpoint`` has loaded into its ``sharded_state()``. They
         agree on it before any of them loads. States of another number of ranks, or of ranks on a
         host, are taken where all of them are there, as ``gather_state`` has them, and cut anew; see
         ``gw.redistribute``. With ``strict=False`` parameters that the state lacks begin afresh, and
@@ -262,7 +286,7 @@ class Handle:
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            own = part_of(state_dict, self._origin)
+            own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
         except Exception as error:
             call.refuse(error)
@@ -302,6 +326,10 @@ class Handle:
             self._engine.ranks_per_host,
             share,
         )
+
+    @property
+    def _owners(self) -> Owners:
+        return Owners(dict(trained(self._model)), self.group, self.rank, self.world_size)
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.
