@@ -76,7 +76,7 @@ class RollCall:
                     self._doors[rank] = (host or _host_of(store), port, token)
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
-        """What each other rank answers, and the first alarm that one of them knows of, if any."""
+        """The answer of each other rank, and the first alarm that one of them knows of, if any."""
         found = asyncio.run(self._knock_everywhere(""))
         alarm = next((told for _, told in found.values() if told), b"")
         others = [rank for rank in range(self.world) if rank != self.rank]
@@ -134,7 +134,7 @@ class RollCall:
 
 
 async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:
-    """What one rank answers, and the alarm that it knows of."""
+    """The answer of one rank, and the alarm that it knows of."""
     writer = None
     try:
         async with asyncio.timeout(ASK_S):
