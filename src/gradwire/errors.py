@@ -20,7 +20,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The codes that tell why a process ended; numbers from 64 to 78 mean what sysexits.h says."""
+    """The codes that tell why a process ended; numbers from 64 to 78 mean what BSD's sysexits say."""
 
     DONE = 0
     FAILED = 1
