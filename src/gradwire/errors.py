@@ -20,7 +20,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The codes that tell why a process ended; numbers from 64 to 78 mean what BSD's sysexits say."""
+    """The codes that tell why a process ended; those from 64 to 78 are of BSD's sysexits."""
 
     DONE = 0
     FAILED = 1
