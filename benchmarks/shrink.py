@@ -1,4 +1,4 @@
-"""What it costs that ranks can go on without a lost one, and how long they take to go on.
+"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one.
 
 gradwire testbed run --hosts 4 --rate 200mbit -- python -m benchmarks.shrink
 
@@ -10,8 +10,8 @@ the slowest survivor, hold the time in which a silent rank counts as lost.
 from __future__ import annotations
 
 import argparse
-import os
 import time
+from os import _exit as leave
 from statistics import median
 from typing import Any
 
@@ -85,7 +85,7 @@ def _lose_one(side: Side) -> float:
 
         def end(_: Any) -> None:
             store.set("ended", repr(wall_clock()))
-            os._exit(0)
+            leave(0)
 
         next(side.model.parameters()).register_hook(end)
     side.step(0)
@@ -108,7 +108,7 @@ def main() -> None:
     for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
             print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
-    os._exit(0)  # the group of all ranks waits for the lost one where it is destroyed
+    leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 
 if __name__ == "__main__":

@@ -92,16 +92,15 @@ def attach(
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). Its ranks hold the same shards where
-    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``; then gradients of
-    shards travel. ``shards`` is the tensor-parallel group or dimension, for an exchange that asks
+    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``: those travel.
+    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks
     the ranks of other shards what to send (``sharded_dgc``). ``mesh``, in place of both, is for
     hosts of several ranks: one of ("hosts", "local"), or "torchrun". A host's ranks add up
     gradients and exchange shares. All ranks must attach alike and run the same steps; every
-    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer,
-    ``trace()`` has ``trace_steps`` steps. Embeddings send non-zero rows where that pays.
-    ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some means are compared
-    with dense ones (`guard`), every ``check_every`` all of them among ranks (`integrity`).
-    With ``on_failure="shrink"`` the others go on without a lost rank (`shrink`).
+    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer;
+    with ``on_failure="shrink"`` ranks go on without a lost one (`shrink`). ``trace()`` has
+    ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some
+    means are compared with dense ones (`guard`), every ``check_every`` all of them among ranks.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

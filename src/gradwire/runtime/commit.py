@@ -76,7 +76,7 @@ class Commit:
         return sum(tensor.nbytes for kept in self._kept.values() for tensor in kept)
 
     def norm_of(self, rank: int) -> ToldNorm:
-        """What a rank told last; zeros before the first step has ended."""
+        """The norm that a rank told last; zeros before the first step has ended."""
         norm, num_steps = self._told_W2[rank].tolist()
         return ToldNorm(norm, int(num_steps))
 

@@ -136,8 +136,7 @@ class Handle(UnevenInputs):
         - ``inline_s_per_step`` is how long backward took for encodes within it: those that a plan
           has there, and the scaling of uncompressed gradients.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
-        - ``residual_norm`` is over all parameters; its mean over ranks (DEFT's equation 2) is
-          ``gw.mean_residual_norm``.
+        - ``residual_norm`` is over all parameters, ``gw.mean_residual_norm`` its mean over ranks.
         - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
           selected and ``density_actual`` that of the mean, over all steps and messages that select
           elements. Each is None where no message selects, the first also where none was set.
@@ -149,19 +148,16 @@ class Handle(UnevenInputs):
           ``error`` is the norm of the difference over that of the dense mean, of some elements of a
           few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
-        - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
-          inner exchange.
+        - ``ways`` says how each embedding's rows last went: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``left`` tells of each loss of ranks that the others went on after (``on_failure``):
-          ``ranks`` as they were numbered at attach, the ``step`` that was repeated, the norms of
-          their residuals as they last told them, and the ``seconds`` from notice to going on.
+        - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
-        recorder, numel = self._progress.recorder, self.synchroniser.numel
-        messages = self.synchroniser.messages if self._engine.num_channels else []
-        copies = 0 if (commit := self.synchroniser.commit) is None else commit.kept_bytes
+        recorder, synchroniser = self._progress.recorder, self.synchroniser
+        numel = sum(map(synchroniser.numel, synchroniser.names))
+        messages = synchroniser.messages if self._engine.num_channels else []
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -169,16 +165,16 @@ class Handle(UnevenInputs):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, sum(map(numel, self.synchroniser.names)), copies),
+            "memory": memory_of(messages, numel, synchroniser.copied_bytes),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
-            "adapted": adapted(self.synchroniser.flat_messages),
+            "adapted": adapted(synchroniser.flat_messages),
             "left": [dict(one) for one in self.left],
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
-            **spread(self.synchroniser.messages),
+            **spread(synchroniser.messages),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:

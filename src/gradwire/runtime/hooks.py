@@ -24,7 +24,7 @@ from .strangers import Strangers
 
 
 class Shrinks(Protocol):
-    """What is asked before a step, and told of a failure; see `shrink`."""
+    """The way in which ranks go on without lost ones, asked before each step; see `shrink`."""
 
     def before_step(self) -> None: ...
 
@@ -56,7 +56,7 @@ class ModuleHooks:
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
-        """What goes on without lost ranks; None where their loss ends the run."""
+        """The way to go on without lost ranks; None where their loss ends the run."""
         self.is_paused = False
         self.switch: Mapping[str, object] = {}
         """The model's attributes, of which loops written for DDP set one."""

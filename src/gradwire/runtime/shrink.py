@@ -4,7 +4,10 @@ When a rank is lost the others agree on the steps that count (`survivors`), undo
 (`commit`), connect anew and go on in a smaller world. Every survivor's backward pass raises
 ``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
 Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
-new over old number of ranks. The lost ranks' residuals are lost with them.
+new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
+``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
+repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
+``seconds`` from the notice to going on.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from .membership import ALONE, Membership
 from .messages import Message
 from .progress import Progress
 from .settings import Settings
-from .survivors import Counted, Decision, meet
+from .survivors import Counted, Survivors, meet
 from .synchroniser import AnyMessage
 from .wire import Group, in_background
 
@@ -132,7 +135,7 @@ class Shrinking:
             raise lost from failure
         self._due = lost
 
-    def _note(self, engine: Engine, decision: Decision, start_s: float) -> RanksLost:
+    def _note(self, engine: Engine, decision: Survivors, start_s: float) -> RanksLost:
         """Notes who left; returns the error that says so."""
         synchroniser, gone = self._progress.synchroniser, {*range(engine.world)} - {*decision.ranks}
         assert synchroniser.commit is not None
@@ -154,7 +157,7 @@ class Shrinking:
             step=decision.num_steps,
         )
 
-    def _go_on(self, failure: RankFailed, decision: Decision, *, undoes: bool) -> None:
+    def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
         """Connects the survivors and moves the state of exchanges over."""
         old, synchroniser = self._engine, self._progress.synchroniser
         old.close()  # its threads have ended: nobody writes into gradients or state any more
@@ -182,7 +185,7 @@ class Shrinking:
             handle.go_on_in(group)
 
     def _connected(
-        self, old: Engine, who: Membership, decision: Decision
+        self, old: Engine, who: Membership, decision: Survivors
     ) -> tuple[Engine, Group | None]:
         """A new engine, and a process group of torch.distributed, of the survivors."""
         engine = Engine(
@@ -204,7 +207,7 @@ class Shrinking:
         return engine, making.result(_GROUP_S)
 
 
-def _among(who: Membership, decision: Decision) -> Membership:
+def _among(who: Membership, decision: Survivors) -> Membership:
     """This rank's place among the survivors."""
     if len(decision.ranks) == 1:
         return ALONE

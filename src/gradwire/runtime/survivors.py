@@ -34,31 +34,31 @@ class Counted(NamedTuple):
     most: int
 
 
-class Decision(NamedTuple):
+class Survivors(NamedTuple):
     """The ranks that go on, ascending, and the number of steps that count on all of them."""
 
     ranks: tuple[int, ...]
     num_steps: int
 
 
-def decided(counted: Mapping[int, Counted]) -> Decision | None:
+def decided(counted: Mapping[int, Counted]) -> Survivors | None:
     """The decision by what all survivors told, the same whoever makes it; None if there is none.
 
     A step counts if every survivor has it. No rank has ended one that another lacks, as ranks wait
     for each other's word (`commit`), unless memory or the program of one is damaged.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
-    Decision(ranks=(0, 2), num_steps=7)
+    Survivors(ranks=(0, 2), num_steps=7)
     >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
     6
     """
     agreed = min(one.most for one in counted.values())
     if max(one.least for one in counted.values()) > agreed:
         return None
-    return Decision(tuple(sorted(counted)), agreed)
+    return Survivors(tuple(sorted(counted)), agreed)
 
 
-def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Decision | None:
+def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | None:
     """The survivors' decision; None where there is none or it leaves this rank out.
 
     It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
@@ -69,7 +69,7 @@ def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Decision | No
     limit = engine.timeout + _SPARE
     meeting = in_background(lambda: _Meeting(engine, failure.ranks).hold(counted))
     try:
-        found: Decision | None = meeting.result(limit.total_seconds())
+        found: Survivors | None = meeting.result(limit.total_seconds())
     except (dist.DistError, Late):
         return None
     return found if found is not None and engine.rank in found.ranks else None
@@ -83,7 +83,7 @@ class _Meeting:
         self._store: Any = PrefixStore(f"gradwire/{engine.who.name}/left", default_store().clone())
         self._beats: dict[int, tuple[int, float]] = {}
 
-    def hold(self, counted: Counted) -> Decision | None:
+    def hold(self, counted: Counted) -> Survivors | None:
         engine, store = self._engine, self._store
         store.set(f"note/{engine.rank}", json.dumps(counted))
         start_s, due = time.monotonic(), {*range(engine.world)} - {*self._lost}
@@ -95,7 +95,7 @@ class _Meeting:
                 store.compare_set("decided", "", json.dumps(decided(told)))
             time.sleep(_POLL_S)
         found = json.loads(store.get("decided"))
-        return None if found is None else Decision(tuple(found[0]), found[1])
+        return None if found is None else Survivors(tuple(found[0]), found[1])
 
     def _note(self, rank: int) -> Counted:
         return Counted(*json.loads(self._store.get(f"note/{rank}")))

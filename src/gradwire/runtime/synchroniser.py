@@ -59,7 +59,7 @@ class Synchroniser:
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
         self.open = self._checks = False
         self.commit: Commit | None = None
-        """What makes steps count on all ranks or on none; None where a failure ends the run."""
+        """Steps count on all ranks or on none by it; None where a failure ends the run."""
         self._committing: list[Task] = []
         self._step = 0
         self._scale = 1.0
@@ -327,6 +327,11 @@ class Synchroniser:
             self._committing = [
                 self.engine.launch(index, "commit", text, behind=ends, is_news=True)
             ]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copies of states by which a step can be undone."""
+        return 0 if self.commit is None else self.commit.kept_bytes
 
     @property
     def is_whole(self) -> bool:
