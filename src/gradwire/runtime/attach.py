@@ -79,8 +79,8 @@ def attach(
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; buffers
     of a ``BatchNorm`` not in each forward pass, as by DDP) or a ``DistributedDataParallel`` module
-    (its hook is taken, or where all is dense none, see `reducer`), maybe in a wrapper, as that of
-    ``torch.compile``. After ``loss.backward()`` every ``.grad`` is the mean, as under DDP.
+    (its hook is taken, or where all is dense none, see `reducer`), maybe in a wrapper. After
+    ``loss.backward()`` every ``.grad`` is the mean, as under DDP.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
@@ -92,15 +92,15 @@ def attach(
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks; without ``init_process_group``: this process alone). Its ranks hold the same shards where
-    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``: those travel.
-    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks
-    the ranks of other shards what to send (``sharded_dgc``). ``mesh``, in place of both, is for
-    hosts of several ranks: one of ("hosts", "local"), or "torchrun". A host's ranks add up
-    gradients and exchange shares. All ranks must attach alike and run the same steps; every
-    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer;
-    with ``on_failure="shrink"`` ranks go on without a lost one (`shrink`). ``trace()`` has
-    ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``. Every ``guard_every`` steps some
-    means are compared with dense ones (`guard`), every ``check_every`` all of them among ranks.
+    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the
+    tensor-parallel group or dimension, for an exchange that asks the ranks of other shards what to
+    send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks: one of
+    ("hosts", "local"), or "torchrun". A host's ranks add up gradients and exchange shares. All
+    ranks must attach alike and run the same steps; every backward pass must reach an attached
+    parameter on each. ``timeout`` bounds a wait for a peer; with ``on_failure="shrink"`` ranks go
+    on without a lost one (`shrink`). ``trace()`` has ``trace_steps`` steps. ``scaler`` is the
+    loss's ``GradScaler``. Every ``guard_every`` steps some means are compared with dense ones
+    (`guard`), every ``check_every`` all of them among ranks.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

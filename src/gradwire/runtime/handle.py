@@ -133,8 +133,7 @@ class Handle(UnevenInputs):
         - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
           same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
-        - ``inline_s_per_step`` is how long backward took for encodes within it: those that a plan
-          has there, and the scaling of uncompressed gradients.
+        - ``inline_s_per_step`` is how long backward took for encodes and scaling within it.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
         - ``residual_norm`` is over all parameters, ``gw.mean_residual_norm`` its mean over ranks.
         - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
