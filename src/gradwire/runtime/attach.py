@@ -91,16 +91,16 @@ def attach(
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks; without ``init_process_group``: this process alone). Its ranks hold the same shards where
-    parameters are DTensors, as after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the
-    tensor-parallel group or dimension, for an exchange that asks the ranks of other shards what to
-    send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several ranks: one of
-    ("hosts", "local"), or "torchrun". A host's ranks add up gradients and exchange shares. All
-    ranks must attach alike and run the same steps; every backward pass must reach an attached
-    parameter on each. ``timeout`` bounds a wait for a peer; with ``on_failure="shrink"`` ranks go
-    on without a lost one (`shrink`). ``trace()`` has ``trace_steps`` steps. ``scaler`` is the
-    loss's ``GradScaler``. Every ``guard_every`` steps some means are compared with dense ones
-    (`guard`), every ``check_every`` all of them among ranks.
+    ranks, or this process alone). Its ranks hold the same shards where parameters are DTensors, as
+    after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the tensor-parallel group or
+    dimension, for an exchange that asks the ranks of other shards what to send (``sharded_dgc``).
+    ``mesh``, in place of both, is for hosts of several ranks: one of ("hosts", "local"), or
+    "torchrun". A host's ranks add up gradients and exchange shares. All ranks must attach alike and
+    run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
+    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one
+    (`shrink`). ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``. Some
+    means are compared with dense ones every ``guard_every`` steps, all among ranks every
+    ``check_every``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
