@@ -77,10 +77,10 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; buffers
-    of a ``BatchNorm`` not in each forward pass, as by DDP) or a ``DistributedDataParallel`` module
-    (its hook is taken, or where all is dense none, see `reducer`), maybe in a wrapper. After
-    ``loss.backward()`` every ``.grad`` is the mean, as under DDP.
+    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; not
+    buffers in each forward pass, as by DDP) or a ``DistributedDataParallel`` module (its hook is
+    taken, or where all is dense none, see `reducer`), maybe in a wrapper. After ``loss.backward()``
+    every ``.grad`` is the mean, as under DDP.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
@@ -99,8 +99,7 @@ def attach(
     run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
     bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one
     (`shrink`). ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``. Some
-    means are compared with dense ones every ``guard_every`` steps, all among ranks every
-    ``check_every``.
+    means are compared with dense ones every ``guard_every`` steps, all of ranks ``check_every``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
