@@ -212,4 +212,5 @@ def _among(who: Membership, decision: Survivors) -> Membership:
     if len(decision.ranks) == 1:
         return ALONE
     place, world = decision.ranks.index(who.rank), len(decision.ranks)
-    return Membership(f"{who.name}/{world} after {decision.num_steps}", place, world)
+    # Not within the old name: whatever lies there is deleted once all of the old ranks have left.
+    return Membership(f"{who.name}, {world} after {decision.num_steps}", place, world)
