@@ -17,10 +17,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
 from ..data.plan import Plan
@@ -36,6 +37,9 @@ from .hooks import ModuleHooks
 from .messages import Message, ParamRange
 from .overlap import Overlap
 from .progress import Progress
+
+if TYPE_CHECKING:
+    from .ddp_in_turn import DDPInTurn
 
 _NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -80,7 +84,7 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks | DDPHooks,
+        hooks: ModuleHooks | DDPHooks | DDPInTurn,
         make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
@@ -93,16 +97,15 @@ class Controls:
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._flight: Flight | None = None
+        self.ddp: DistributedDataParallel | None = None
+        """The DDP model around ``model``, if there is one."""
+        self.in_turn: DDPInTurn | None = None
+        """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 
     @property
     def engine(self) -> Engine:
         return self._progress.synchroniser.engine
-
-    @property
-    def buckets(self) -> DDPHooks | None:
-        """The hooks that hand gradients in by DDP's buckets; None for a plain module."""
-        return self._hooks if isinstance(self._hooks, DDPHooks) else None
 
     @property
     def can_overlap(self) -> bool:
@@ -170,6 +173,8 @@ class Controls:
         engine, plan = self.engine, self.plan
         most = engine.num_channels if plan is None else plan.credit
         engine.use(min(most, max(1, len(messages))))
+        if self.in_turn is not None:
+            self.in_turn.use_messages(plan is not None or self._is_delivering)
 
     def guard(self, every: int) -> None:
         """Has means compared with dense ones every so many steps, unless the user has asked so."""
@@ -198,6 +203,9 @@ class Controls:
             "overlapped_steps": self._num_overlapped + (overlap.num_overlapped if overlap else 0),
             "fallbacks": dict(self._fallbacks + (overlap.fallbacks if overlap else Counter())),
             "pilot": None if self._flight is None else self._flight.stats(),
+            "averaged_by": "DDP"
+            if self.in_turn is not None and self.in_turn.is_left_to_ddp
+            else "gradwire",
         }
 
     def end(self) -> None:
