@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,6 @@ from .hooks import ModuleHooks
 from .messages import Message, ParamRange
 from .overlap import Overlap
 from .progress import Progress
-
-if TYPE_CHECKING:
-    from .ddp_in_turn import DDPInTurn
 
 _NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -72,6 +69,20 @@ class Pilot(ABC):
         """Takes over a model, whose gradients travel dense."""
 
 
+class InTurn(Protocol):
+    """Hooks of a DDP model whose dense steps DDP's own reducer averages: see `ddp_in_turn`."""
+
+    overlap: Overlap | None
+    on_end: Callable[[], None] | None
+
+    @property
+    def is_left_to_ddp(self) -> bool:
+        """Whether DDP's own reducer averages at present."""
+
+    def use_messages(self, wanted: bool) -> None:
+        """Has the next steps averaged by messages, or by DDP; called between two steps."""
+
+
 class Controls:
     """One attached model, as its pilot reaches it.
 
@@ -84,7 +95,7 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks | DDPHooks | DDPInTurn,
+        hooks: ModuleHooks | DDPHooks | InTurn,
         make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
@@ -99,7 +110,7 @@ class Controls:
         self._flight: Flight | None = None
         self.ddp: DistributedDataParallel | None = None
         """The DDP model around ``model``, if there is one."""
-        self.in_turn: DDPInTurn | None = None
+        self.in_turn: InTurn | None = None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 
