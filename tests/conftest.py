@@ -37,6 +37,8 @@ SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
 for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
     os.environ.pop(name, None)
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+# A process that looked for GPUs by CUDA itself could fork none that uses them.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["RES_OPTIONS"] = "attempts:0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -95,7 +97,10 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``netns`` run where shaped hosts can really be made, and say why elsewhere."""
+    """Tests marked ``netns`` run where shaped hosts can really be made, those marked ``gpu`` where
+    there is a GPU, and they say why elsewhere."""
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
     if item.get_closest_marker("netns") is not None and not _shaped():
         pytest.skip(_shaped().reason)
 

@@ -43,7 +43,15 @@ def test_kernels_of_a_wheel_stand_alone_and_it_is_said(
 
 @pytest.mark.usefixtures("from_a_wheel")
 @pytest.mark.parametrize(
-    "words", [("kernel", "--compiled"), ("batch",), ("partition",), ("schedule", "--idle")]
+    "words",
+    [
+        ("kernel", "--compiled"),
+        ("batch",),
+        ("partition",),
+        ("schedule", "--idle"),
+        ("device",),
+        ("device", "--compile-only"),
+    ],
 )
 def test_a_wheel_says_where_developers_benchmarks_are(gradwire: Run, words: tuple[str]) -> None:
     ended = gradwire("bench", *words)

@@ -56,7 +56,8 @@ def codec_cases(
 
     A sparse payload's bytes count twice in decoding: entries are read, and written to their places.
     """
-    spec, name = TensorSpec("gradient", grad_N.numel()), type(codec).__name__
+    spec = TensorSpec("gradient", grad_N.numel(), device=grad_N.device.type)
+    name = type(codec).__name__
     state, residual_N = codec.init(spec), torch.zeros_like(grad_N)
     buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8, device=grad_N.device)
     payload, _ = codec.encode(state, grad_N)

@@ -21,6 +21,7 @@ from ..errors import invalid
 from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
 from . import _bench_training as of_training
+from ._bench_device import device
 from ._checkout import beside_src, is_checkout
 
 app = typer.Typer(no_args_is_help=True)
@@ -32,7 +33,7 @@ def bench() -> None:
     """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
 
 
-for verb in (of_training.auto, of_training.train, of_training.loopback, of_training.faults):
+for verb in (of_training.auto, of_training.train, of_training.loopback, of_training.faults, device):
     app.command()(verb)
 
 
