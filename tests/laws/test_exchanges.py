@@ -10,7 +10,7 @@ import pytest
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
-from gradwire.laws import collectives, many_steps
+from gradwire.laws import bounded, collectives, many_steps
 from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
 from gradwire.pairing import Pair
@@ -79,6 +79,12 @@ def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
     world = (8, 2, 8, 3, 8, 5)[place % 6] if place in FIRST else (2, 3)[place % 2]
     case = Case(world=world, numel=60, seed=world)
     many_steps.law_what_is_kept_does_not_grow_by_itself(EXCHANGES[place], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", OF_A_KIND, ids=lambda at: name_of(EXCHANGES[at]))
+def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
+    bounded.law_residuals_stay_bounded(EXCHANGES[place], Case(world=2, numel=60, seed=place))
 
 
 @pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)
