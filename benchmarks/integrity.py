@@ -61,7 +61,7 @@ class Side:
         for step in range(-WARM_UP, num_steps):
             if step == 0:
                 begin_s = time.perf_counter()
-            self._model().backward()  # type: ignore[no-untyped-call]
+            self._model().backward()
         self._device.synchronise()
         return (time.perf_counter() - begin_s) / num_steps
 
