@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check docs format setup system clean
+.PHONY: help demo test test-all fuzz check docs format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
@@ -32,6 +32,7 @@ help:
 	@echo 'make demo     train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test     run the tests, but for the slow ones'
 	@echo 'make test-all run all tests'
+	@echo 'make fuzz     ten minutes of damaged payloads, exchanges and files under AddressSanitizer'
 	@echo 'make check    lint, formatting, types'
 	@echo 'make docs     build the documentation site into build/site'
 	@echo 'make format   rewrite the sources in the house format'
@@ -48,6 +49,9 @@ test: system $(DEV_STAMP)
 
 test-all: system $(DEV_STAMP)
 	@$(PYTEST) $(ARGS)
+
+fuzz: system $(DEV_STAMP)
+	@$(BIN)/python -m tests.fuzzing $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/ruff check .

@@ -50,6 +50,8 @@ SOUND_EXCHANGES = (
     _with(casync_ps(), variable.trimmed()),
 )
 
+STARVES = _with(allgather_sparse(), compressors.starves(density=0.5))
+
 SOUND_COMPRESSORS = variable.SOUND
 
 COMPRESSOR_BITES = (

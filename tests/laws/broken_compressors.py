@@ -379,3 +379,25 @@ class claims_contraction(qsgd):
 
     def stated(self) -> Traits:
         return replace(super().stated(), contraction=True)
+
+
+class starves(topk):
+    """Never sends the second half of a gradient, which is no expansion of any vector."""
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> Encoded:
+        half, sent_N = grad_N.numel() // 2, grad_N.clone()
+        sent_N[half:] = 0
+        if residual_N is None:
+            return super().encode(state, sent_N, buffer=buffer)
+        kept_N = residual_N[half:] + grad_N[half:]
+        residual_N[half:] = 0
+        made = super().encode(state, sent_N, residual_N=residual_N, buffer=buffer)
+        residual_N[half:] += kept_N
+        return made

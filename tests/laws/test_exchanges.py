@@ -10,7 +10,8 @@ import pytest
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
-from gradwire.laws import collectives, many_steps
+from gradwire.error_feedback import feedback_refusal
+from gradwire.laws import bounded, collectives, many_steps
 from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
 from gradwire.pairing import Pair
@@ -41,6 +42,14 @@ FIRST = {kind_of(EXCHANGES[place]): place for place in reversed(ENCODED_AGAIN)}.
 BRIEF = [law for law in LAWS if law not in many_steps.LAWS]
 OF_A_KIND = {kind_of(exchange): place for place, exchange in enumerate(EXCHANGES)}.values()
 """Places of one of each kind; the others differ from these in settings."""
+
+KEEPING = {
+    kind_of(EXCHANGES[place])[-1 if at else 0]: place
+    for at in (True, False)
+    for place in OF_A_KIND
+    if feedback_refusal(EXCHANGES[place]) is None
+}.values()
+"""Places of one for each collective and each algorithm, among those that may keep something."""
 
 
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
@@ -79,6 +88,12 @@ def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
     world = (8, 2, 8, 3, 8, 5)[place % 6] if place in FIRST else (2, 3)[place % 2]
     case = Case(world=world, numel=60, seed=world)
     many_steps.law_what_is_kept_does_not_grow_by_itself(EXCHANGES[place], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", sorted({*KEEPING}), ids=lambda at: name_of(EXCHANGES[at]))
+def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
+    bounded.law_residuals_stay_bounded(EXCHANGES[place], Case(world=2, numel=60, seed=place))
 
 
 @pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)

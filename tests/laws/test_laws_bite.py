@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gradwire.laws import (
+    bounded,
     collectives,
     compressors,
     decoupled,
@@ -98,9 +99,17 @@ def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
             law(exchange, case)
 
 
+def test_bounded_law_bites() -> None:
+    law = bounded.law_residuals_stay_bounded
+    for case in FEW_LONG:
+        with rejected(by=law):
+            law(broken.STARVES, case)
+
+
 EVERY = {
     law
     for module in (
+        bounded,
         collectives,
         compressors,
         decoupled,

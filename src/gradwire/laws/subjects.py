@@ -21,6 +21,7 @@ from ..wrap.clipping import Clipping
 from ..wrap.decoupled_momentum import DecoupledMomentum
 from ..wrap.momentum import MomentumCorrection
 from . import (
+    bounded,
     collectives,
     compressors,
     decoupled,
@@ -211,9 +212,10 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
         laws = (*collectives.OF_ANY, *momentum.SHARED)
     else:
         general = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
-        laws = (*general, *exchanges.LAWS)
-    brief = [law for law in laws if law not in many_steps.LAWS]
-    long = [law for law in laws if law in many_steps.LAWS]
+        laws = (*general, *exchanges.LAWS, *bounded.LAWS)
+    takes_long = {*many_steps.LAWS, *bounded.LAWS}
+    brief = [law for law in laws if law not in takes_long]
+    long = [law for law in laws if law in takes_long]
     held = [_with_cases(exchange, brief, SMALL_FIRST), _with_cases(exchange, long, FEW_LONG)]
     return [one for one in held if one.laws]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidSetting
 from .density import StepDensity
@@ -111,7 +112,18 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        data = json.loads(text)
+        """Reads what ``to_json`` wrote; raises ``InvalidSetting`` for anything else."""
+        try:
+            return cls._read(json.loads(text))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, InvalidSetting):
+                raise
+            raise InvalidSetting(
+                f"a trace cannot be read: {type(error).__name__}: {error}; save it again"
+            ) from None
+
+    @classmethod
+    def _read(cls, data: Any) -> Trace:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InvalidSetting(
                 f"a trace of schema {SCHEMA} was expected, got "

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...errors import RanksDiffer
 from ...payload import Format
 from ...sparse.choose import Formats, smallest
 from ...sparse.entries import Entries
@@ -28,8 +29,14 @@ class Regions:
 
     @classmethod
     def of(cls, cuts_C: Tensor, numel: int, among: Formats) -> Regions:
-        """The regions between these inner borders."""
-        return cls((0, *cuts_C.tolist(), numel), among)
+        """The regions between these inner borders; raises ``RanksDiffer`` unless they ascend."""
+        edges = (0, *cuts_C.tolist(), numel)
+        if any(stop < start for start, stop in pairwise(edges)):
+            raise RanksDiffer(
+                f"regions of {numel} elements have the borders {edges}, and they must ascend; give "
+                "every rank the same model, compressor and settings"
+            )
+        return cls(edges, among)
 
     def length(self, rank: int) -> int:
         """The number of elements in a rank's region."""
