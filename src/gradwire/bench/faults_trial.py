@@ -122,7 +122,8 @@ class _Watched:
             self._processes.append(self._begin(context, live, accident, rank, start))
         if accident.kind == "kill store":
             self._store = self._begin(context, keep_store)
-            self._tell_port(self._ends.pop().recv(), self._ends)
+            self._store_end = self._ends.pop()
+            self._tell_port(self._store_end.recv(), self._ends)
 
     def _begin(self, context: Any, target: Any, *args: Any) -> Any:
         here, there = context.Pipe()
