@@ -87,6 +87,7 @@ def test_who_does_not_know_the_token_is_not_heard(ranks: list[RollCall]) -> None
         ),
         (3, (0,), {0: CUT, 1: CUT, 2: CUT}, True, (3,), "rank 3 of 4 is cut off", 68),
         (1, (0,), {0: HERE, 2: HERE, 3: HERE}, True, (), "store stopped answering", 69),
+        (0, (0,), {1: HERE, 2: HERE, 3: HERE}, True, (), "though rank 0 of 4 does", 69),
         (1, (0,), {0: ENDED, 2: HERE, 3: HERE}, True, (0,), "the job's store with it", 75),
         (1, (), {0: HERE, 2: HERE, 3: HERE}, False, None, "", 0),
         (1, (), {0: HERE, 2: CUT, 3: HERE}, False, None, "", 0),

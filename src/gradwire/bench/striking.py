@@ -8,11 +8,12 @@ training loop is, or in the place of a function that the runtime calls there.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,32 +29,9 @@ from ..verbs import (
     Send,
     Steps,
 )
+from .accidents import PAYLOADS, WITH_HELP, Accident
 
-PAYLOADS = ("flip sent", "flip received", "size")
-"""Faults of a verb's bytes; all others are of the process."""
 _EXTRA_BYTES = 8
-
-
-class Accident(NamedTuple):
-    """A fault, its victims, and where it strikes while a model trains in some ``way``.
-
-    ``point`` is "verb" or a named point. At a verb the fault strikes ``when`` ("before", "during"
-    or "after" it) in ``step``; ``message``, ``verb`` and ``bit`` are in [0, 1), and say which of
-    all that there are. The model is attached with ``timeout_s`` and ``check_every``.
-    """
-
-    number: int
-    way: str
-    kind: str
-    victims: tuple[int, ...]
-    point: str
-    when: str
-    step: int
-    message: float
-    verb: float
-    bit: float
-    timeout_s: float
-    check_every: int | None
 
 
 class Struck(RuntimeError):
@@ -79,8 +57,18 @@ class Striker:
             return
         self.note()
         kind = self.accident.kind
-        if kind.startswith("kill"):
+        if kind in WITH_HELP:
+            return  # it has been done by now
+        if kind.startswith("kill") or kind == "resume":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif kind == "exit":
+            os._exit(1)
+        elif kind == "disk full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        elif kind == "other step":
+            pass  # what is loaded then is the rank's own doing
         elif kind.startswith(("stop", "pause")):
             os.kill(os.getpid(), signal.SIGSTOP)
         elif kind == "straggle":

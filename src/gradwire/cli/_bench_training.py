@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from ..bench import accidents, training_links
 from ..bench import auto as auto_bench
 from ..bench import faults as faults_bench
 from ..bench import training as training_bench
-from ..bench import training_links
+from ..bench.faults_judge import COLUMNS
 from ..report.output import Fractions, emit, progress
 from ..units import parse_rate
 from ._checkout import beside_src
@@ -182,18 +183,19 @@ def faults(
     at_once: Annotated[int, typer.Option(help="Trials, of four ranks, that run at one time.")] = 4,
     only: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(faults_bench.KINDS)}; may be repeated."),
+        typer.Option(help=f"One of {', '.join(accidents.KINDS)}; may be repeated."),
     ] = None,
     way: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(faults_bench.WAYS)}; may be repeated."),
+        typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
     ] = None,
     number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
     check_every: Annotated[int, typer.Option(help="Steps per comparison of means; 0: never.")] = 1,
+    markdown: Annotated[bool, typer.Option(help="Print a table in Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Kill, stop and spoil ranks that train, and see what the others make of it.
+    """Kill, cut off and spoil ranks that train, and see what the others make of it.
 
     Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the time-out), raw
     (an error of others), diverged (without an error), misnamed (at most that share, by Wilson's
@@ -212,6 +214,10 @@ def faults(
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))
     title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
-    emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
-    if notes:
+    if markdown:
+        typer.echo(faults_bench.as_markdown(rows))
+        typer.echo("".join(f"\n{note}" for note in notes), err=True)
+    else:
+        emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
+    if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)

@@ -73,7 +73,7 @@ def alarm_of(
     near = tuple(sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS))))
     if cut and (store_lost or set(cut) & set(silent)):
         return _of_cut(rank, world, step, cut, near, silent if not store_lost else ())
-    if store_lost and reach.get(0) is Reach.ANSWERS:
+    if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
         text = f"the job's store stopped answering, though rank 0 of {world} does"
         return Alarm((), step, text, ExitCode.UNAVAILABLE)
     if not silent:

@@ -237,7 +237,9 @@ class Pulse:
     def _run(self) -> None:
         try:
             while not self._stop.is_set() and self._live():
-                self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
+                # Doors are looked for at once: a link may fail in the first step.
+                is_calm = not self._watching and self.roll_call.is_complete
+                self._wake.wait(PERIOD_S if is_calm else PERIOD_S / 4)
                 self._wake.clear()
             if self._store is not None and not self._lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already

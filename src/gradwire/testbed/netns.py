@@ -11,11 +11,12 @@ with and without root; without root the holder is root inside a user namespace o
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,41 @@ def shape(spaces: Namespaces, shaper: Shaper) -> None:
     _batch(spaces.enter(spaces.holder_pid), "tc", ports)
     for pid in spaces.pids:
         _batch(spaces.enter(pid), "tc", [shaper.line(INTERFACE)])
+
+
+def set_link(spaces: Namespaces, host: int, *, up: bool) -> None:
+    """Pulls the plug of a host's link, or puts it back."""
+    lines = [f"link set port{host} {'up' if up else 'down'}"]
+    _batch(spaces.enter(spaces.holder_pid), "ip", lines)
+
+
+def set_reach(spaces: Namespaces, host: int, others: Collection[int]) -> None:
+    """Has what a host sends arrive at ``others`` only; it goes to an address that nobody has."""
+    lines = []
+    for other in range(len(spaces.pids)):
+        address = _hardware_address(other if other in others else -1)
+        if other != host:
+            lines.append(
+                f"neigh replace {host_address(other)} lladdr {address} nud permanent "
+                f"dev {INTERFACE}"
+            )
+    _batch(spaces.enter(spaces.pids[host]), "ip", lines)
+
+
+def shape_one(spaces: Namespaces, host: int, shaper: Shaper) -> None:
+    """Gives one host's link another rate, in both directions."""
+    _batch(spaces.enter(spaces.holder_pid), "tc", [shaper.line(f"port{host}")])
+    _batch(spaces.enter(spaces.pids[host]), "tc", [shaper.line(INTERFACE)])
+
+
+def join_network(spaces: Namespaces, host: int) -> None:
+    """Moves this process, which must have one thread, into a host's network."""
+    kinds = ("user", "net") if spaces.privilege == "user namespace" else ("net",)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in kinds:
+        with Path(f"/proc/{spaces.pids[host]}/ns/{kind}").open("rb") as space:
+            if libc.setns(space.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"the {kind} namespace of a host")
 
 
 def _start_holder(

@@ -1,0 +1,169 @@
+"""The judgement of a trial of ``bench faults``: all that is wrong with what became of its ranks."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+from .accidents import BENIGN, FSDP, LINKS, PARTITIONS, PAYLOADS, WHOLE, Accident
+
+GRACE_S = 5.0
+"""Seconds after the time-out in which every survivor must have ended."""
+COLUMNS = {
+    "hangs": "did not end",
+    "late": f"ended more than {GRACE_S:g} s after the time-out",
+    "raw": "an error that is none of gradwire's, or a process that died",
+    "diverged": "parameters that differ without an error, or from those without an accident",
+    "misnamed": "an error that does not name the victims, or names others",
+    "apart": "steps that differ by more than 1",
+    "left": "a process that did not end with its training",
+    "not_struck": "the fault did not strike",
+}
+"""The things that may be wrong with a trial: a column of the table for each."""
+
+
+class Ending(NamedTuple):
+    """The end of a rank's training, and the CRC-32 of its parameters where no error ended it.
+
+    ``error`` is the type of the error that ended it ("" for none), and ``is_ours`` tells whether it
+    is gradwire's; then ``ranks`` and ``step`` are what it names.
+    """
+
+    error: str
+    is_ours: bool
+    ranks: tuple[int, ...]
+    step: int
+    text: str
+    end_s: float
+    digest: int
+
+
+class Aftermath(NamedTuple):
+    """The outcome of a trial, before it is judged.
+
+    ``struck_s`` are the times at which the fault struck, by rank, ``endings`` how each training
+    ended (None for one that did not say), ``exit_codes`` those of its processes, None for one that
+    had to be killed though its training had ended. ``last_lines`` are the ends of their output.
+    ``digest`` is that of the parameters without an accident, where they are to be the same.
+    """
+
+    struck_s: dict[int, float]
+    endings: tuple[Ending | None, ...]
+    exit_codes: tuple[int | None, ...]
+    last_lines: tuple[str, ...]
+    digest: int | None = None
+
+
+class Flaws(NamedTuple):
+    """All that is wrong with a trial, in words, by column; and the seconds to detect."""
+
+    wrong: dict[str, str]
+    detect_s: float | None
+
+
+def judge(accident: Accident, seen: Aftermath) -> Flaws:
+    """The flaws of a trial, from what became of its ranks."""
+    wrong: dict[str, str] = {}
+    if not seen.struck_s:
+        ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
+        return Flaws({"not_struck": f"{COLUMNS['not_struck']}; ranks ended by {ends}"}, None)
+    if accident.kind == "kill two":
+        # One of two victims may meet the end of the other before the fault strikes it.
+        accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
+    alive = [rank for rank in range(accident.world) if rank not in _dead(accident, seen)]
+    found = {rank: ending for rank in alive if (ending := seen.endings[rank]) is not None}
+    for rank in set(alive) - set(found):
+        column = "hangs" if seen.exit_codes[rank] is None else "raw"
+        wrong[column] = f"rank {rank} never said how it ended\n{seen.last_lines[rank]}"
+    for rank in accident.victims if accident.kind in ("raise", "pause long") else ():
+        if seen.endings[rank] is None and seen.exit_codes[rank] is None:  # these end by themselves
+            wrong["hangs"] = f"rank {rank}, which was struck, never ended\n{seen.last_lines[rank]}"
+    errors = {rank: one for rank, one in found.items() if one.error}
+    for rank, one in errors.items():
+        # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are torch's.
+        if not one.is_ours and accident.way != FSDP:
+            wrong["raw"] = f"rank {rank} raised {one.error}: {one.text}"
+    wrong.update(_of_naming(accident, seen, found, errors))
+    wrong.update(_of_digests(accident, seen, found, errors))
+    steps = [one.step for one in errors.values() if one.step >= 0]
+    if steps and max(steps) - min(steps) > 1:
+        wrong["apart"] = f"ranks failed in steps {steps}"
+    stays = accident.victims if accident.kind == "return" else ()
+    for rank in found:
+        if seen.exit_codes[rank] is None and rank not in stays:
+            wrong["left"] = f"rank {rank} stayed though its training had ended"
+    detect_s = None
+    if errors:
+        detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s.values())
+        if detect_s > accident.timeout_s + GRACE_S:
+            wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
+    return Flaws(wrong, detect_s)
+
+
+def _dead(accident: Accident, seen: Aftermath) -> set[int]:
+    """The ranks that the fault ends, of which nothing is expected."""
+    if accident.kind == "size":  # gloo ends the process that receives more than it asked for
+        return {rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT}
+    return set(() if accident.kind in (*WHOLE, "resume") else accident.victims)
+
+
+def _of_digests(
+    accident: Accident, seen: Aftermath, found: dict[int, Ending], errors: dict[int, Ending]
+) -> dict[str, str]:
+    """Flaws of parameters, which are compared where no rank has raised."""
+    if errors:
+        return {}
+    digests: dict[int, set[int]] = {}
+    for rank, one in found.items():
+        shard = rank % 2 if accident.way == FSDP else 0
+        digests.setdefault(shard, set()).add(one.digest)
+    if any(len(each) > 1 for each in digests.values()):
+        return {"diverged": "parameters differ among ranks without an error"}
+    if seen.digest is not None and digests.get(0) != {seen.digest}:
+        return {"diverged": "parameters differ from those of a run without an accident"}
+    return {}
+
+
+def _of_naming(
+    accident: Accident, seen: Aftermath, found: dict[int, Ending], errors: dict[int, Ending]
+) -> dict[str, str]:
+    """Flaws of the errors that there are, and of those that there are not."""
+    if accident.kind in (*BENIGN, "resume"):
+        raised = (f"rank {rank} raised {one.error}: {one.text}" for rank, one in errors.items())
+        return {"misnamed": "; ".join(raised)} if errors else {}
+    if accident.kind in (*PAYLOADS, "flap 5 s"):
+        spoilt = {*accident.victims, *_dead(accident, seen)}
+        for rank, one in errors.items():
+            may = range(accident.world) if accident.kind == "flip sent" else spoilt
+            if not set(one.ranks) <= set(may):
+                return {"misnamed": f"rank {rank} names {one.ranks}: {one.text}"}
+        silent = [rank for rank, one in found.items() if not one.error]
+        if errors and silent:
+            return {"misnamed": f"ranks {silent} raised nothing where others did"}
+        return {}
+    if accident.way == FSDP or (accident.point == "detach" and not errors):
+        return {}  # under FSDP ranks are numbered among those that hold the same shard
+    for rank, one in found.items():
+        # A training that ends soon after may not need the store any more.
+        may_raise_nothing = accident.point == "detach" or accident.kind == "kill store"
+        if not one.error and not may_raise_nothing:
+            return {"misnamed": f"rank {rank} raised nothing"}
+        if one.error and not _is_named(accident, rank, one):
+            return {"misnamed": f"rank {rank} names {one.ranks}: {one.text}"}
+    return {}
+
+
+def _is_named(accident: Accident, rank: int, one: Ending) -> bool:
+    """Whether a rank's error says what has happened."""
+    victims = accident.victims
+    if accident.kind == "kill store":
+        return one.ranks == ()
+    if accident.kind == "other step":
+        return one.error == "RanksDiffer" and f"rank {victims[0]}" in one.text
+    if accident.kind in PARTITIONS:
+        others = set(range(accident.world)) - set(victims)
+        beyond = others if rank in victims else set(victims)
+        return set(one.ranks) == beyond and "is parted" in one.text
+    # Whose process holds the store, without which nobody can tell of others.
+    may = {victims, (0,)} if victims[0] == 0 and accident.kind not in LINKS else {victims}
+    return one.ranks in may
