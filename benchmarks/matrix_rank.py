@@ -102,8 +102,7 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
         ending = _of_error(error)
     sys.stdout.flush()
     end.send(ending)
-    end.poll(None)  # the others may still need this rank
-    os._exit(0)
+    end.poll(None)  # the others may still need this rank, which is killed in the end
 
 
 def source(path: Path, attached: bool) -> str:
