@@ -53,6 +53,7 @@ from .settings import (
 )
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .synchroniser import AnyMessage, Synchroniser
+from .uncaught import leave_by_cause
 from .wire import Group
 
 
@@ -111,8 +112,8 @@ def attach(
 class Grid(NamedTuple):
     """This rank's two groups: those that average with it, and those that hold the other parts.
 
-    ``ranks`` are the numbers of the first among all ranks, and ``mesh`` tells which are on one
-    host.
+    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process group
+    (None: that of all), and ``mesh`` tells which are on one host.
     """
 
     who: Membership
@@ -145,6 +146,7 @@ def attach_in(
     A rank that refuses tells the others, so that none of them waits for it.
     """
     who, shards, mesh, ranks, _ = grid
+    leave_by_cause()
     try:
         reshard(model)
         refuse_wrong_model(model)
@@ -223,7 +225,7 @@ def _connect(
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
-        handle.group = grid.group
+        handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
     except BaseException:
         undo.close()
         raise
