@@ -65,7 +65,7 @@ class ProgramFile(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What became of a program under an exchange: "same", "refused", "skipped" or "WRONG"."""
+    """The outcome of a program under an exchange: "same", "refused", "skipped" or "WRONG"."""
 
     verdict: str
     text: str = ""

@@ -49,7 +49,7 @@ EXCHANGES: dict[str, Compressor | Exchange | None] = {
     "topk": topk(density=0.05),
     PLAN: None,
 }
-"""What the cells of a program attach; a plan is made for its model."""
+"""The exchanges that the cells of a program attach; a plan is made for its model."""
 OURS, THEIRS = "# gradwire", "# native"
 """The ends of lines that only the attached program has, and only the native one."""
 _PR_SET_PDEATHSIG = 1
