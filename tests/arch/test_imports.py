@@ -59,6 +59,7 @@ DISTRIBUTED = {
 
 
 PROCESSES = {
+    "benchmarks/matrix.py": "forks ranks that run programs, whatever these do",
     "bench/faults.py": "forks ranks that are to die, for each trial anew",
     "kernels/compiler.py": "runs the C++ compiler",
     "testbed/launch.py": "starts ranks, for all of gradwire",

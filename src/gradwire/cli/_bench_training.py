@@ -221,3 +221,30 @@ def faults(
         emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
     if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)
+
+
+def matrix(
+    programs: Annotated[Path | None, typer.Option(help="Their folder [examples/matrix].")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A program; may be repeated.")] = None,
+    exchange: Annotated[
+        list[str] | None, typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The page that gets the table.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run programs as people write them by every kind of exchange, and compare the bits.
+
+    same: all ranks have the same parameters, also after a resume, and those of native DDP (none and
+    plan). Ends with 1 if a cell is wrong. Part of gradwire's source repository.
+    """
+    bench, table = (beside_src("benchmarks", name) for name in ("matrix", "matrix_table"))
+    asked = bench.Matrix(programs or bench.PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
+    with progress("bench matrix", total=1) as advance:
+        found = bench.run(asked, Fractions(advance))
+    rows, notes = table.rows(found)
+    emit("bench matrix", rows, as_json=as_json, title="programs by exchanges", notes=notes)
+    if out is not None:
+        table.write(found, out)
+    if table.is_wrong(found):
+        raise typer.Exit(1)

@@ -33,7 +33,14 @@ def bench() -> None:
     """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
 
 
-for verb in (of_training.auto, of_training.train, of_training.loopback, of_training.faults, device):
+for verb in (
+    of_training.auto,
+    of_training.train,
+    of_training.loopback,
+    of_training.faults,
+    of_training.matrix,
+    device,
+):
     app.command()(verb)
 
 
