@@ -58,8 +58,6 @@ class Handle(UnevenInputs):
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self._engine = self.synchroniser.engine
         self.attached = True
-        self.group: Any = None
-        """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
