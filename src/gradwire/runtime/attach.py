@@ -53,6 +53,7 @@ from .settings import (
 )
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .synchroniser import AnyMessage, Synchroniser
+from .uncaught import leave_by_cause
 from .wire import Group
 
 
@@ -145,6 +146,7 @@ def attach_in(
     A rank that refuses tells the others, so that none of them waits for it.
     """
     who, shards, mesh, ranks, _ = grid
+    leave_by_cause()
     try:
         reshard(model)
         refuse_wrong_model(model)
