@@ -90,7 +90,7 @@ class ShardReduction:
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """What of this rank's gradients was not sent yet, by parameter name.
+        """Residuals by parameter name: what was not sent yet of this rank's gradients.
 
         Each is 1-D, of the whole parameter, in the working dtype; at this rank's own shard it is 0.
         """
