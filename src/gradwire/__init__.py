@@ -26,7 +26,7 @@ _PATHS = """
     wrap.natural.with_natural_sparsity wrap.warmup.with_warmup
 """
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-__all__ = ["__version__", "collective", "compress", "errors", "pilot", *_HOME_OF]
+__all__ = ["__version__", "collective", "compress", "errors", "fsdp", "pilot", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:

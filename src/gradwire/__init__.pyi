@@ -3,6 +3,7 @@
 from . import collective as collective
 from . import compress as compress
 from . import errors as errors
+from . import fsdp as fsdp
 from . import pilot as pilot
 from .contract import Compressor as Compressor
 from .contract import Exchange as Exchange

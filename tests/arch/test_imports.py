@@ -28,7 +28,7 @@ ROWS = (
     ("wrap",),
     ("sim",),
     ("planning", "planner"),
-    ("testbed", "runtime", "measure", "pilot", "integrations"),
+    ("testbed", "runtime", "measure", "pilot", "integrations", "fsdp"),
     ("report",),
     ("workloads", "bench"),
     ("laws",),
@@ -48,6 +48,7 @@ ORDER = {name: place for place, name in enumerate(name for row in ROWS for name 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
     "measure/allreduce.py": "measures torch's own all-reduce",
+    "fsdp": "is what FSDP calls",
     "integrations": "meets frameworks that hold process groups",
     "testbed": "starts ranks",
     "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",

@@ -68,6 +68,16 @@ class Aggregator:
         """Encodes the own chunk's mean into ``merged``; its result is the payload's size."""
         return Compute("encode", self._encode_mean, self._stop - self._start)
 
+    def giving_mean(self, out_C: Tensor) -> Compute:
+        """Copies the own chunk's mean, and forgets the residual that arrived in it."""
+
+        def give() -> None:
+            out_C.copy_(self._mean_C)
+            if self.residual_N is not None:
+                self.residual_N[self._start : self._stop].zero_()
+
+        return Compute("give", give, self._stop - self._start)
+
     def decoding(
         self, chunks: Sequence[int], slots: Sequence[Tensor], told: Sequence[int], out_N: Tensor
     ) -> Compute:

@@ -38,7 +38,14 @@ from torch import Tensor
 from ..bounds import check_whole
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
+from ..moves.chunks import (
+    Chunks,
+    check_partitions,
+    chunks_of,
+    first_server,
+    first_states,
+    rotated,
+)
 from ..moves.rounds import ROOM_BYTES, distances, few, transfers
 from ..moves.sizes import announced_bytes, tell_all, tell_each
 from ..payload import slot_bytes
@@ -90,6 +97,25 @@ class casync_ps(Collective):
             together = me.world - 1 if at_once else few(me.world)
             yield from _pull_in_rounds(own, together, told, out_N)
         return rotated(tuple(own.states), -first)
+
+    def reduce_scatter(
+        self,
+        me: Member,
+        chunks: Chunks,
+        states: Sequence[State],
+        grad_N: Tensor,
+        out_C: Tensor,
+        residual_N: Tensor | None,
+    ) -> Steps[list[State]]:
+        """The push alone: leaves the mean of the own chunk, of all ``chunks``, in ``out_C``.
+
+        The own part of it is there unrounded, and keeps no residual.
+        """
+        own = Aggregator(me, chunks, states, grad_N, residual_N)
+        at_once = self._is_small([form.slot_bytes for form in chunks.formats])
+        yield from (_push_at_once if at_once else _push_in_rounds)(own)
+        yield own.giving_mean(out_C)
+        return own.states
 
     def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
         codec = codec.for_world(world)

@@ -1,0 +1,245 @@
+"""``gw.fsdp.reduce_scatter``: encoded payloads in the place of FSDP2's reduce-scatter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting, RanksDiffer
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import digest
+
+pytestmark = pytest.mark.multi
+SLOW = pytest.mark.slow
+
+TOPK, UNIFORM = gw.compress.topk(density=0.2), gw.compress.uniform(bitwidth=4)
+DRAWN = gw.compress.terngrad()
+
+
+class Net(nn.Module):
+    """Layers of odd sizes; one is used only by those who say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.seldom = nn.Linear(13, 37), nn.Linear(13, 37)
+        self.last = nn.Linear(37, 3)
+
+    def forward(self, x: Tensor, both: bool = True) -> Tensor:
+        hidden = self.first(x) + self.seldom(x) if both else self.first(x)
+        return self.last(torch.tanh(hidden))  # type: ignore[no-any-return]
+
+
+def sharded(world: int, **settings: Any) -> Any:
+    net, mesh = Net(), init_device_mesh("cpu", (world,))
+    fully_shard(net.first, mesh=mesh, **settings)
+    return fully_shard(net, mesh=mesh, **settings)
+
+
+def train(net: Any, optimizer: torch.optim.SGD, rank: int, steps: range) -> float:
+    loss = torch.zeros(())
+    for step in steps:
+        torch.manual_seed(100 * step + rank)
+        x = torch.randn(16, 13)
+        optimizer.zero_grad()
+        loss = (net(x) - x[:, :3]).square().mean()
+        loss.backward()
+        optimizer.step()
+    return float(loss)
+
+
+def held(net: nn.Module) -> list[Tensor]:
+    with torch.no_grad():
+        return [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
+
+
+def momentum(net: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def like_native(rank: int, world: int) -> tuple[list[Tensor], list[Tensor], list[str], int]:
+    """Shards of gradients, by FSDP itself and through none; the bits of a run of two losses."""
+    found, digests = [], []
+    for ours in (False, True, True):
+        net = sharded(world)
+        net.set_reduce_scatter_unused_params(True)  # as without, ranks would not send alike
+        handle = gw.fsdp.reduce_scatter(net, "none") if ours else None
+        torch.manual_seed(rank)
+        net(torch.randn(8, 13), rank == 0).square().sum().backward()
+        found.append([p.grad.to_local().clone() for p in net.parameters() if p.grad is not None])
+        train(net, momentum(net), rank, range(3))
+        digests.append(digest(held(net)))
+    assert handle is not None
+    handle.detach()
+    train(net, momentum(net), rank, range(3, 4))
+    return found[0], found[1], digests[1:], handle.step
+
+
+def test_none_reduces_as_fsdp_does(four: Ranks) -> None:
+    for native, own, (once, again), steps in four.run(like_native):
+        assert len(own) == len(native) == 6
+        for a, b in zip(native, own, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+        assert once == again, "sums are made in one order"
+        assert steps == 4, "detach() gives FSDP its own back"
+
+
+def conserved(rank: int, world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(sum of gradients, W x mean, sum of residuals) of each parameter after two passes."""
+    nets = [sharded(world), sharded(world)]
+    handle = gw.fsdp.reduce_scatter(nets[1], TOPK)
+    sums: list[dict[str, Tensor]] = [{}, {}]
+    for step in range(2):
+        for net, total in zip(nets, sums, strict=True):
+            torch.manual_seed(10 * step + rank)
+            net.zero_grad()
+            net(torch.randn(8, 13)).square().sum().backward()
+            for key, param in net.named_parameters():
+                total[key] = total.get(key, 0) + world * param.grad.full_tensor()
+    found = []
+    for key, left in handle.residuals().items():
+        dist.all_reduce(left)
+        found.append((sums[0][key].flatten(), sums[1][key].flatten(), left))
+    handle.detach()
+    return found
+
+
+def test_nothing_is_lost(four: Ranks) -> None:
+    for found in four.run(conserved):
+        assert len(found) == 3, "three matrices"
+        assert all(left.any() for _, _, left in found)
+        for total, arrived, left in found:
+            torch.testing.assert_close(arrived + left, total, rtol=1e-4, atol=1e-5)
+
+
+def resumed(rank: int, world: int, number: int, folder: str) -> tuple[str, str, str, float, int]:
+    codec = (TOPK, UNIFORM, DRAWN)[number]
+    net = sharded(world)
+    handle, optimizer = gw.fsdp.reduce_scatter(net, codec), momentum(net)
+    train(net, optimizer, rank, range(3))
+    saved, values = handle.state_dict(), [shard.clone() for shard in held(net)]
+    dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
+    moments = [optimizer.state[p]["momentum_buffer"].to_local().clone() for p in net.parameters()]
+    loss, found = train(net, optimizer, rank, range(3, 30)), [digest(held(net))]
+    wire_bytes = handle.stats()["wire_bytes_per_step"]
+    handle.detach()
+    for from_folder in (False, True):
+        again = sharded(world)
+        other, optimizer = gw.fsdp.reduce_scatter(again, codec), momentum(again)
+        train(again, optimizer, rank, range(1))
+        with torch.no_grad():
+            for shard, value in zip(held(again), values, strict=True):
+                shard.copy_(value)
+            for p, moment in zip(again.parameters(), moments, strict=True):
+                optimizer.state[p]["momentum_buffer"].to_local().copy_(moment)
+        state = {"gradwire": other.sharded_state()}
+        if from_folder:
+            dcp.load(state, checkpoint_id=folder)
+        other.load_state_dict(state["gradwire"] if from_folder else saved)
+        train(again, optimizer, rank, range(3, 30))
+        found.append(digest(held(again)))
+        other.detach()
+    return found[0], found[1], found[2], loss, int(wire_bytes)
+
+
+@pytest.mark.parametrize(
+    "number", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)], ids=str
+)
+def test_it_trains_and_goes_on_with_the_same_bits(number: int, two: Ranks, tmp_path: Path) -> None:
+    dense_bytes = 4 * 13 * 37 * 2  # at least, of half the gradient
+    for whole, again, from_folder, loss, wire_bytes in two.run(resumed, number, str(tmp_path)):
+        assert again == whole
+        assert from_folder == whole
+        assert loss < 0.7
+        assert 0 < wire_bytes < dense_bytes / 2
+
+
+def save(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+    net = sharded(world)
+    handle = gw.fsdp.reduce_scatter(net, TOPK)
+    train(net, momentum(net), rank, range(3))
+    dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
+    found = {name: left / world for name, left in handle.residuals().items()}
+    for left in found.values():
+        dist.all_reduce(left)
+    handle.detach()
+    return found
+
+
+def load(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+    net = sharded(world)
+    handle = gw.fsdp.reduce_scatter(net, TOPK)
+    state = {"gradwire": handle.sharded_state(saved_by=4)}
+    dcp.load(state, checkpoint_id=folder)
+    handle.load_state_dict(state["gradwire"])
+    found = {name: left / world for name, left in handle.residuals().items()}
+    for left in found.values():
+        dist.all_reduce(left)
+    train(net, momentum(net), rank, range(3, 5))
+    handle.detach()
+    return found
+
+
+@SLOW
+def test_two_ranks_go_on_where_four_saved(four: Ranks, two: Ranks, tmp_path: Path) -> None:
+    saved = four.run(save, str(tmp_path))[0]
+    found = two.run(load, str(tmp_path))[0]
+    assert sorted(found) == sorted(saved) == ["first.weight", "last.weight", "seldom.weight"]
+    for name, left in saved.items():
+        torch.testing.assert_close(found[name], left)
+
+
+def wrong(rank: int, world: int) -> list[str]:
+    told: list[str] = []
+
+    def refused(model: Any, algorithm: Any = UNIFORM) -> None:
+        with pytest.raises(InvalidSetting) as raised:
+            gw.fsdp.reduce_scatter(model, algorithm)
+        told.append(str(raised.value))
+
+    refused(Net())
+    refused(sharded(world), gw.compress.powersgd())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    refused(fully_shard(Net(), mesh=mesh))
+    partly = Net()
+    fully_shard(partly.first, mesh=init_device_mesh("cpu", (world,)))
+    refused(partly)
+    net = sharded(world)
+    handle = gw.fsdp.reduce_scatter(net, UNIFORM)
+    refused(net)
+    with pytest.raises(InvalidSetting) as raised:
+        handle.load_state_dict({**handle.state_dict(), "rank": (rank + 1) % world})
+    told.append(str(raised.value))
+    handle.detach()
+    halves = sharded(world, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    handle = gw.fsdp.reduce_scatter(halves, UNIFORM)
+    with pytest.raises(InvalidSetting) as raised:
+        train(halves, momentum(halves), rank, range(1))
+    told.append(str(raised.value))
+    handle.detach()
+    with pytest.raises(RanksDiffer) as differ:
+        gw.fsdp.reduce_scatter(sharded(world), gw.compress.uniform(bitwidth=4 if rank else 8))
+    return [*told, str(differ.value)]
+
+
+def test_what_is_refused(doomed: Ranks) -> None:
+    for told in doomed.run(wrong):
+        plain, exchange, hybrid, partly, twice, other, halves, differ = told
+        assert "apply fully_shard() first, or use gw.attach" in plain
+        assert "a compressor or its name, as a reduce-scatter has only one direction" in exchange
+        assert "group=mesh['replicate']" in hybrid
+        assert "last.bias is trained and outside of what fully_shard() holds" in partly
+        assert "is taken already; detach() it first" in twice
+        assert "rank of the state must be" in other
+        assert "MixedPrecisionPolicy(reduce_dtype=torch.float32)" in halves
+        assert "algorithm is" in differ
