@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from .lanes import wall_clock
 from .messages import Grads
 from .overlap import Overlap
 from .progress import Progress
+from .streams import Side
 
 
 class _Slot:
@@ -121,7 +123,8 @@ class DDPHooks:
         if self.on_bucket is not None:
             self.on_bucket(names)
         buffer = bucket.buffer()
-        entry = _Bucket(names, buffer, synchroniser.ends_of(names))
+        side = synchroniser.streams.side(buffer.device)
+        entry = _Bucket(names, buffer, synchroniser.ends_of(names), side)
         self._waiting.append(entry)
         grads = [buffer] if buffer.is_sparse else bucket.gradients()
         for name, grad in zip(names, grads, strict=True):
@@ -198,9 +201,11 @@ def _is_in_backward() -> bool:
 class _Bucket:
     """One of DDP's buckets on its way."""
 
-    def __init__(self, names: list[str], buffer: Tensor, messages: list[int]) -> None:
-        self.names, self.buffer, self.messages = names, buffer, messages
-        devices: Any = [buffer.device] if buffer.is_cuda else []
+    def __init__(
+        self, names: list[str], buffer: Tensor, messages: list[int], side: Side | None
+    ) -> None:
+        self.names, self.buffer, self.messages, self._side = names, buffer, messages, side
+        devices: Any = [] if side is None else [side.device]
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
@@ -211,6 +216,8 @@ class _Bucket:
                 self.future.set_exception(failure)  # type: ignore[arg-type]
             else:
                 sparse = grads[self.names[0]] if self.buffer.is_sparse else None
-                self.future.set_result(self.buffer if sparse is None else sparse)
+                # The future is complete when what was launched on the current stream is done.
+                with nullcontext() if self._side is None else self._side.use():
+                    self.future.set_result(self.buffer if sparse is None else sparse)
 
         return complete
