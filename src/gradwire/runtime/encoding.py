@@ -40,9 +40,9 @@ def begun(
 ) -> Steps[Any]:
     """The rest of a message's text, whose computations up to its first other verb are done.
 
-    They are done in the caller's thread, or launched there on ``side`` where a device encodes. What that has set for its own tensors (a default device,
-    autocast) does not reach them. An error in one of them ends the run, as on a lane, and is
-    raised.
+    They are done in the caller's thread, or launched there on ``side`` where a device encodes. What
+    that has set for its own tensors (a default device, autocast) does not reach them. An error in
+    one of them ends the run, as on a lane, and is raised.
     """
     value: Any = None
     with as_on_a_lane(side):

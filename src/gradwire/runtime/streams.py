@@ -132,8 +132,9 @@ class Streams:
     ) -> Iterator[None]:
         """Runs a block of copies behind ``marks``; the host waits at its end until they are done.
 
-        It copies so many bytes in either direction, which are counted. A block that ``allocates`` memory which outlives it runs on the producers' streams: the
-        memory is then theirs, and is not used for something else before they are done with it.
+        It copies so many bytes in either direction, which are counted. A block that ``allocates``
+        memory which outlives it runs on the producers' streams: the memory is then theirs, and is
+        not used for something else before they are done with it.
         """
         with ExitStack() as stack:
             used: dict[torch.device, tuple[Device, Stream]] = {}
