@@ -27,6 +27,14 @@ class DeMo(torch.optim.SGD):
                  compression_chunk=64, weight_decay=0.0, process_group=None, **kwargs):
         super().__init__(params, **kwargs)
 """,
+    "dion/__init__.py": """
+import torch
+
+class Dion(torch.optim.SGD):
+    def __init__(self, params, replicate_mesh=None, rank_fraction=1.0, lr=0.01):
+        assert 0 < rank_fraction < 1
+        super().__init__(params, lr=lr)
+""",
     "powersgd/__init__.py": """
 from typing import NamedTuple
 
@@ -149,6 +157,20 @@ def test_demo_is_the_optimizer(folder: str) -> None:
     assert moved(made, first)
     with pytest.raises(InvalidSetting, match="matrices and vectors"):
         trained("peer-demo", task="convnet")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_dion_has_matrices_and_adamw_all_else(folder: str, optimizer: str) -> None:
+    made = start("peer-dion", make_task("convnet", optimizer), 20)
+    matrices, others = made.optimizer.param_groups
+    assert {param.dim() for param in matrices["params"]} == {2}
+    assert {param.dim() for param in others["params"]} == {1, 4}
+    assert others["algorithm"] == "adamw"
+    assert matrices["lr"] == pytest.approx(10 * others["lr"])
+    rate = make_task("convnet", optimizer).make_optimizer(made.plain.parameters())
+    own = rate.param_groups[0]["lr"]
+    assert others["lr"] == pytest.approx(own if optimizer == "adamw" else own / 10)
+    made.step()
 
 
 def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:

@@ -3,7 +3,7 @@
 None of them comes with gradwire, and none is fetched. Accelerate is one of the frameworks that
 gradwire's extra installs; torchft is installed as torchft-nightly. The others are read from folders
 that ``bench train --peers`` names: ``demo.py`` of bloc97/DeMo (which needs einops), ``powersgd`` of
-epfml/powersgd, ``grace_dl`` of sands-lab/grace.
+epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import invalid
+from .muon import TIMES_RATE, hidden_matrices, rate_of_adamw
 from .trainer import Trainer
 
 RANK = 4
 """The rank of PowerSGD: that of gradwire's default."""
 DENSITY = 0.01
 """The density of top-k: that of gradwire's default."""
+RANK_FRACTION = 0.25
+"""Dion's rank as a share of a matrix's smaller extent, at which it sends less than all of it."""
 
 Join = Callable[[Trainer, Any, int], Trainer]
 """A function that makes a peer's trainer of one that averages nothing, for a period of so many
@@ -47,6 +50,23 @@ def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
         raise invalid("task", made.task.name, accepted, "leave one of them out, by --only")
     rate = made.optimizer.param_groups[0]["lr"]
     return replace(made, optimizer=demo.DeMo(made.plain.parameters(), lr=rate))
+
+
+def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
+    """Dion is the optimizer of matrices, and its own AdamW that of all else."""
+    rate = rate_of_adamw(made.optimizer)
+    matrices = hidden_matrices(made.plain)
+    others = [param for param in made.plain.parameters() if param not in set(matrices)]
+    groups = [
+        {"params": matrices, "lr": TIMES_RATE * rate},
+        {"params": others, "algorithm": "adamw"},
+    ]
+    # It compiles itself, which takes a minute, more than the trainings here.
+    torch.compiler.set_stance("force_eager")
+    optimizer = dion.Dion(
+        groups, replicate_mesh=dist.group.WORLD, lr=rate, rank_fraction=RANK_FRACTION
+    )
+    return replace(made, optimizer=optimizer)
 
 
 def _powersgd(made: Trainer, powersgd: Any, period: int) -> Trainer:
@@ -147,6 +167,7 @@ def _torchft_diloco(made: Trainer, torchft: Any, period: int) -> Trainer:
 
 PEERS: dict[str, Peer] = {
     "peer-demo": Peer("demo", _demo),
+    "peer-dion": Peer("dion", _dion),
     "peer-powersgd": Peer("powersgd", _powersgd),
     "peer-grace-topk": Peer("grace_dl.dist.helper", _grace_topk),
     "peer-accelerate": Peer("accelerate.local_sgd", _accelerate),

@@ -6,6 +6,7 @@ Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a func
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..runtime.outer import DILOCO, MakeOuter
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
+from .muon import MuonWithAdamW, rate_of_adamw
 from .peers import PEERS, RANK, joined
 from .trainer import Trainer
 
@@ -149,12 +151,29 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     return made
 
 
-def _locally(compressor: Compressor, outer: MakeOuter = DILOCO) -> Start:
+def _by_muon(compressor: Compressor) -> Start:
+    """Trainers whose optimizer is Muon, behind an exchange of gradients."""
+
+    def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+        plain = _first_values(task)
+        attach(plain, compressor)
+        return _with_muon(_trainer(task, plain, plain, num_steps))
+
+    return begin
+
+
+def _with_muon(made: Trainer) -> Trainer:
+    optimizer = MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
+    return replace(made, optimizer=optimizer)
+
+
+def _locally(compressor: Compressor, outer: MakeOuter = DILOCO, *, muon: bool = False) -> Start:
     """Trainers of local steps, whose pseudo-gradients are then exchanged."""
 
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
         made = _trainer(task, plain, plain, num_steps)
+        made = _with_muon(made) if muon else made
         local_steps(plain, made.optimizer, compressor, every=period, outer=outer)
         return made
 
@@ -181,11 +200,16 @@ OTHERS: dict[str, Start] = {
     "local_steps-4bit": _locally(_FOUR_BITS),
     "local_steps-sparse": _locally(sparseloco()),
     "slowmo-4bit": _locally(_FOUR_BITS, SLOWMO),
+    "ddp-muon": lambda task, num_steps, period: _with_muon(_hooked(task, num_steps)),
+    "muon-4bit": _by_muon(_FOUR_BITS),
+    "muloco-4bit": _locally(_FOUR_BITS, SLOWMO, muon=True),
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
-``local_steps`` have DiLoCo's outer optimizer."""
+``local_steps`` have DiLoCo's outer optimizer. Muon beneath local steps is MuLoCo's recipe (Thérien
+et al., arXiv 2505.23725)."""
 LOCAL = (
     *("ddp-local_sgd", "local_steps", "local_steps-4bit", "local_steps-sparse", "slowmo-4bit"),
+    "muloco-4bit",
     *("peer-accelerate", "peer-torchft-local_sgd", "peer-torchft-diloco"),
 )
 """Trainers that take local steps: their names may have a period behind them."""

@@ -90,7 +90,7 @@ def _merge_all(
     slots = gathered.chunk(me.world)
     payloads = [Payload(forms[size], slot[:size]) for size, slot in zip(sizes, slots, strict=True)]
     dtype = working_dtype(out_N.dtype)
-    sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
+    sum_N = out_N if out_N.dtype == dtype else me.passing("sum", out_N.numel(), out_N, dtype)
     sum_N.zero_()
     codec.merge_all(payloads, sum_N, scale=1 / me.world)
     if sum_N is not out_N:

@@ -49,7 +49,7 @@ class omnireduce(PushPull):
         form, width = blocks(block=self._units_a_block(entries.width)), entries.width
         total = num_units(numel, width)
         layout = form.layout(form.count(entries, total), total, width, entries.values.dtype)
-        room = me.scratch("blocks", layout.size_bytes, entries.values, torch.uint8, varies=True)
+        room = me.passing("blocks", layout.size_bytes, entries.values, torch.uint8)
         payload = form.encode(entries, total, room)
         return Entries(payload["indices"], payload["values"], form.block * width)
 

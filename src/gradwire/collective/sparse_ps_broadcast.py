@@ -43,7 +43,7 @@ class sparse_ps_broadcast(PushPull):
         return tuple(Pull("broadcast", size, root) for root, size in enumerate(sizes))
 
     def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
-        whole = me.scratch("pulled", sum(sizes), like, torch.uint8, varies=True)
+        whole = me.scratch("arrived", sum(sizes), like, torch.uint8, varies=True)
         slots = split(whole, sizes)
         verbs = tuple(Broadcast(root, slot) for root, slot in enumerate(slots))
         return Delivery(slots[me.rank], slots, verbs)

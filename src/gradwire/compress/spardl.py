@@ -237,8 +237,8 @@ class _Turn:
         chunk = self._chunk(place)
         (start, stop), count = self.chunks.bounds[chunk], self.chunks.counts[chunk]
         pending_L = self.pending_N[start:stop]
-        indices_K = self.me.scratch("places", count, pending_L, torch.int32, varies=True)
-        values_K = self.me.scratch("values", count, pending_L, pending_L.dtype, varies=True)
+        indices_K = self.me.passing("places", count, pending_L, torch.int32)
+        values_K = self.me.passing("values", count, pending_L, pending_L.dtype)
         select.topk(as_working(self.grad_N[start:stop]), indices_K, values_K, pending_L)
         return Entries(indices_K, values_K)
 
@@ -295,7 +295,7 @@ class _Shelf:
         """Decodes a chunk's entries; they are valid until the next call."""
         chunk, layout = self.order[place], self.layouts[place]
         count, length = self.chunks.counts[chunk], self.chunks.length(chunk)
-        room = self.me.scratch("read", count, self.buffer, torch.int32, varies=True)
+        room = self.me.passing("read", count, self.buffer, torch.int32)
         payload = Payload(layout, self.span(range(place, place + 1))[: layout.size_bytes])
         return self.chunks.form(chunk, self.dtype).decode(payload, length, room=room)
 

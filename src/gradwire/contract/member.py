@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import RanksDiffer
 from ..verbs import Compute
+from .passing import passing
 
 if TYPE_CHECKING:
     from .compressor import Compressor
@@ -20,6 +21,11 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 def nothing() -> None:
     """Does nothing: a simulation calls it in place of a computation whose result nobody needs."""
+
+
+_SPARE, _SMALL = 8, 2**16
+"""A buffer whose size varies may have so many times the elements that are needed, and so many more.
+"""
 
 
 class Selection(NamedTuple):
@@ -57,7 +63,8 @@ class Shards(NamedTuple):
 class Member:
     """One rank's place in one message: who it is, among how many, and the buffers it may reuse.
 
-    Buffers are found by name, so the second and all later steps allocate nothing.
+    Buffers are found by name, so the second and all later steps allocate nothing. What a message
+    sends, or needs in a later computation, lies in ``scratch``, and all else in ``passing``.
     """
 
     __slots__ = (
@@ -113,13 +120,15 @@ class Member:
     ) -> Tensor:
         """A buffer of ``numel`` elements on the device of ``like``: zeros, or what was left in it.
 
-        Where ``numel`` ``varies`` from step to step it is the front of a buffer that only grows,
-        each time by a quarter more than is needed: soon it grows no more.
+        Where ``numel`` ``varies`` from step to step it is the front of a buffer that grows,
+        each time by an eighth more than is needed: soon it grows no more. One of which less than an
+        eighth is needed now, as after a warm-up of density, is let go.
         """
         found = self._buffers.get(name)
-        fits = found is not None and (found.numel() >= numel if varies else found.numel() == numel)
+        most = _SPARE * numel + _SMALL if varies else numel
+        fits = found is not None and numel <= found.numel() <= most
         if found is None or not fits or found.dtype != dtype or found.device != like.device:
-            kept = numel + numel // 4 if varies else numel
+            kept = numel + numel // 8 if varies and found is not None else numel
             found = torch.zeros(kept, dtype=dtype, device=like.device)
             self._buffers[name] = found
         return found[:numel] if varies else found
@@ -130,6 +139,19 @@ class Member:
         It lies in host memory, wherever payloads lie, as what is done next depends on them.
         """
         return self.scratch(name, numel, _ON_HOST, torch.int64)
+
+    def passing(self, name: str, numel: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A buffer of ``numel`` undefined elements that is valid within one computation only.
+
+        All messages share it, by ``name``: see `passing`.
+        """
+        return passing(name, numel, dtype, like.device)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers of ``scratch`` by name, those among hosts with them."""
+        across = {} if self._across is None else self._across.buffers
+        return {**self._buffers, **{f"{name} among hosts": one for name, one in across.items()}}
 
     def sizes(
         self,

@@ -5,7 +5,6 @@ Legend: N elements of the gradient, S of a sample, B blocks.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..contract.passing import passing
 from ..payload import Format, Payload
 from .build import Built, Call
 from .coders import Coding, coding
@@ -47,25 +47,12 @@ class Kernels:
         return self.encode.draws or any(stage.plain.draws for stage in self.stages)
 
 
-class _Scratch(threading.local):
-    """Memory that steps use anew in each call: each name's only grows."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-    def __call__(
-        self, name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
-    ) -> list[Tensor]:
-        """Undefined vectors; what is never written takes no memory (of a CPU)."""
-        found, needed = self._found.get((name, dtype, device)), sum(lengths)
-        if found is None or found.numel() < needed:
-            found = torch.empty(needed, dtype=dtype, device=device)
-            self._found[name, dtype, device] = found
-        stops = accumulate(lengths)
-        return [found[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
-
-
-scratch = _Scratch()
+def scratch(
+    name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
+) -> list[Tensor]:
+    """Undefined vectors that the next call with this name overwrites: see `contract.passing`."""
+    whole, stops = passing(f"compll {name}", sum(lengths), dtype, device), accumulate(lengths)
+    return [whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
 
 
 def run_forms(

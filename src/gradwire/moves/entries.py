@@ -71,7 +71,7 @@ def decoded(
     """The entries of messages; each is of a part of so many places. Valid until the next call."""
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]
-    rooms = split(me.scratch("decoded", sum(counts), like, torch.int32, varies=True), counts)
+    rooms = split(me.passing("decoded", sum(counts), like, torch.int32), counts)
     return [
         form.decode(payload, length, width, room=room)
         for (form, payload), length, room in zip(messages, lengths, rooms, strict=True)
@@ -89,8 +89,7 @@ def cleared(
         indices_K, _ = codec.entries(all_of)
         size = indices_K.numel() * codec.width
         if size * _LINE < out_N.numel():
-            # A buffer is made of zeros, and nobody writes to this one.
-            zeros = me.scratch("zeros", size, out_N, out_N.dtype, varies=True)
+            zeros = me.passing("zeros", size, out_N, out_N.dtype).zero_()
             part = Part(num_units(out_N.numel(), codec.width))
             scatter_entries(Entries(indices_K, zeros, codec.width), part, out_N)
             return

@@ -35,9 +35,10 @@ class Delivery(NamedTuple):
 
 def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     """An all-gather of sums of so many bytes a rank, each padded to the largest."""
+    # What was pushed has been merged by now, so sums travel in its room.
     size = max(sizes)
-    own = me.scratch("own pull", size, like, torch.uint8, varies=True)
-    whole = me.scratch("pulled", me.world * size, like, torch.uint8, varies=True)
+    own = me.scratch("pushed", size, like, torch.uint8, varies=True)
+    whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
     return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
 
 

@@ -171,9 +171,9 @@ class PushPull(Collective):
 
     def spread(self, me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many of the units each holds."""
-        places_K = me.scratch("places", units.num, units.values, torch.int32, varies=True)
+        places_K = me.passing("places", units.num, units.values, torch.int32)
         size, dtype = units.values.numel(), units.values.dtype
-        values = me.scratch("values", size, units.values, dtype, varies=True)
+        values = me.passing("values", size, units.values, dtype)
         parts = partition(
             units, cut.num_units, me.world, cut.permutation, places_K=places_K, values=values
         )

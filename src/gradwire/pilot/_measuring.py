@@ -17,8 +17,9 @@ from ..measure.beside import measure_beside
 from ..measure.codecs import measure_codecs
 from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
 from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all, news
 from ..travel import travel
-from ..verbs import AllGather, Broadcast, Steps, Verb
+from ..verbs import Broadcast
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.05
@@ -28,26 +29,6 @@ BUDGET_S = 0.06
 """Seconds that one size of a verb, or of a compressor, may take, about."""
 ROUNDS = 3
 CODEC_SIZES = (2**12, 2**15, 2**18, 2**21)
-
-
-def news(engine: Engine, verb: Verb) -> None:
-    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
-
-    def text() -> Steps[None]:
-        yield verb
-
-    engine.wait([engine.launch(0, "news", text(), is_news=True)])
-
-
-def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
-    """Every rank's figures, in rank order."""
-    own_R = torch.tensor(own, dtype=torch.float64)
-    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64)
-    if engine.world == 1:
-        return [list(own)]
-    news(engine, AllGather(all_WR, own_R))
-    rows: list[list[float]] = all_WR.view(engine.world, -1).tolist()
-    return rows
 
 
 def told_by(engine: Engine, src: int, own: Any) -> Any:

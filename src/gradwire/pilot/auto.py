@@ -27,6 +27,7 @@ from ..data.profile import Profile
 from ..measure.living import LayerWatch
 from ..planning.fidelity import MOST_ERROR, stricter
 from ..runtime.controls import Controls, Flight, Pilot
+from ..runtime.telling import figures_of_all
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
 from ._decisions import Decision, Move, Review, decide, is_worth, typical_s
@@ -155,7 +156,7 @@ class _Watched(Flight):
             if self._num_steps == 1:
                 self._say("there is one rank, which exchanges nothing")
             return
-        longest_s = max(row[0] for row in measuring.figures_of_all(engine, [taken_s]))
+        longest_s = max(row[0] for row in figures_of_all(engine, [taken_s]))
         if self._layers is None:
             if self._num_steps >= _WARM_UP or longest_s >= _LONG_S:
                 self._layers = LayerWatch(controls.model, controls.params, controls.buckets)
@@ -181,7 +182,7 @@ class _Watched(Flight):
         engine = self._controls.engine
         own = layers.profile() if layers.num_steps else None
         own_s = -1.0 if own is None else own.forward_s + own.backward_s
-        rows = measuring.figures_of_all(engine, [own_s, typical_s(self._steps_s)])
+        rows = figures_of_all(engine, [own_s, typical_s(self._steps_s)])
         self._dense_s = max(step_s for _, step_s in rows)
         slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
         if rows[slowest][0] < 0:
@@ -253,7 +254,7 @@ class _Watched(Flight):
         engine = self._controls.engine
         missed = self._controls.missed()
         own = [own_s, -1.0 if missed is None else missed]
-        step_s, error = map(max, zip(*measuring.figures_of_all(engine, own), strict=True))
+        step_s, error = map(max, zip(*figures_of_all(engine, own), strict=True))
         self._error = None if error < 0 else error
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:

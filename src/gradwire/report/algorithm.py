@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..contract import Compressor
+from ..contract import Compressor, Exchange
 from ..contract.state import leaves
+from ..error_feedback import with_error_feedback
 from ..errors import IncompatiblePair
 from ..exchange import exchange_for
 from ..load import KINDS, load, names
+from ..measure.memory import NUMEL, WORLD, bytes_an_element
 from ..pairing import pair, suited
 from ..spec import TensorSpec
 from .table import Row, markdown
@@ -26,6 +28,7 @@ SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))
 """The gradient whose bytes a page states: a matrix of float32."""
 WORLDS = (2, 4, 16)
 PER_ELEMENT = "bytes an element"
+KEPT = "kept bytes an element"
 HEADS = {
     "compress": ("compressor", "exchange", "scheme", "method"),
     "collective": ("exchange", "scheme"),
@@ -57,6 +60,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
     parts += fields
     if kind == "compress":
         parts += ["## Bytes and memory", _SENT_BY_A_COMPRESSOR, markdown(_sent(algorithm()))]
+        parts += [_KEPT, markdown([_kept(exchange_for(algorithm()))])]
     if kind == "collective":
         parts += ["## Bytes", _SENT_BY_A_COLLECTIVE, markdown(_carried(algorithm()))]
     if kind == "planner":
@@ -70,11 +74,17 @@ def page(kind: str, name: str, measured: str | None) -> str:
 _SENT_BY_A_COMPRESSOR = (
     f"A gradient of {SPEC.numel:,} float32, a square matrix, with the default settings: computed "
     "from the layouts. Where sizes vary these are typical ones. Plain float32 has 4 bytes an "
-    "element. A message and its payloads are kept besides what stands here as kept."
+    "element."
+)
+_KEPT = (
+    f"Bytes an element that a rank of {WORLD} keeps beside weights and gradients, counted while "
+    f"this page was made: a matrix of {NUMEL:,} random float32 that travels alone. All messages "
+    "share what is `passing`. One that holds several gradients keeps a copy of them besides (4)."
 )
 _SENT_BY_A_COLLECTIVE = (
     f"The most that one rank sends of a gradient of {SPEC.numel:,} float32 through compressors "
-    "with their default settings, computed from the layouts."
+    "with their default settings, computed from the layouts; and what a rank of "
+    f"{WORLD} keeps beside weights and gradients, counted with {NUMEL:,} elements."
 )
 
 
@@ -273,6 +283,13 @@ def _row(name: str, size_bytes: int | None) -> Row:
     return {"name": name, "size_bytes": size_bytes, PER_ELEMENT: per_element}
 
 
+def _kept(whole: Exchange) -> Row:
+    """Bytes an element that a rank keeps, by kind and together."""
+    found = bytes_an_element(whole)
+    each = {kind: round(size, 2) for kind, size in found.items() if size >= 0.005}
+    return {**each, "together": round(sum(found.values()), 2)}
+
+
 def _carried(collective: Any) -> list[Row]:
     """Bytes that a rank sends of payloads of three kinds, or why the collective refuses them."""
     rows: list[Row] = []
@@ -284,7 +301,8 @@ def _carried(collective: Any) -> list[Row]:
             rows.append({"name": name, "": f"refused: {str(error).partition(': ')[2]}"})
             continue
         sent = {f"among_{world}_bytes": max(made.expected_bytes(SPEC, world)) for world in WORLDS}
-        rows.append({"name": name, **sent})
+        whole = with_error_feedback(made) if codec.traits.error_feedback else made
+        rows.append({"name": name, **sent, KEPT: _kept(whole)["together"]})
     return rows
 
 

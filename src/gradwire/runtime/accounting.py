@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..contract import Selection
 from ..error_feedback import residuals
 from ..errors import InvalidSetting
@@ -60,6 +63,12 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
         "push_imbalance": max((one.push for one in parts), default=None),
         "pull_imbalance": max((one.pull for one in parts), default=None),
     }
+
+
+def norm_over_all(tensors: Iterable[Tensor]) -> float:
+    """The norm of tensors as one vector, whose squares are added up in float64."""
+    norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors)
+    return math.hypot(*map(float, norms))
 
 
 OUTGROWN = 100.0

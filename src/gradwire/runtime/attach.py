@@ -118,6 +118,7 @@ class Grid(NamedTuple):
     shards: Membership
     mesh: DeviceMesh | str | None
     ranks: Sequence[int]
+    group: Group | None = None
 
 
 def grid_of(
@@ -131,8 +132,8 @@ def grid_of(
     found = _group_of(model, group)
     ranks = dist.get_process_group_ranks(found) if dist.is_initialized() else []
     if mesh is None:
-        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks)
-    return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks)
+        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
+    return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
 
 
 def attach_in(
@@ -142,7 +143,7 @@ def attach_in(
 
     A rank that refuses tells the others, so that none of them waits for it.
     """
-    who, shards, mesh, ranks = grid
+    who, shards, mesh, ranks, _ = grid
     try:
         reshard(model)
         refuse_wrong_model(model)
@@ -221,6 +222,7 @@ def _connect(
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
+        handle.group = grid.group
     except BaseException:
         undo.close()
         raise

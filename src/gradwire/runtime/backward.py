@@ -24,6 +24,7 @@ from .dtensors import has_dtensors, sharded_modules
 from .fused import fused_messages
 from .handle import Handle
 from .hooks import ModuleHooks
+from .join import refuse_fewer
 from .membership import Membership
 from .messages import Message
 from .overlap import Overlap
@@ -100,6 +101,8 @@ class _EveryBackward(Attachment):
             controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
+        if buckets is not None and isinstance(model, DistributedDataParallel):
+            undo.callback(refuse_fewer(model))
         return handle
 
 

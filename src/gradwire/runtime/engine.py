@@ -125,10 +125,10 @@ class Engine:
             end = AMONG_SHARDS if among is Among.SHARDS else ""
             raise self.unreachable(f"connect{end}", error) from error
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors by those of rank 0; to be called before the first step."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Replaces tensors by those of rank ``source``; to be called between two steps."""
         try:
-            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0])
+            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0], src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 

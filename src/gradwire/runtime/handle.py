@@ -16,14 +16,16 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import adapted, spread
+from .accounting import adapted, norm_over_all, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
+from .join import UnevenInputs
 from .joint_call import JointCall
 from .lanes import wall_clock
 from .log import Log
 from .membership import run_of
+from .memory import memory_of
 from .overlap import Overlap
 from .planned import algorithm
 from .progress import Progress
@@ -31,7 +33,7 @@ from .redistribution import part_of, place_name
 from .shards import place_in
 
 
-class Handle:
+class Handle(UnevenInputs):
     """One attached model. Made by ``gw.attach``; ended by ``detach``.
 
     ``hooks`` are those of a plain module (under DDP there are none), ``controls`` are there where a
@@ -48,6 +50,7 @@ class Handle:
         controls: Controls | None,
         undo: ExitStack,
     ) -> None:
+        super().__init__()
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
@@ -128,6 +131,8 @@ class Handle:
         - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
           selected and ``density_actual`` that of the mean, over all steps and messages that select
           elements. Each is None where no message selects, the first also where none was set.
+        - ``memory`` counts what is kept beside weights and gradients, in bytes by kind; see
+          `memory`. ``bytes_a_parameter`` is their sum for each parameter.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
         - ``guard`` is the last comparison with dense means (``attach(guard_every=)``), None before:
@@ -141,19 +146,17 @@ class Handle:
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
-        norms = [
-            torch.linalg.vector_norm(residual, dtype=torch.float64)
-            for residual in self.residuals().values()
-        ]
-        recorder = self._progress.recorder
+        recorder, numel = self._progress.recorder, self.synchroniser.numel
+        messages = self.synchroniser.messages if self._engine.num_channels else []
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
             "rank": self.rank,
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
-            "messages": len(self.synchroniser.messages) if self._engine.num_channels else 0,
-            "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
+            "messages": len(messages),
+            "memory": memory_of(messages, sum(map(numel, self.synchroniser.names))),
+            "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,

@@ -25,9 +25,9 @@ class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
     A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. Then
-    ``on_end`` is called, still inside backward(). While ``is_paused``, or while the model's
-    ``require_backward_grad_sync`` is False, gradients accumulate on this rank and are not
-    exchanged.
+    ``on_end`` is called, still inside backward(). ``on_begin`` is called before a step is opened.
+    While ``is_paused``, or while the model's ``require_backward_grad_sync`` is False, gradients
+    accumulate on this rank and are not exchanged.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class ModuleHooks:
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
         self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
-        self._params = dict(params)
+        self.params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
         self._end: Callable[[], object] = lambda: None
+        self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.is_paused = False
         self.switch: Mapping[str, object] = {}
@@ -94,9 +95,24 @@ class ModuleHooks:
         if synchroniser.open and (name in synchroniser.grads or self._end() is None):
             synchroniser.abandon(name)
         if not synchroniser.open:
-            self._refuse_wrong_step()
-            self._progress.begin_step()
+            self._open_step()
             self._queue_end()
+
+    def _open_step(self) -> None:
+        self._refuse_wrong_step()
+        if self.on_begin is not None:
+            self.on_begin()
+        self._progress.begin_step()
+
+    @torch.no_grad()
+    def backward_without_batch(self) -> None:
+        """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
+        for param in self.params.values():
+            param.grad = None
+        if self._synchroniser.open:
+            self._synchroniser.abandon("a step without a batch")
+        self._open_step()
+        self._end_backward()
 
     def _queue_end(self) -> None:
         """Has autograd call back when this backward pass has ended, still inside backward().
@@ -148,22 +164,22 @@ class ModuleHooks:
         """
         if grad is None or grad.layout != torch.strided:
             return False
-        hooks: Any = self._params[name]._post_accumulate_grad_hooks
+        hooks: Any = self.params[name]._post_accumulate_grad_hooks
         is_last = next(reversed(hooks), None) == self._hooks[name].id
         return not is_last or _holders(grad) != _ALONE
 
     def _end_backward(self) -> None:
         synchroniser = self._synchroniser
-        for name in [name for name in self._params if name not in synchroniser.grads]:
+        for name in [name for name in self.params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
-            grad = self._expected(name, self._params[name])
+            grad = self._expected(name, self.params[name])
             synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:
             self._arrivals.finish()
         else:
-            self.overlap.defer({name: param.grad for name, param in self._params.items()})
+            self.overlap.defer({name: param.grad for name, param in self.params.items()})
         if self.on_end is not None:
             self.on_end()
 

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..errors import invalid
 from .handle import Handle
 from .lanes import wall_clock
 from .outer import Outer
+from .period import ChosenGap
 from .progress import Progress
 from .strangers import Strangers
 
@@ -54,6 +55,10 @@ class Rhythm:
         """Local steps from one exchange to the next."""
         return self.every // self.fragments
 
+    def with_gap(self, gap: int) -> Rhythm:
+        """The rhythm of as many fragments with so many local steps between exchanges."""
+        return replace(self, every=gap * self.fragments)
+
 
 class LocalSteps(Handle):
     """One model whose ranks train by themselves and exchange now and then; by ``local_steps``."""
@@ -69,11 +74,12 @@ class LocalSteps(Handle):
         rhythm: Rhythm,
         fragments: list[list[str]],
         strangers: Strangers,
+        chosen: ChosenGap | None = None,
     ) -> None:
         super().__init__(model, exchange, progress, None, None, undo)
         progress.num_fragments = len(fragments)
         self._outer, self._rhythm, self._fragments = outer, rhythm, fragments
-        self._strangers = strangers
+        self._strangers, self._chosen = strangers, chosen
         self._algorithm = f"local steps with outer {outer.settings[0]} through {exchange!r}"
         self._local_step = self._counted_from = 0
         self._position = 0
@@ -81,6 +87,9 @@ class LocalSteps(Handle):
         self._left = 0
         """Local steps until ``_arriving`` takes effect; 0 where nothing is on its way."""
         self._arriving: dict[str, Tensor] = {}
+        self._waited_s = 0.0
+        """Seconds within ``count_step`` since the last exchange."""
+        self._exchanged_at_s: float | None = None
         this = weakref.ref(self)
 
         def settle() -> None:
@@ -114,6 +123,15 @@ class LocalSteps(Handle):
     def count_step(self) -> None:
         """Counts a local step, and does what is due after it; called by the optimizer's hook."""
         self._engine.check()
+        start_s = wall_clock()
+        exchanged = self._count()
+        if self._chosen is not None:
+            self._waited_s += wall_clock() - start_s
+            if exchanged:
+                self._choose(self._chosen)
+
+    def _count(self) -> bool:
+        """Counts a local step; whether a fragment was exchanged after it."""
         rhythm = self._rhythm
         self._local_step += 1
         self._position += 1
@@ -130,6 +148,17 @@ class LocalSteps(Handle):
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
+        return not rest
+
+    def _choose(self, chosen: ChosenGap) -> None:
+        """Counts an exchange with its seconds; at the end of a period it may choose another one."""
+        now_s, waited_s, self._waited_s = wall_clock(), self._waited_s, 0.0
+        if (before_s := self._exchanged_at_s) is not None:
+            chosen.count(waited_s, (now_s - before_s - waited_s) / self._rhythm.gap)
+        if chosen.is_due and not self._position:
+            self.synchronize()
+            self._rhythm = self._rhythm.with_gap(chosen.choose(self._engine))
+        self._exchanged_at_s = wall_clock()
 
     def end_period(self) -> None:
         """Exchanges all that ranks have learnt, now; all parameters are their anchors then.
@@ -171,6 +200,7 @@ class LocalSteps(Handle):
         """Figures of the run so far on this rank, as those of ``attach``, but for local steps.
 
         - ``steps`` counts local steps, ``exchanges`` those in which a fragment was exchanged.
+        - ``every`` is the period now.
         - ``*_per_step`` are per local step, and ``step_s`` is the median time from one exchange to
           the next divided by the steps between them.
         """
@@ -181,7 +211,7 @@ class LocalSteps(Handle):
             if key.endswith("_per_step"):
                 found[key] *= exchanges / max(1, steps)
         found["step_s"] /= self._rhythm.gap
-        return {**found, "steps": steps, "exchanges": exchanges}
+        return {**found, "steps": steps, "exchanges": exchanges, "every": self._rhythm.every}
 
     def residuals(self) -> dict[str, Tensor]:
         """The residuals of this rank by parameter name: pseudo-gradient that no mean holds yet."""
@@ -199,6 +229,8 @@ class LocalSteps(Handle):
         saved = super().state_dict()
         arriving = {name: mean.clone() for name, mean in self._arriving.items()}
         place = {"position": self._position, "left": self._left, "arriving": arriving}
+        if self._chosen is not None:
+            place["gap"] = self._rhythm.gap
         return {**saved, "local_step": self._local_step, "outer": {**self._outer.state(), **place}}
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
@@ -213,6 +245,9 @@ class LocalSteps(Handle):
             put_exchanges()
             put_outer()
             assert outer is not None
+            if self._chosen is not None and "gap" in outer:
+                self._chosen.gap = max(outer["gap"], self._chosen.least)
+                self._rhythm = self._rhythm.with_gap(self._chosen.gap)
             self._local_step = self._counted_from = local_step
             self._position = outer["position"] % self._rhythm.every
             self._left = outer["left"]

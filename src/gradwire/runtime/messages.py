@@ -162,6 +162,11 @@ class Message:
         return self._kept.flat_N
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the kept buffer; 0 where every gradient so far was lent."""
+        return 0 if self._buffer is None else self._buffer.flat_N.nbytes
+
+    @property
     def scale(self) -> float:
         """The factor on gradients that is taken off before the exchange; see `scaling`."""
         return self._scale

@@ -116,7 +116,7 @@ def entries_at(entries: Entries, chosen: Entries) -> Entries:
 
 def put_back(me: Member, taken: Entries, out_N: Tensor, residual_N: Tensor) -> None:
     """Returns to the residual what was selected and is not in the mean, which is 0 there."""
-    arrived_K = me.scratch("mean at own", taken.num, out_N, out_N.dtype, varies=True)
+    arrived_K = me.passing("mean at own", taken.num, out_N, out_N.dtype)
     take(out_N, taken.indices_K, arrived_K)
     lost_K = ((arrived_K == 0) & taken.values.isfinite()).nonzero().flatten()
     select.scatter_add(taken.indices_K[lost_K], taken.values[lost_K], residual_N)

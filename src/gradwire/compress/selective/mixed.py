@@ -156,12 +156,12 @@ class Mixed:
             for rank, size in enumerate(sizes)
         ]
         dtype, share = working_dtype(out_N.dtype), 1 / me.world
-        sum_N = out_N if out_N.dtype == dtype else me.scratch("sum", out_N.numel(), out_N, dtype)
+        sum_N = out_N if out_N.dtype == dtype else me.passing("sum", out_N.numel(), out_N, dtype)
         sum_N.zero_()
         for payload in payloads:
             select.scatter_add(payload["indices"], payload["values"].to(dtype), sum_N, share)
         if self.choice.dense:
-            dense_D = me.scratch("dense", self.num_dense, out_N, dtype).zero_()
+            dense_D = me.passing("dense", self.num_dense, out_N, dtype).zero_()
             for payload in payloads:
                 dense_D.add_(payload["dense"], alpha=share)
             means = torch.split(dense_D, [self.sizes[place] for place in self.choice.dense])
