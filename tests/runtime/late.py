@@ -231,7 +231,9 @@ class LateDevice:
         stream.clock[stream.name] += 1
         (memory.written if is_written else memory.read)[stream.name] = stream.clock[stream.name]
 
-    def _copy(self, stream: LateStream, to: Tensor, given: Tensor, non_blocking: bool = False) -> Any:
+    def _copy(
+        self, stream: LateStream, to: Tensor, given: Tensor, non_blocking: bool = False
+    ) -> Any:
         for one in (to, given):
             if type(one) is Late:
                 self._land(one.memory)

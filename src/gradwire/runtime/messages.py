@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from .devices import home_of, kept_on
 from .guard import Missed, compared
 from .integrity import digest_of
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
+from .slots import KeptBuffer, Slot, range_in
 from .streams import Copying
 
 Grads = dict[str, Tensor | None]
@@ -46,41 +46,6 @@ class ParamRange(NamedTuple):
     @classmethod
     def whole(cls, name: str, param: Tensor) -> ParamRange:
         return cls(name, param, 0, param.numel())
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a range of one parameter's gradient lies in its message.
-
-    The range starts at ``first`` of the parameter and is ``start:stop`` of the message.
-    """
-
-    name: str
-    first: int
-    start: int
-    stop: int
-    is_whole: bool
-
-    @property
-    def last(self) -> int:
-        return self.first + self.stop - self.start
-
-    def __str__(self) -> str:
-        return self.name if self.is_whole else f"{self.name}[{self.first}:{self.last}]"
-
-
-class KeptBuffer:
-    """A message's flat gradient, and the part of each slot.
-
-    The part of a whole gradient has its shape, as the gradient may have strides of its own.
-    """
-
-    def __init__(self, spec: TensorSpec, slots: Sequence[Slot]) -> None:
-        self.flat_N = torch.zeros(spec.numel, dtype=spec.dtype)
-        self.views = [
-            self.flat_N[slot.start : slot.stop].view(shape)
-            for slot, shape in zip(slots, spec.shapes, strict=False)  # flags have no slot
-        ]
 
 
 class Message:
@@ -196,7 +161,7 @@ class Message:
         """
         for slot, view in zip(self.slots, self._kept.views, strict=True):
             if slot.name == name:
-                copy_scaled([_range(into, slot)], [view], self._scale)
+                copy_scaled([range_in(into, slot)], [view], self._scale)
 
     def can_borrow(self, grads: Grads) -> bool:
         """Whether this step's gradient can be the buffer itself.
@@ -290,7 +255,7 @@ class Message:
             grad = grads[slot.name]
             if grad is not None:
                 views.append(self._kept.views[place])
-                ranges.append(_range(grad, slot))
+                ranges.append(range_in(grad, slot))
         return views, ranges
 
     def take_back(self, name: str) -> None:
@@ -386,11 +351,6 @@ def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int,
         shapes.append(tuple(one.param.shape) if is_whole else (stop - end,))
         end = stop
     return slots, shapes
-
-
-def _range(grad: Tensor, slot: Slot) -> Tensor:
-    """The range of a gradient that travels in a slot; a gradient that is cut is contiguous."""
-    return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
 
 
 def field_of(path: str) -> str:
