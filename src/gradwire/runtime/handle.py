@@ -16,7 +16,7 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import adapted, norm_over_all, spread
+from .accounting import adapted, norm_over_all, placed, spread
 from .controls import Controls, Pilot
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
@@ -143,6 +143,10 @@ class Handle(UnevenInputs):
           inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
+        - ``encoded_on`` counts messages by the device that encodes them: that of the gradients, or
+          "cpu" where these are copied to the host first. ``to_host_bytes_per_step`` and
+          ``to_device_bytes_per_step`` are what is copied for messages, row-sparse gradients aside;
+          payloads pass through ``pinned_bytes`` of host memory.
         - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
           step (ZEN, definition 8), None where no message was cut into parts.
         """
@@ -164,6 +168,7 @@ class Handle(UnevenInputs):
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),
+            **placed(messages, self.synchroniser.streams.staging, recorder.num_steps),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
