@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..verbs import AllReduce, Broadcast, Communication, Recv, Send
+from ..verbs import AllGather, AllReduce, Broadcast, Communication, Recv, Send
 from .devices import Event
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Staging:
                     room.copy_(tensor, non_blocking=True)
                     self.to_host_bytes += room.nbytes
                 if is_written:
-                    staged.landing.append((tensor, room))
+                    staged.landing += _others(verbs[at], ranks[at], tensor, room)
             staged.ready = side.kind.record(side.stream)
         staged.verbs = [replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)]
         return staged
@@ -113,6 +113,17 @@ class Staged:
             for tensor, room in self.landing:
                 tensor.copy_(room, non_blocking=True)
                 self.staging.to_device_bytes += room.nbytes
+
+
+def _others(
+    verb: Communication, rank: int, into: Tensor, room: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """What is copied back of a tensor: of all that is gathered this rank's own part is there."""
+    if not isinstance(verb, AllGather):
+        return [(into, room)]
+    start, stop = rank * verb.buf.numel(), (rank + 1) * verb.buf.numel()
+    into[start:stop].copy_(verb.buf, non_blocking=True)
+    return [(into[:start], room[:start]), (into[stop:], room[stop:])]
 
 
 def _ways(verb: Communication, name: str, rank: int) -> tuple[bool, bool]:
