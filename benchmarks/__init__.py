@@ -2,6 +2,6 @@
 
 ``batch`` is ``gradwire bench batch``, ``partition`` is ``gradwire bench partition``, ``idle`` is
 ``gradwire bench schedule --idle``, and ``kernel_peers`` is what torch does beside the compressors
-in ``gradwire bench kernel``. Everything of gradwire may be imported here; nothing of it imports
-this.
+in ``gradwire bench kernel``. ``demo_peer`` is DeMo's own program beside ``demo``. Everything of
+gradwire may be imported here; nothing of it imports this.
 """

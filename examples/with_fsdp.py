@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire as gw
 
 options = argparse.ArgumentParser()
-options.add_argument("--folder", required=True, help="where each rank writes its checkpoint")
+options.add_argument("--folder", required=True, help="where ranks write checkpoints")
 options.add_argument("--steps", type=int, default=20)
 options.add_argument("--resume", action="store_true")
 chosen = options.parse_args()
@@ -34,12 +37,18 @@ fully_shard(model, mesh=mesh["shard"])
 handle = gw.attach(model, gw.compress.uniform(bitwidth=4), group=mesh["replicate"])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-# DTensors are saved by torch.distributed.checkpoint; a file a rank is enough for as many ranks.
-path = Path(chosen.folder) / f"rank_{rank}.pt"
+
+def states() -> dict[str, Any]:
+    """The state of all, each rank's shards of it, to be saved or to be loaded into."""
+    own, moments = get_state_dict(model, optimizer)
+    return {"model": own, "optimizer": moments, "gradwire": handle.sharded_state()}
+
+
 if chosen.resume:
-    saved = torch.load(path, weights_only=False)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
+    saved = states()
+    dcp.load(saved, checkpoint_id=max(Path(chosen.folder).glob("step_*")))
+    moments = saved["optimizer"]
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=moments)
     handle.load_state_dict(saved["gradwire"])
 
 for step in range(handle.step, handle.step + chosen.steps):
@@ -50,10 +59,8 @@ for step in range(handle.step, handle.step + chosen.steps):
     loss.backward()
     optimizer.step()
 
-path.parent.mkdir(parents=True, exist_ok=True)
-states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-torch.save({**states, "gradwire": handle.state_dict()}, path)
-values = [float(p.full_tensor().double().sum()) for p in model.parameters()]
+dcp.save(states(), checkpoint_id=Path(chosen.folder) / f"step_{handle.step:06}")
+values = [float(p.detach().full_tensor().double().sum()) for p in model.parameters()]
 if rank == 0:
     print(f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step")
     print("parameters", *(value.hex() for value in values))

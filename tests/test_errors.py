@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +18,7 @@ from gradwire import errors
 def test_the_tree_is_as_drawn() -> None:
     drawn = errors.__doc__ or ""
     for name, kind in inspect.getmembers(errors, inspect.isclass):
-        if kind.__module__ == errors.__name__:
+        if kind.__module__ == errors.__name__ and issubclass(kind, BaseException):
             assert issubclass(kind, errors.GradwireError)
             assert name in drawn
             assert kind is errors.GradwireError or issubclass(
@@ -75,3 +79,32 @@ def test_a_setting_without_its_name_is_told_the_names(
 ) -> None:
     with pytest.raises(errors.InvalidSetting, match=said):
         made()
+
+
+def test_every_exit_code_stands_in_the_pages_table() -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "failures.md"
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", page.read_text(encoding="utf-8"), re.M)
+    assert rows == [(str(int(code)), code.name) for code in errors.ExitCode]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        ("RankFailed('lost')", 75),
+        ("RankFailed('bits', exit_code=ExitCode.BITS)", 76),
+        ("RanksDiffer('seed')", 78),
+        ("InvalidSetting('density')", 2),
+        ("ValueError('other')", 1),
+    ],
+)
+def test_an_uncaught_error_ends_a_script_with_the_code_of_its_cause(raised: str, code: int) -> None:
+    script = (
+        "from gradwire.errors import *; from gradwire.runtime.uncaught import leave_by_cause; "
+        f"leave_by_cause(); leave_by_cause(); raise {raised}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert done.stderr.count("Traceback") == 1

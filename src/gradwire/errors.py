@@ -16,14 +16,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The codes that tell why a process ended; those from 64 to 78 are of BSD's sysexits."""
+
+    DONE = 0
+    FAILED = 1
+    """Any other error, or a check that found something wrong."""
+    MISTAKE = 2
+    """The user gave something that cannot be used."""
+    NETWORK = 68
+    """Hosts cannot reach each other."""
+    UNAVAILABLE = 69
+    """The job's store, or a testbed, is not there."""
+    BROKEN = 70
+    """A program is at fault: a rank raised, an algorithm breaks a law."""
+    RANK_LOST = 75
+    """A rank was killed, or does not answer; start again from a checkpoint."""
+    BITS = 76
+    """Ranks hold other means: memory or a link changes bits."""
+    CONFIG = 78
+    """Ranks were started with different models, settings or versions."""
+    TIME_LIMIT = 124
+    """A time limit has ended it, as `timeout` of coreutils tells."""
 
 
 class GradwireError(Exception):
-    """Base of all errors raised by gradwire."""
+    """Base of all errors raised by gradwire.
+
+    ``exit_code`` is the code that a process ends with which nobody keeps from ending by the error.
+    """
+
+    exit_code: ExitCode = ExitCode.FAILED
 
 
 class InvalidSetting(GradwireError, ValueError):
     """Something the user gave cannot be used."""
+
+    exit_code = ExitCode.MISTAKE
 
 
 class NotInstalled(InvalidSetting):
@@ -56,31 +88,46 @@ class IncompatiblePair(InvalidSetting):
 class RanksDiffer(InvalidSetting):
     """Ranks disagree on what all of them must share."""
 
+    exit_code = ExitCode.CONFIG
+
 
 class LawBroken(GradwireError, AssertionError):
     """An algorithm breaks a law; the message says what was found of it."""
 
+    exit_code = ExitCode.BROKEN
+
 
 class Deadlock(GradwireError, RuntimeError):
     """Ranks wait for each other and none can go on."""
+
+    exit_code = ExitCode.BROKEN
 
 
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
 
     ``ranks`` are the failed ranks (empty when they could not be told apart), ``step`` the number
-    of the step that could not be finished.
+    of the step that could not be finished, ``exit_code`` that of the cause.
     """
 
-    def __init__(self, message: str, *, ranks: tuple[int, ...] = (), step: int = -1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: tuple[int, ...] = (),
+        step: int = -1,
+        exit_code: int = ExitCode.RANK_LOST,
+    ) -> None:
         super().__init__(message)
         self.ranks = ranks
         self.step = step
+        self.exit_code = ExitCode(exit_code)
 
 
 class TestbedUnavailable(GradwireError, RuntimeError):
     """Shaped hosts cannot be made on this machine."""
 
+    exit_code = ExitCode.UNAVAILABLE
     __test__ = False  # pytest must not collect it
 
 

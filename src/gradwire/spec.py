@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt, prod
@@ -23,10 +23,12 @@ DTYPE_NAMES = "float32, bfloat16, float16 or float64"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, number of elements and dtype of one flat gradient, and what lies in it.
+    """Name, number of elements and dtype of one flat gradient, what lies in it and where it lies.
 
     ``shapes`` are those of the tensors that lie in it one behind the other, for algorithms that act
-    on matrices; none stands for a single vector.
+    on matrices; none stands for a single vector. ``device`` is the type of the device on which it
+    is encoded, as ``Tensor.device.type`` names it: kernels are made for that one. It says nothing
+    of the payload, so specs of two devices are equal.
 
     >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000
@@ -36,6 +38,7 @@ class TensorSpec:
     numel: int
     dtype: torch.dtype = torch.float32
     shapes: tuple[tuple[int, ...], ...] = ()
+    device: str = field(default="cpu", compare=False)
 
     def __post_init__(self) -> None:
         if self.numel < 0:
@@ -57,7 +60,8 @@ class TensorSpec:
 
     def chunk(self, start: int, stop: int) -> TensorSpec:
         """The spec of elements ``start`` to ``stop``: a vector."""
-        return TensorSpec(f"{self.name}[{start}:{stop}]", stop - start, self.dtype)
+        name = f"{self.name}[{start}:{stop}]"
+        return TensorSpec(name, stop - start, self.dtype, device=self.device)
 
 
 def check_gradient(grad_N: object) -> None:
@@ -117,4 +121,4 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def spec_of(grad_N: torch.Tensor) -> TensorSpec:
     """The nameless spec of a flat gradient; refuses what is none."""
     check_gradient(grad_N)
-    return TensorSpec("", grad_N.numel(), grad_N.dtype)
+    return TensorSpec("", grad_N.numel(), grad_N.dtype, device=grad_N.device.type)

@@ -12,7 +12,7 @@ import pytest
 from tests.arch.source import BESIDE, ROOT, Source, imports, parsed, read, sources
 
 FOLDERS = ("src", *BESIDE, "scripts", "examples")
-NEED_ONE = re.compile(r"gpu/device\.py$|^integrations/")
+NEED_ONE = re.compile(r"gpu/(runs_)?device\.py$|^integrations/")
 """Files that are imported only where a package is: in triton's language, or for a framework."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.bench.auto import MODELS, AutoBench, rows_of
+from gradwire.bench.auto import MODELS, AutoBench, cells_table, rows_of
 from gradwire.bench.auto_rank import ANEW
 from gradwire.bench.tasks import make_task
 from gradwire.errors import InvalidSetting
@@ -19,7 +19,15 @@ def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"models": ("vgg16",)}, {"hosts": 1}, {"steps": 1}, {"fidelity": "best"}]
+    "given",
+    [
+        {"models": ("vgg16",)},
+        {"hosts": 1},
+        {"steps": 1},
+        {"fidelity": "best"},
+        {"under": "fsdp"},
+        {"turn_s": -1.0},
+    ],
 )
 def test_cells_that_cannot_be_measured_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
@@ -30,14 +38,32 @@ def test_a_rank_that_is_late_in_one_step_and_early_in_the_next_is_no_slower() ->
     """As ranks are whose next forward pass is overlapped."""
     seconds = {"ddp": [0.4, 0.4], "auto": [0.1, 0.3], "none": [0.3, 0.3], "int8": [0.2, 0.2]}
     late = {**seconds, "auto": [0.3, 0.1]}
-    ranks = [{"step_s": one, "pilot": {"predicted_s": 0.25}} for one in (seconds, late)]
-    rows = {row["name"]: row for row in rows_of(AutoBench(singles=("int8",)), "lstm", None, ranks)}
+    bench = AutoBench(models=("lstm",), rates=(None,), singles=("int8",), rounds=2)
+    ranks = [
+        {
+            "turns_s": {
+                name: [own, [0.5 * step_s for step_s in own]] for name, own in each.items()
+            },
+            "core_s": dict.fromkeys(each, 0.3),
+            "num_cores": 2,
+            "pilot": {"predicted_s": 0.1875},
+        }
+        for each in (seconds, late)
+    ]
+    rows = {row["name"]: row for row in rows_of(bench, "lstm", None, ranks)}
     auto = rows["auto"]
-    assert auto["step_s"] == pytest.approx(0.2)
+    assert auto["step_s"] == pytest.approx(0.15)
+    assert auto["fraction_of_cores"] == pytest.approx(0.6 / (2 * 0.6))
     assert auto["speedup_vs_ddp"] == pytest.approx(2)
     assert auto["speedup_vs_best_single"] == pytest.approx(1)
     assert auto["fraction_error"] == pytest.approx(0.25)
     assert rows["ddp"]["predicted_s"] is None
+    told = "2.00 (2.00 to 2.00), int8 2.00, +25 %, cores 50 %"
+    assert cells_table(bench, list(rows.values())).splitlines() == [
+        "| | loopback |",
+        "| --- | --- |",
+        f"| lstm | {told} |",
+    ]
 
 
 def test_the_words_for_another_link_are_those_of_the_pilot() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from gradwire import __version__
 from gradwire.cli import main as entry
-from gradwire.errors import GradwireError, InvalidSetting
+from gradwire.errors import ExitCode, GradwireError, InvalidSetting, RankFailed
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -83,6 +83,7 @@ def test_a_verb_runs(gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     [
         (InvalidSetting("density must be in (0, 1], got 4; write density=0.04"), 2),
         (GradwireError("the ranks did not meet"), 1),
+        (RankFailed("rank 2 of 4 stopped answering"), ExitCode.RANK_LOST),
     ],
 )
 def test_errors_become_a_line_and_an_exit_code(

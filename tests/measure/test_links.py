@@ -63,6 +63,8 @@ def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None
         assert all(
             0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
         )
+    assert cluster.processors is not None
+    assert all(seconds > 0 for _, seconds in cluster.processors.samples)
     # No rate was stated: it is that of a ring that takes as long, and so is the hop.
     ring = cluster.model_copy(update={"collectives": {}})
     fitted = cluster.line("all_reduce")

@@ -93,6 +93,8 @@ def test_every_layer_has_its_own_seconds(clock: Clock) -> None:
     assert [layer.forward_s for layer in profile.layers] == [1.0, 2.0]
     assert [layer.backward_s for layer in profile.layers] == [3.0, 5.0]
     assert (watch.other_s, watch.num_steps, profile.batch_size) == (7.0, 3, 6)
+    assert [seconds for seconds, _ in watch.seconds] == [7.0 + 3.0 + 8.0] * 3
+    assert all(7.0 < core_s < 8.0 for _, core_s in watch.seconds), "this thread waited for no core"
 
 
 def test_of_passes_that_accumulate_the_last_one_counts(clock: Clock) -> None:

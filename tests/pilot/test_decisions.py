@@ -36,6 +36,18 @@ CASES = {
         {**PLANNED, "step_s": 0.39, "expected_s": None, "rival_s": 0.39},
         Move.EXPECT,
     ),
+    "a plan that seems not to gain, on the same link": (
+        {**PLANNED, "step_s": 0.4, "expected_s": None, "slowness": 1.0, "planned_s": None},
+        Move.TRY_DENSE,
+    ),
+    "a plan that gains little": (
+        {**PLANNED, "step_s": 0.36, "expected_s": None, "planned_s": None},
+        Move.TRY_DENSE,
+    ),
+    "a plan that gains little, and did so beside dense steps": (
+        {**PLANNED, "step_s": 0.36, "expected_s": None},
+        Move.EXPECT,
+    ),
     "a rival that is as fast": (
         {**PLANNED, "step_s": 0.1, "expected_s": None, "rival_s": 0.1, "before_s": 0.1},
         Move.EXPECT,

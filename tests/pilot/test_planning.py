@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from gradwire import catalogue
 from gradwire.data.cluster import PRIMITIVES, Cluster
 from gradwire.data.fit import fit_line
+from gradwire.data.profile import Profile
+from gradwire.laws.inputs import profile_of
+from gradwire.pilot import _measuring
 from gradwire.pilot._measuring import median_codecs
 from gradwire.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal
 from gradwire.planner.ddp import ddp
@@ -68,3 +77,42 @@ def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:
     assert [(line.alpha_s, line.per_unit_s) for line in lines] == [
         (20.0 + place, 21.0 + place) for place in range(0, 12, 2)
     ]
+
+
+class _Watched:
+    """Layers of one rank, which computed for so long in each step."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = [(seconds_s, inf) for seconds_s in seconds]
+        self.num_steps, self.other_s = len(seconds), 0.5
+
+    def profile(self) -> Profile:
+        return profile_of(([64], 0.5, 1.0))
+
+
+def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that take turns in being slow, by 3 s and by 2 s: each step takes 3 s."""
+    other = _Watched(3.0, 2.0, 3.0, 0.0)
+
+    def of_all(engine: object, own: Sequence[float]) -> list[list[float]]:
+        return [list(own), [1.5, 4.0, *(one for one, _ in other.seconds)]]
+
+    monkeypatch.setattr(_measuring, "figures_of_all", of_all)
+    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: None)
+    monkeypatch.setattr(_measuring, "told_by", lambda engine, src, own: own)
+    engine: Any = SimpleNamespace(world=2)
+    watched: Any = _Watched(2.0, 3.0, 2.0, 0.0)
+    found = _measuring.shared_layers(engine, watched, 3.5)
+    assert found.profile is not None
+    assert (found.profile.forward_s, found.profile.backward_s) == (0.75, 1.5)
+    assert (found.other_s, found.dense_s) == (0.75, 4.0)
+
+
+def test_a_rank_that_waits_for_its_cores_computes_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At half a core a second of a core's work takes two, and what is beyond was a message's."""
+    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads())
+    engine: Any = None
+    steps_s = [(3.0, 1.0), (1.5, 1.0), (3.0, inf)]
+    assert _measuring.computing_s(engine, steps_s) == [2.0, 1.5, 3.0]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.errors import ExitCode
 from gradwire.exchange import exchange_for
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
@@ -185,7 +186,7 @@ def test_a_job_ends_when_one_rank_raises() -> None:
         for job in jobs:
             job.kill()
             job.wait()
-    assert [job.returncode for job in jobs] == [1, 1], texts
+    assert [job.returncode for job in jobs] == [ExitCode.RANK_LOST, 1], texts
     assert "ZeroDivisionError: the user's own mistake" in texts[1]
     assert "RankFailed: step 2 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
 

@@ -34,8 +34,8 @@ def after_backward() -> nn.Module:
     return model
 
 
-def complex_model() -> nn.Module:
-    return nn.Linear(3, 2, dtype=torch.complex64)
+def complex_rows() -> nn.Module:
+    return nn.Embedding(3, 2, dtype=torch.complex64, sparse=True)
 
 
 class OnlyTheForm:
@@ -66,9 +66,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: gw.attach(frozen(), "topk"),
         ("no parameter that requires a gradient", "attach after requires_grad"),
     ),
-    "complex parameters": (
-        lambda: gw.attach(complex_model(), "topk"),
-        ("complex64", "real floating-point", "view_as_complex"),
+    "complex rows": (
+        lambda: gw.attach(complex_rows(), "topk"),
+        ("weight", "complex64", "a real one for rows", "sparse=False"),
     ),
     "gradients present": (
         lambda: gw.attach(after_backward(), "topk"),

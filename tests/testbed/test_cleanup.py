@@ -148,6 +148,32 @@ def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, durat
     assert still_running(keepers | ranks) == set()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_the_holder_cannot_end_the_next_testbed_does(
+    number: signal.Signals, duration: str
+) -> None:
+    with start(duration) as owner:
+        _, keepers = announced(owner)
+        ranks = all_sleeping(duration, 4)
+        holder = min(keepers)  # which has forked the others
+        os.kill(holder, number)
+        owner.kill()
+        owner.wait()
+        assert sleeping(duration) == ranks, "nobody is there to end them"
+        with shaped_hosts(Testbed(hosts=1)):
+            assert still_running(keepers | ranks) == set()
+
+
+def test_a_testbed_of_a_living_owner_is_left_alone(duration: str) -> None:
+    with start(duration) as owner:
+        announced(owner)
+        ranks = all_sleeping(duration, 4)
+        with shaped_hosts(Testbed(hosts=1)):
+            assert {pid for pid in ranks if is_running(pid)} == ranks
+        owner.send_signal(signal.SIGINT)
+        owner.communicate(timeout=60)
+
+
 def test_available_names_the_way() -> None:
     ways = {"user namespace"} | ({"root"} if os.geteuid() == 0 else set())
     assert available().kind in ways

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from ..bounds import check_number
 from ..data.cluster import Cluster
 from ..errors import invalid
 from ..planning.fidelity import admitted
@@ -21,6 +22,7 @@ MODELS = {"transformer": "text", "perceptron": "perceptron", "convnet": "convnet
 """The models, and the tasks that they are trained on."""
 RATES = (25e6 / 8, 100e6 / 8, 500e6 / 8, 2e9 / 8, None)
 """Rates of links in bytes per second; None is unshaped loopback."""
+UNDER = ("plain", "ddp")
 CONSTANT = frozenset({"num_hosts"})
 """Keys that have one value in all rows of a run."""
 
@@ -29,15 +31,18 @@ CONSTANT = frozenset({"num_hosts"})
 class AutoBench:
     """Settings of ``bench auto``: each cell is a model on links of one rate.
 
-    Each side has ``rounds`` turns of ``steps`` steps. ``singles`` are the single exchanges beside
-    ``auto``: by default all that its fidelity admits.
+    Each side has ``rounds`` turns of about ``turn_s`` seconds, and of ``steps`` steps at least.
+    Under "ddp" ``auto`` and singles are attached to DDP models, else to plain modules. ``singles``
+    are the single exchanges beside ``auto``: by default all that its fidelity admits.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     rates: tuple[float | None, ...] = RATES
     hosts: int = 4
-    steps: int = 6
+    steps: int = 3
+    turn_s: float = 2.0
     rounds: int = 3
+    under: str = "plain"
     fidelity: str = "safe"
     singles: tuple[str, ...] = ()
 
@@ -46,6 +51,9 @@ class AutoBench:
         for model in self.models:
             if model not in MODELS:
                 raise invalid("model", model, ", ".join(MODELS), "leave it out for all")
+        if self.under not in UNDER:
+            raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
+        check_number("turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0)
         for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
             if getattr(self, name) < least:
                 raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
@@ -64,33 +72,46 @@ class AutoBench:
             "fidelity": self.fidelity,
             "singles": self.others,
             "steps": self.steps,
+            "turn_s": self.turn_s,
+            "under": self.under,
             "rounds": self.rounds,
             "changes": changes,
         }
 
 
 def run(
-    bench: AutoBench, report: Report, *, timeout_s: float = 900.0
+    bench: AutoBench,
+    report: Report,
+    *,
+    told: Callable[[str], None] = lambda line: None,
+    timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each side of each cell, and what ``auto`` said in each cell.
 
-    Raises ``TestbedUnavailable`` where links cannot be shaped.
+    ``told`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where links cannot be
+    shaped.
     """
     rows: list[Row] = []
     notes: list[str] = []
     cells = [(model, rate) for rate in bench.rates for model in bench.models]
     for place, (model, rate) in enumerate(cells):
-        link = "loopback" if rate is None else format_rate(rate)
 
-        def told(fraction: float, what: str, done: int = place, cell: str = link) -> None:
-            report((done + fraction) / len(cells), f"{cells[done][0]}, {cell}: {what}")
+        def within(fraction: float, what: str, done: int = place) -> None:
+            cell = f"{cells[done][0]}, {_link(cells[done][1])}"
+            report((done + fraction) / len(cells), f"{cell}: {what}")
 
         program, settings = f"{__name__}_rank", bench.settings(model)
         with _hosts(bench, rate) as hosts:
-            results = run_ranks(hosts, program, settings, report=told, timeout_s=timeout_s)
-        rows += rows_of(bench, model, rate, results)
-        notes += [f"{model}, {link}: {said}" for said in results[0]["pilot"]["decisions"]]
+            results = run_ranks(hosts, program, settings, report=within, timeout_s=timeout_s)
+        own = list(rows_of(bench, model, rate, results))
+        rows += own
+        notes += [f"{model}, {_link(rate)}: {said}" for said in results[0]["pilot"]["decisions"]]
+        told(f"{model}, {_link(rate)}: {summary(own)}")
     return rows, notes
+
+
+def _link(rate: object) -> str:
+    return format_rate(rate) if isinstance(rate, float) else "loopback"
 
 
 def _hosts(bench: AutoBench, rate: float | None) -> Any:
@@ -108,15 +129,23 @@ def rows_of(
     forward pass is overlapped they do not end a step together: one that is late in a step is early
     in the next, and the slowest of each step would count the one and not the other.
     """
-    every = {
-        name: [fmean(step) for step in zip(*(r["step_s"][name] for r in results), strict=True)]
-        for name in results[0]["step_s"]
+    turns = {
+        name: [
+            [fmean(step) for step in zip(*(r["turns_s"][name][turn] for r in results), strict=True)]
+            for turn in range(bench.rounds)
+        ]
+        for name in results[0]["turns_s"]
     }
+    every = {name: [step for turn in own for step in turn] for name, own in turns.items()}
     middle = {name: median(seconds) for name, seconds in every.items()}
-    best_s = min(middle[name] for name in bench.others)
+    best = min(bench.others, key=lambda name: middle[name])
     for name, seconds in every.items():
         low, *_, high = quantiles(seconds, n=5, method="inclusive")
         predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
+        speedups = [
+            median(ddp) / median(own) for ddp, own in zip(turns["ddp"], turns[name], strict=True)
+        ]
+        core_s = sum(result["core_s"][name] for result in results)
         yield {
             "name": name,
             "model": model,
@@ -127,10 +156,46 @@ def rows_of(
             "step_p20_s": low,
             "step_p80_s": high,
             "speedup_vs_ddp": middle["ddp"] / middle[name],
-            "speedup_vs_best_single": best_s / middle[name],
+            "speedup_least": min(speedups),
+            "speedup_most": max(speedups),
+            "speedup_vs_best_single": middle[best] / middle[name],
             "predicted_s": predicted_s,
-            "fraction_error": None if predicted_s is None else predicted_s / middle[name] - 1,
+            "fraction_error": predicted_s and predicted_s / middle[name] - 1,
+            "fraction_of_cores": core_s / (sum(seconds) * results[0]["num_cores"]),
         }
+
+
+def summary(cell: Sequence[Row]) -> str:
+    """One cell in a few words, as a table of cells holds them.
+
+    The speedup of ``auto`` over DDP with the least and the most of a turn, the same of the fastest
+    single exchange, the error of the prediction, and how busy ``auto`` keeps the machine's cores.
+    """
+    by_name: dict[object, Any] = {row["name"]: row for row in cell}
+    own = by_name.pop("auto")
+    by_name.pop("ddp")
+    best = min(by_name.values(), key=lambda row: row["step_s"])
+    error = "none" if own["fraction_error"] is None else f"{100 * own['fraction_error']:+.0f} %"
+    return (
+        f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to {own['speedup_most']:.2f}), "
+        f"{best['name']} {best['speedup_vs_ddp']:.2f}, {error}, "
+        f"cores {100 * own['fraction_of_cores']:.0f} %"
+    )
+
+
+def cells_table(bench: AutoBench, rows: Sequence[Row]) -> str:
+    """All cells in a Markdown table, a model in each row and a link in each column."""
+    lines = [
+        "| | " + " | ".join(map(_link, bench.rates)) + " |",
+        "| --- |" + " --- |" * len(bench.rates),
+    ]
+    for model in bench.models:
+        cells = (
+            [row for row in rows if (row["model"], row["link_bytes_per_s"]) == (model, rate)]
+            for rate in bench.rates
+        )
+        lines.append(f"| {model} | " + " | ".join(map(summary, cells)) + " |")
+    return "\n".join(lines)
 
 
 def run_changed(

@@ -7,8 +7,11 @@ all take turns of a few steps, so that all of them see the same moods of the mac
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from .tasks import make_task
 LOOK = 7
 """Steps between two looks at what ``auto`` decided: a look waits for all that is pending."""
 MOST_STEPS = 120
-"""The most steps in which ``auto`` is to come to a decision."""
+"""The most steps in which ``auto`` is to come to a decision, and the most of a turn."""
 PAUSE_S = 3.0
 """Seconds that ranks leave for the links' rate to be changed."""
 CHANGE = "changing the links"
@@ -45,7 +48,10 @@ class Contender:
     optimizer: torch.optim.Optimizer
     handle: Handle | None
     step: int = 0
-    step_s: list[float] = field(default_factory=list)
+    turns_s: list[list[float]] = field(default_factory=list)
+    """Seconds of the steps of each turn that was measured."""
+    core_s: float = 0.0
+    """Seconds of a core that this process took for these steps."""
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -53,29 +59,45 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(1)
     task, pilot = make_task(settings["task"]), auto(fidelity=settings["fidelity"])
     report(0.0, "auto decides")
-    sides = {"ddp": _start(task, None), "auto": _start(task, pilot)}
+    under_ddp = settings["under"] == "ddp"
+    sides = {"ddp": _start(task, None, True), "auto": _start(task, pilot, under_ddp)}
     _decide(sides["auto"], task)
     if settings["changes"]:
         return _changed(sides["auto"], task, report)
-    sides |= {name: _start(task, name) for name in settings["singles"]}
-    rounds = settings["rounds"]
-    for turn in range(rounds + 1):  # the first warms up
+    sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
+    rounds, counts = settings["rounds"], dict.fromkeys(sides, settings["steps"])
+    for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
         for place, (name, side) in enumerate(sides.items()):
             report((turn + place / len(sides)) / (rounds + 1), name)
-            _take_turn(side, task, settings["steps"] if turn else 2, is_measured=turn > 0)
+            _take_turn(side, task, counts[name] if turn else 2)
+            if not turn:
+                counts[name] = _num_steps(side.turns_s.pop(), settings)
+                side.core_s = 0.0
     return {
-        "step_s": {name: side.step_s for name, side in sides.items()},
+        "turns_s": {name: side.turns_s for name, side in sides.items()},
+        "core_s": {name: side.core_s for name, side in sides.items()},
+        "num_cores": len(os.sched_getaffinity(0)),
         "pilot": _pilot(sides["auto"]),
         "description": task.description,
     }
 
 
-def _start(task: TrainingTask, chosen: auto | str | None) -> Contender:
+def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
+    """The steps of a turn, the same on all ranks: those of so many seconds, and some at least."""
+    slowest = torch.tensor(median(last_s), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    least, turn_s = int(settings["steps"]), float(settings["turn_s"])
+    return max(least, min(MOST_STEPS, math.ceil(turn_s / float(slowest))))
+
+
+def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Contender:
     torch.manual_seed(0)
     model = task.make_model()
     optimizer = task.make_optimizer(model.parameters())
+    if under_ddp:
+        model = DistributedDataParallel(model)
     if chosen is None:
-        return Contender(DistributedDataParallel(model), optimizer, None)
+        return Contender(model, optimizer, None)
     handle = attach(model, chosen, optimizer=optimizer, trace_steps=0)
     return Contender(model, optimizer, handle)
 
@@ -91,7 +113,7 @@ def _decide(side: Contender, task: TrainingTask) -> None:
         _train_step(side, task)
 
 
-def _take_turn(side: Contender, task: TrainingTask, num_steps: int, *, is_measured: bool) -> None:
+def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
     """A few steps; the one before them ends what other sides have left in queues and caches.
 
     What that step leaves pending is waited for in the first that is measured, as what the last one
@@ -99,11 +121,13 @@ def _take_turn(side: Contender, task: TrainingTask, num_steps: int, *, is_measur
     """
     dist.barrier()
     _train_step(side, task)
+    steps_s, core_s = list[float](), time.process_time()
     for _ in range(num_steps):
         start_s = time.perf_counter()
         _train_step(side, task)
-        if is_measured:
-            side.step_s.append(time.perf_counter() - start_s)
+        steps_s.append(time.perf_counter() - start_s)
+    side.turns_s.append(steps_s)
+    side.core_s += time.process_time() - core_s
     if side.handle is not None:
         side.handle.synchronize()
     dist.barrier()

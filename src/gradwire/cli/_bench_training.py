@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +29,10 @@ def auto(
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
     ] = None,
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each turn.")] = 6,
+    steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
+    turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
     rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 3,
+    under: Annotated[str, typer.Option(help="plain or ddp: what is attached.")] = "plain",
     fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
     single: Annotated[
         list[str] | None, typer.Option(help="Only this single exchange; may be repeated.")
@@ -38,8 +41,9 @@ def auto(
 ) -> None:
     """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
 
-    predicted is what auto predicts of its own step. With --then: steps from a change of the links
-    to the plan for it.
+    Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP, the best
+    single exchange's, how far auto's prediction is off, how busy auto keeps the cores. With --then:
+    steps from a change of the links to the plan for it.
     """
     rates = [None if one == "loopback" else parse_rate(one) for one in rate or ()]
     settings = auto_bench.AutoBench(
@@ -47,19 +51,21 @@ def auto(
         rates=tuple(rates) or auto_bench.RATES,
         hosts=hosts,
         steps=steps,
+        turn_s=turn_s,
         rounds=rounds,
+        under=under,
         fidelity=fidelity,
         singles=tuple(single or ()),
     )
     with progress("bench auto", total=1) as advance:
         told = Fractions(advance)
         if then is None:
-            rows, notes = auto_bench.run(settings, told)
+            rows, notes = auto_bench.run(settings, told, told=partial(typer.echo, err=True))
+            notes = [*notes, auto_bench.cells_table(settings, rows)]
         else:
             first = rates[0] if rates and rates[0] else parse_rate("1gbit")
             rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
-    hidden = auto_bench.CONSTANT
-    title = f"{hosts} hosts, fidelity {fidelity}"
+    title, hidden = f"{hosts} hosts, {under}, fidelity {fidelity}", auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
 
 

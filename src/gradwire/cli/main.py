@@ -1,7 +1,7 @@
 """The entry point: finds the verbs in this folder and turns errors into exit codes.
 
-0: done; 1: it failed (a rank died, no testbed here); 2: a user's mistake, with what was given,
-what is accepted and what to do.
+0: done; 1: a check found something wrong; 2: a user's mistake, with what was given, what is
+accepted and what to do; else the code of the error's cause (`errors.ExitCode`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import GradwireError, InvalidSetting
+from ..errors import GradwireError
 from ..version import __version__
 
 FOLDER = Path(__file__).parent
@@ -82,7 +82,7 @@ def main() -> None:
         app(prog_name="gradwire")
     except GradwireError as error:
         print(f"gradwire: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, InvalidSetting) else 1) from None
+        raise SystemExit(error.exit_code) from None
 
 
 if __name__ == "__main__":

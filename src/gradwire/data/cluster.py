@@ -103,6 +103,11 @@ class Cluster(Stored):
     beside: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The pace at which a rank's model computes while the rank encodes, decodes or merges: 1 where
     there are cores for both, 0 where the model waits meanwhile."""
+    cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Each rank's share of its machine's cores; None where it has more of them than threads that
+    compute, or where nobody counted them."""
+    processors: LineFit | None = None
+    """Measured seconds of a core that a verb costs each rank, over the bytes that it sends."""
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
 
@@ -214,6 +219,8 @@ class Cluster(Stored):
             host=self.host,
             host_share=self.host_share,
             beside=self.beside,
+            cores=self.cores,
+            processors=self.processors,
             source=(
                 f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
                 f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
@@ -221,6 +228,20 @@ class Cluster(Stored):
                 f"{self.source}"
             ),
         )
+
+    def busy_s(self, sent_bytes: float) -> float:
+        """Seconds in which all cores that a rank has carry a verb and compute nothing.
+
+        0 where cores are not short, or what verbs cost them was not measured.
+
+        >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line)
+        >>> round(cluster.busy_s(1e6), 6)
+        0.004
+        """
+        if self.cores is None or self.processors is None:
+            return 0.0
+        return self.processors.seconds(sent_bytes) / self.cores
 
     def slower(self, factor: float) -> Cluster:
         """The same cluster, where all that hosts send each other takes ``factor`` times as long.

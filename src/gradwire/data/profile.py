@@ -132,6 +132,19 @@ class Profile(Stored):
         """The same with another sparsity; raises ``ValueError`` if it is of other tensors."""
         return type(self).model_validate({**dict(self), "sparsity": sparsity})
 
+    def slower(self, factor: float) -> Self:
+        """The same model on what computes it in ``factor`` times as long."""
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    "forward_s": factor * layer.forward_s,
+                    "backward_s": factor * layer.backward_s,
+                }
+            )
+            for layer in self.layers
+        )
+        return self.model_copy(update={"layers": layers})
+
     @property
     def size_bytes(self) -> int:
         """Bytes of all gradients together."""

@@ -106,15 +106,17 @@ class Built:
         return self.run_many(kernel, (Call(operands, numel, draws),))[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
-        """Carries ``kernel`` out on several tensors, in one parallel loop over all their blocks.
+        """Carries ``kernel`` out on several tensors of one device, over all their blocks at once.
 
         Returns how many elements of each were kept, which lie in the front of their buffers.
         """
         on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
-            run = interp.run if on_cpu or not has_triton() else self.launcher.run
-            return [run(kernel, c.tensors, c.numel, c.draws) for c in calls]
+            if calls and not on_cpu and has_triton():
+                parts = [gpu_build.LaunchPart(c.tensors, c.numel, c.draws) for c in calls]
+                return self.launcher.run_many(kernel, parts)
+            return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []
         words = array("Q", [word for call in calls for word in call.words(kernel)])

@@ -128,7 +128,7 @@ class Coder:
         starts = torch.arange(lengths_B.numel(), device=plain_U.device) * block_bytes
         room_B = (plain_U.numel() - starts).clamp(max=block_bytes)
         wrong_B = (lengths_B < 0) | (lengths_B > room_B)
-        if not bool(wrong_B.any()) and int(lengths_B.sum()) == coded_C.numel():
+        if not bool(wrong_B.any() | (lengths_B.sum() != coded_C.numel())):
             return self.decode(lengths_B.long(), coded_C, plain_U, block_bytes)
         return int(wrong_B.int().argmax()) if lengths_B.numel() else 0
 

@@ -45,11 +45,15 @@ class Generated(Compressor):
         return _of_rank(self, rank) if rank and hasattr(self, "seed") else self
 
     def init(self, spec: TensorSpec) -> State:
-        """(stream, step) if random numbers are drawn. Compiles now, and not in the first step."""
-        made = self.kernels()
-        made.built.library()
+        """(stream, step) if random numbers are drawn.
+
+        C++ is compiled now and not in the first step, where the spec's device is the CPU.
+        """
+        made, cpp = self.kernels(), spec.device == "cpu"
         code = coding(made.traced)
-        if code is not None:
+        if cpp:
+            made.built.library()
+        if cpp and code is not None:
             code.field.coder.library()
         stream = crc32(spec.name.encode())
         return torch.tensor([stream, 0], device="cpu") if made.draws else None
@@ -250,4 +254,4 @@ def _decoding(
 
 @lru_cache(maxsize=64)
 def _factor(scale: float, device: torch.device) -> Tensor:
-    return torch.tensor([scale], dtype=torch.float32, device=device)
+    return torch.full((1,), scale, dtype=torch.float32, device=device)  # waits for no device

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from ..kernels.gpu import has_triton
 from . import ir
+from .gpu import runs as gpu_runs
 from .interp import evaluated
 from .ir import INT32, Node, Op
 from .symbols import Symbol, Vector, refuse, tracing
@@ -82,6 +85,9 @@ class RunTables:
 
     def encode(self, plain_U: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
         """(lengths_B, coded_C) of blocks of so many bytes."""
+        if _by_kernels(plain_U):
+            tables = _on(plain_U.device, self.single, self.run)
+            return gpu_runs.encode_runs(plain_U, block_bytes, *tables, self.of, self.most)
         place_U = torch.arange(plain_U.numel(), device=plain_U.device)
         alike_U, first_U = plain_U == self.of, place_U % block_bytes == 0
         # Before a run stands another byte, or the block's beginning.
@@ -99,6 +105,9 @@ class RunTables:
 
     def decode(self, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int) -> int:
         """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
+        if _by_kernels(plain_U):
+            tables = _on(plain_U.device, self.byte, self.times)
+            return gpu_runs.decode_runs(lengths_B, coded_C, plain_U, block_bytes, *tables, self.of)
         code_C, block_B = coded_C.long(), torch.arange(lengths_B.numel(), device=plain_U.device)
         times_C = self.times.to(plain_U.device)[code_C]
         filled_B = torch.zeros_like(lengths_B)
@@ -130,6 +139,17 @@ static int64_t {name}_encode(uint8_t* bytes, int64_t n) {{
 static bool {name}_decode(const uint8_t* in, int64_t length, uint8_t* out, int64_t n) {{
   return gw::decode_runs<{self.of}>(in, length, out, n, {name}_byte, {name}_times);
 }}"""
+
+
+def _by_kernels(plain_U: Tensor) -> bool:
+    """Whether bytes lie on a device that Triton's kernels are for."""
+    return plain_U.device.type == "cuda" and has_triton()
+
+
+@lru_cache(maxsize=64)
+def _on(device: torch.device, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tables on a device, copied there once: a tensor is a key by itself, not by its values."""
+    return one.to(device), other.to(device)
 
 
 def traced_runs(

@@ -139,7 +139,7 @@ def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _number(value: int, device: torch.device) -> Tensor:
-    return torch.tensor([value], dtype=torch.int32, device=device)
+    return torch.full((1,), value, dtype=torch.int32, device=device)  # waits for no device
 
 
 def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:

@@ -40,7 +40,7 @@ def prepare(
     if accelerator._models:
         raise invalid("accelerator", "one with a model", "one without", "call this one first")
     attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
-    accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
+    accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)
     )
@@ -49,15 +49,21 @@ def prepare(
 
 
 def attaching_handler(
-    before: DistributedDataParallelKwargs | None, attachment: FrameworkAttachment
+    accelerator: Accelerator, attachment: FrameworkAttachment
 ) -> DistributedDataParallelKwargs:
     """Accelerate's DDP settings as they were, and the attachment as DDP's communication hook."""
-    found = before or DistributedDataParallelKwargs()
+    found = accelerator.ddp_handler or DistributedDataParallelKwargs()
     hooks = (found.comm_hook, found.comm_wrapper)
     if any(hook != DDPCommunicationHookType.NO for hook in hooks):
         raise invalid("comm_hook", hooks, "none beside gradwire", "leave it out of the settings")
 
     class AttachingKwargs(DistributedDataParallelKwargs):  # type: ignore[misc]
+        def to_kwargs(self) -> dict[str, Any]:
+            """The settings of a DDP that is about to be made, maybe of a module that had one."""
+            attachment.keep_only(accelerator._models)
+            found: dict[str, Any] = super().to_kwargs()
+            return found
+
         def register_comm_hook(self, model: DistributedDataParallel) -> None:
             attachment.attach_to(model)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ class _Held:
     """A module that was attached in its DDP: its handle, or the state of one that was let go."""
 
     module: nn.Module
+    ddp: DistributedDataParallel | None = None
+    """Its DDP, while a handle is attached to that."""
     group: Any = None
     """The process group of its DDP."""
     handle: Handle | None = None
@@ -81,12 +84,19 @@ class FrameworkAttachment:
         if held.handle is not None:
             held.state = held.handle.state_dict()
             held.handle.detach()
-            held.handle = None  # which holds the old DDP
+            held.handle = held.ddp = None  # each of which holds the old DDP
+
+    def keep_only(self, models: Iterable[nn.Module]) -> None:
+        """Lets go of all modules whose DDP is in none of ``models``: a framework has dropped it."""
+        kept = {id(one) for model in models for one in model.modules()}
+        for held in self._held:
+            if held.handle is not None and id(held.ddp) not in kept:
+                self.let_go(held.module)
 
     def attach_to(self, model: DistributedDataParallel) -> Handle:
         """Attaches to a DDP model, with the state of its module's handle that was let go."""
         held = self._of(model.module)
-        held.group = model.process_group
+        held.ddp, held.group = model, model.process_group
         if held.state is None:
             held.handle = attach(model, self._exchange, **self._settings)
             return held.handle

@@ -37,7 +37,7 @@ def hook_trainer(
 
     accelerator = trainer.accelerator
     attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
-    accelerator.ddp_handler = attaching_handler(accelerator.ddp_handler, attachment)
+    accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)
     train = trainer.train

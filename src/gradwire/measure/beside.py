@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from time import perf_counter as clock
 
@@ -12,6 +13,8 @@ import torch
 
 from ..contract import Compressor
 from ..load import load
+from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all
 from ..spec import TensorSpec
 
 SIDE, NUMEL = 256, 2**18
@@ -43,6 +46,13 @@ def measure_beside(meet: Callable[[], object], *, budget_s: float = 0.04, rounds
         with _lane_busy():
             shares.append(num_done() / max(1, alone))
     return min(1.0, max(0.0, 2 * median(shares) - 1))
+
+
+def median_pace(engine: Engine, *, budget_s: float = 0.04) -> float:
+    """The pace beside a busy lane, the median of all ranks, which call this alike."""
+    of_all = partial(figures_of_all, engine)
+    own = measure_beside(partial(of_all, [0.0]), budget_s=budget_s)
+    return median(rank for (rank,) in of_all([own]))
 
 
 @contextmanager

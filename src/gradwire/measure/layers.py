@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 from ..errors import InvalidSetting, invalid
+from ..runtime.reals import as_reals
 from ._layer_timer import LayerTimer, hooked
 from ._untouched import untouched, versions
 
@@ -298,7 +299,8 @@ def scaled_medians(by_step: Sequence[Sequence[float]], plain_s: Sequence[float])
 
 
 def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
-    dtype = str(parameter.dtype).removeprefix("torch.")
+    held = as_reals(parameter)  # which is what travels
+    dtype = str(held.dtype).removeprefix("torch.")
     if dtype not in get_args(GradientDType):
         raise invalid(
             f"dtype of parameter {name!r}",
@@ -306,7 +308,7 @@ def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
             f"one of {', '.join(get_args(GradientDType))}",
             "cast it",
         )
-    return ProfiledTensor(name=name, shape=tuple(parameter.shape), dtype=cast(GradientDType, dtype))
+    return ProfiledTensor(name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype))
 
 
 def _source(devices: set[torch.device], iterations: int) -> str:

@@ -18,7 +18,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,8 +31,9 @@ from ..data.fit import LineFit, fit_line
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
 from ..runtime.engine import Engine
+from ..runtime.telling import figures_of_all
 from ..spec import TensorSpec
-from ..travel import travel
+from ..travel import bytes_sent, travel
 from ..verbs import (
     AllGather,
     AllReduce,
@@ -45,6 +47,7 @@ from ..verbs import (
 )
 from ..wrap.hosts import among_hosts, on_hosts
 from ._agree import rank_0s, run_verb, verb_text
+from .cores import shared_cores
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
 """Sizes from where alpha decides to where beta does; most are where plans have their messages."""
@@ -86,9 +89,8 @@ def measure_cluster(
         raise InvalidSetting(
             f"a link joins at least two ranks, got {engine.world}; start more ranks"
         )
-    for verb in verbs:
-        if verb not in VERBS:
-            raise UnknownName("verb", verb, VERBS)
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise UnknownName("verb", unknown[0], VERBS)
     if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
         raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
     cases = []
@@ -107,7 +109,24 @@ def measure_cluster(
         for verb in verbs
     }
     share = host_share(engine, budget_s=budget_s, rounds=rounds)
-    return rank_0s(engine, _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share))
+    found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
+    return rank_0s(engine, found.model_copy(update=_of_cores(engine, cases)))
+
+
+def _of_cores(engine: Engine, cases: Sequence[_Case]) -> dict[str, object]:
+    """A cluster's figures of cores that ranks share."""
+    cores = shared_cores(partial(figures_of_all, engine))
+    return {"cores": cores, "processors": _processors(engine, cases)}
+
+
+def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
+    """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks' mean."""
+    cases = [case for case in cases if case.verb == "all_reduce"]
+    if not cases:
+        return None
+    rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
+    sizes = [bytes_sent("all_reduce", case.numel * ITEM_BYTES, engine.world) for case in cases]
+    return fit_line(zip(sizes, map(statistics.fmean, zip(*rows, strict=True)), strict=True))
 
 
 def measure_hosts(
@@ -215,6 +234,8 @@ class _Case:
     verb: VerbName
     numel: int
     makers: Sequence[Make]
+    busy_s: list[float] = field(default_factory=list)
+    """Seconds of a core that this process took for a message, one for each run."""
 
 
 def _message_s(
@@ -238,7 +259,9 @@ def _message_s(
     runs_s: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds):
         for case, count, taken_s in zip(cases, per_run, runs_s, strict=True):
+            busy_s = time.process_time()
             taken_s.append(_run_s(engine, case.makers, count) / count)
+            case.busy_s.append((time.process_time() - busy_s) / count)
             if advance is not None:
                 advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
     return [statistics.median(_slowest(engine, taken_s)) for taken_s in runs_s]
@@ -260,11 +283,7 @@ def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
 
 def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     """Each run's seconds on the rank that took longest; known to all ranks."""
-    own_R = torch.tensor(runs_s, dtype=torch.float64)
-    all_WR = torch.zeros(engine.world * len(runs_s), dtype=torch.float64)
-    run_verb(engine, AllGather(all_WR, own_R))
-    slowest: list[float] = all_WR.view(engine.world, -1).amax(dim=0).tolist()
-    return slowest
+    return list(map(max, zip(*figures_of_all(engine, runs_s), strict=True)))
 
 
 def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:

@@ -12,6 +12,7 @@ from ..data.cluster import VERBS, Cluster
 from ..runtime.engine import Engine
 from ..runtime.membership import join
 from ..testbed.ranks import Report
+from .beside import median_pace
 from .codecs import SIZES, measure_codecs
 from .links import BUDGET_S, SIZES_BYTES, measure_cluster
 
@@ -53,7 +54,8 @@ def measure_group_links(bench: LinksBench, report: Report) -> Cluster:
     codecs = measure_codecs(bench.compressors, world=who.world, advance=advance)
     engine = Engine(who, num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None)
     try:
-        return measure_cluster(
+        beside = median_pace(engine) if codecs else 1.0
+        found = measure_cluster(
             engine,
             rate_bytes_per_s=bench.rate_bytes_per_s,
             sizes_bytes=bench.sizes_bytes,
@@ -61,5 +63,6 @@ def measure_group_links(bench: LinksBench, report: Report) -> Cluster:
             codecs=codecs,
             advance=advance,
         )
+        return found.model_copy(update={"beside": beside})
     finally:
         engine.close()

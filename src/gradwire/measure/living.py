@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import datetime
 import statistics
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import inf
 from time import perf_counter as clock
+from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +40,9 @@ class _Marks(NamedTuple):
     entered: list[tuple[nn.Module, float]]
     left_s: float
     ready: list[tuple[str, float]]
+    core_s: float
+    """Seconds of a core that its thread had for both passes; infinite where two threads made them.
+    """
 
 
 class LayerWatch:
@@ -53,6 +59,9 @@ class LayerWatch:
         self._model, self._params = model, dict(params)
         self._wait = device_waiter({param.device for param in params.values()})
         self._steps: list[_Marks] = []
+        self.seconds: list[tuple[float, float]] = []
+        """Two figures of each step: its seconds up to the last gradient, and those of them in which
+        a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
         self._last_s: float | None = None
         self._batch_size = 1
         self._is_bucketed = buckets is not None
@@ -87,9 +96,15 @@ class LayerWatch:
 
     def step_ended(self) -> None:
         """Closes a step whose means have arrived."""
+        if self._last_s is not None:
+            self.seconds.append((0.0, 0.0))
         if self._entered and self._grads and self._last_s is not None:
-            other_s = self._entered[0][1] - self._last_s
-            self._steps.append(_Marks(other_s, self._entered, self._left_s, self._grads))
+            began_s, ready_s = self._entered[0][1], self._grads[-1][1]
+            other_s = began_s - self._last_s
+            (thread, before_s), (last_thread, after_s) = self._began, self._ended
+            core_s = after_s - before_s if thread == last_thread else inf
+            self._steps.append(_Marks(other_s, self._entered, self._left_s, self._grads, core_s))
+            self.seconds[-1] = (other_s + ready_s - began_s, other_s + core_s)
         self._clear()
         self._last_s = clock()
 
@@ -120,6 +135,7 @@ class LayerWatch:
         self._entered: list[tuple[nn.Module, float]] = []
         self._grads: list[tuple[str, float]] = []
         self._left_s = 0.0
+        self._began = self._ended = (0, 0.0)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # A forward pass inside of a backward one is a recomputation, and counts there.
@@ -129,6 +145,8 @@ class LayerWatch:
         if self._grads or (self._is_bucketed and module is self._model):
             self._clear()
         self._wait()
+        if not self._entered:
+            self._began = threading.get_ident(), thread_time()
         self._entered.append((module, clock()))
         if module is self._model:
             given = (*args, *kwargs.values())
@@ -144,6 +162,7 @@ class LayerWatch:
         self._wait()
         now_s = clock()
         self._grads += [(name, now_s) for name in names]
+        self._ended = threading.get_ident(), thread_time()
 
     def _watch(self, name: str, param: Any) -> Any:
         this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
+from math import ceil, inf
 from statistics import median
 from typing import NamedTuple
 
@@ -15,6 +15,12 @@ WORTH = 0.97
 """A plan is taken if its steps are to take no more than this share of a dense step's seconds."""
 GAIN = 0.99
 """A plan is kept as long as its steps take no more than this share of a dense step's seconds."""
+SURE = 0.85
+"""A plan whose steps take more than this share of a dense step's seconds is compared at once.
+
+The dense steps before it were taken in another mood of the machine, which is as large as such a
+gain.
+"""
 OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
 HALF = 0.5
@@ -75,7 +81,7 @@ class Review:
     dense_s: float
     """Seconds of a dense step when it was last measured, or predicted for a new link."""
     planned_s: float | None = None
-    """Seconds of a planned step when it was last measured."""
+    """Seconds of a step by this plan when dense ones were last compared with it; None before."""
     rival_s: float | None = None
     """Predicted seconds of a step by a plainer plan that was not tried; None if there is none."""
     before_s: float | None = None
@@ -149,16 +155,32 @@ def _first(review: Review) -> Decision | None:
     """The move that follows from the first steps by a plan; None if these are as they should be."""
     step_s, before_s, dense_s = review.step_s, review.before_s, review.dense_s
     rival_s = inf if review.rival_s is None else review.rival_s
+    unsure = review.planned_s is None and step_s > SURE * dense_s
     if before_s is None and rival_s <= min(REACH * step_s, WORTH * dense_s):
         told = f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} are"
         return Decision(Move.TRY_RIVAL, f"{told} predicted by a plainer one, which is tried")
     if min(step_s, before_s or step_s) > GAIN * dense_s:
         # For good, so not before it is known that the link is still the same.
-        return Decision(Move.PROBE) if review.slowness is None else _compared(dense_s, step_s)
+        if review.slowness is None:
+            return Decision(Move.PROBE)
+        return Decision(Move.TRY_DENSE) if unsure else _compared(dense_s, step_s)
     if before_s is not None and before_s < GAIN * step_s:
         told = f"{format_seconds(step_s)} a step by the plainer plan, {format_seconds(before_s)}"
         return Decision(Move.BACK, f"{told} by the one before it, which is taken again")
-    return None
+    return Decision(Move.TRY_DENSE) if unsure else None
+
+
+LOOK_S = 0.5
+"""Seconds of steps that are enough to judge by, about; of short ones a few tell nothing."""
+
+
+def num_to_judge(least: int, most: int, step_s: float) -> int:
+    """The steps that are judged together: those of half a second, between two bounds.
+
+    >>> num_to_judge(8, 24, 0.4), num_to_judge(8, 24, 0.04), num_to_judge(8, 24, 0.004)
+    (8, 13, 24)
+    """
+    return max(least, min(most, ceil(LOOK_S / max(step_s, 1e-9))))
 
 
 def _compared(dense_s: float, planned_s: float) -> Decision:

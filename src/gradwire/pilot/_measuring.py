@@ -12,10 +12,12 @@ import torch
 
 from ..data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ..data.fit import LineFit
+from ..data.profile import Profile
 from ..errors import InvalidSetting
-from ..measure.beside import measure_beside
 from ..measure.codecs import measure_codecs
+from ..measure.cores import shared_cores
 from ..measure.links import all_reduce_s, measure_cluster, measure_hosts
+from ..measure.living import LayerWatch
 from ..runtime.engine import Engine
 from ..runtime.telling import figures_of_all, news
 from ..travel import travel
@@ -89,10 +91,50 @@ def slowness(engine: Engine, known: Links) -> float:
     return all_reduce_s(engine, known.size_bytes) / known.taken_s
 
 
-def beside(engine: Engine) -> float:
-    """The pace of a model beside its rank's busy compute lane, the median of all ranks."""
-    own = measure_beside(partial(figures_of_all, engine, [0.0]))
-    return median(rank for (rank,) in figures_of_all(engine, [own]))
+class SharedLayers(NamedTuple):
+    """The layers' seconds that are planned with; no profile where no rank saw a whole step."""
+
+    profile: Profile | None
+    other_s: float
+    """Seconds of a step beside layers and the exchange."""
+    dense_s: float
+    """Seconds of a step on the slowest rank."""
+
+
+def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLayers:
+    """The layers of the rank that computes longest, as the others wait for it.
+
+    In another step another rank may be the slowest. So the layers count as slower, by what all
+    ranks waited for in each step. ``step_s`` are the typical seconds of this rank's steps.
+    """
+    own = layers.profile() if layers.num_steps else None
+    own_s = -1.0 if own is None else own.forward_s + own.backward_s
+    figures = [own_s, step_s, *computing_s(engine, layers.seconds)]
+    rows = figures_of_all(engine, figures)
+    dense_s = max(row[1] for row in rows)
+    slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
+    if rows[slowest][0] < 0:
+        return SharedLayers(None, 0.0, dense_s)
+    mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+    told = told_by(engine, slowest, mine)
+    profile, other_s = Profile.parse(told["profile"], "layers"), told["other_s"]
+    whole_s = other_s + profile.forward_s + profile.backward_s
+    longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
+    factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
+    return SharedLayers(profile.slower(factor), factor * other_s, dense_s)
+
+
+def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[float]:
+    """Seconds that this rank computed in each step, as if no message had taken them from it.
+
+    ``steps_s`` are those of each step, and how many of them a core worked for it. Where ranks share
+    cores, the rest of these passed while others had them, and messages did, which cost extra.
+    """
+    cores = shared_cores(partial(figures_of_all, engine))
+    if cores is None:
+        return [step_s for step_s, _ in steps_s]
+    stretch = torch.get_num_threads() / cores
+    return [min(step_s, stretch * core_s) for step_s, core_s in steps_s]
 
 
 def codecs(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[str, CodecFit]:

@@ -24,13 +24,14 @@ from ..bounds import check_whole
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
+from ..measure.beside import median_pace
 from ..measure.living import LayerWatch
 from ..planning.fidelity import MOST_ERROR, stricter
 from ..runtime.controls import Controls, Flight, Pilot
 from ..runtime.telling import figures_of_all
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
-from ._decisions import Decision, Move, Review, decide, is_worth, typical_s
+from ._decisions import Decision, Move, Review, decide, is_worth, num_to_judge, typical_s
 from ._planning import Proposal, compressors_of, proposal
 
 _log = logging.getLogger("gradwire")
@@ -43,6 +44,8 @@ _TRIAL = 3
 """Dense steps that are measured to compare, behind two that are not: the first of these delivers
 residuals."""
 _MOST_BETWEEN_TRIALS = 4096
+_MOST_REVIEWED = 24
+"""The most steps between two reviews, unless more are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,9 @@ class auto(Pilot):
     ``fidelity`` says what may become of gradients, as for the planner of the same name: "exact",
     "half", "safe" or "any". ``measured_steps`` are the most dense steps in which layers are
     measured, after three more; on a slow link there are fewer of both. Every ``review_steps`` ranks
-    compare what a step takes. The first comparison with dense steps comes ``trial_steps`` after the
-    plan; each later one twice as long after it.
+    compare what a step takes, or every 24 where steps are short. A plan that gains little is
+    compared with dense steps at once, any other one ``trial_steps`` after it began; each later
+    comparison comes twice as long after the one before.
 
     >>> auto(fidelity="half")
     auto(fidelity='half', measured_steps=6, review_steps=8, trial_steps=128)
@@ -141,10 +145,17 @@ class _Watched(Flight):
             self._until_trial -= 1
         if self._cluster is None:
             self._measure(taken_s)
-        elif len(self._steps_s) >= (_TRIAL if self._is_trial else self._settings.review_steps):
+        elif len(self._steps_s) >= self._num_judged():
             self._review(typical_s(self._steps_s))
             self._steps_s.clear()
         self._last_s = clock()
+
+    def _num_judged(self) -> int:
+        """The steps that are judged together, the same on all ranks."""
+        least, most = self._settings.review_steps, _MOST_REVIEWED
+        if self._is_trial:
+            least, most = _TRIAL, _MOST_REVIEWED // 2
+        return num_to_judge(least, most, self._dense_s)
 
     # Measuring.
 
@@ -172,24 +183,11 @@ class _Watched(Flight):
         layers, self._layers = self._layers, None
         layers.remove()
         start_s = clock()
-        self._share(layers)
+        shared = measuring.shared_layers(engine, layers, typical_s(self._steps_s))
+        self._profile, self._other_s, self._dense_s = shared
         self._measure_links()
         self._plan()
         self._measuring_s += clock() - start_s
-
-    def _share(self, layers: LayerWatch) -> None:
-        """Takes the profile of the rank that computes longest, as the others wait for it."""
-        engine = self._controls.engine
-        own = layers.profile() if layers.num_steps else None
-        own_s = -1.0 if own is None else own.forward_s + own.backward_s
-        rows = figures_of_all(engine, [own_s, typical_s(self._steps_s)])
-        self._dense_s = max(step_s for _, step_s in rows)
-        slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
-        if rows[slowest][0] < 0:
-            return
-        mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
-        told = measuring.told_by(engine, slowest, mine)
-        self._profile, self._other_s = Profile.parse(told["profile"], "layers"), told["other_s"]
 
     def _measure_links(self) -> None:
         controls = self._controls
@@ -199,7 +197,7 @@ class _Watched(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = compressors_of(self._fidelity) if num_hosts > 1 else ()
             codecs = measuring.codecs(engine, names, num_hosts)
-            beside = measuring.beside(engine) if names else 1.0
+            beside = median_pace(engine) if names else 1.0
         figures = {"codecs": codecs, "beside": beside}
         known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before
         self._cluster = known.model_copy(update=figures)
@@ -234,7 +232,8 @@ class _Watched(Flight):
             f"{format_seconds(predicted_s)} are predicted"
         )
         worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
-        self._before_s, self._may_rival = None, made.rival is not None
+        self._before_s = self._planned_s = None
+        self._may_rival = made.rival is not None
         self._go(made.plan if worth else None)
         self._between_trials = self._until_trial = self._settings.trial_steps
         self._say(told if worth else f"{told}: not worth it, gradients stay dense")
@@ -311,7 +310,7 @@ class _Watched(Flight):
                 self._swap()
             case Move.BACK:
                 self._swap()
-                self._expected_s, self._before_s = self._before_s, None
+                self._before_s = None
             case Move.TRY_DENSE:
                 self._planned_s = step_s
                 self._go(None, is_trial=True)

@@ -39,6 +39,7 @@ from ..sim.clock import (
 from ..sim.curves import MessageParts, parts_between, supersteps_of_parts
 from ..sim.engine import Traffic, play
 from ..sim.pace import Pace
+from ..sim.shared_cores import missing_s
 from ..sim.supersteps import MOST_PLAYED, Tariff
 from ..spec import CHUNK_ALIGNMENT
 from ..wrap.hosts import on_hosts
@@ -287,7 +288,8 @@ class Blend:
             return parts_between(exchange, numel, getattr(torch, first.dtype), tariff)
         size_bytes = numel * (first.size_bytes // first.numel)
         latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
-        return MessageParts(0.0, 0.0, latency_s, work_s, 0.0)
+        sent_bytes = self.cluster.wire_bytes(size_bytes)
+        return MessageParts(0.0, 0.0, latency_s, work_s, 0.0, sent_bytes, 1.0)
 
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
@@ -314,7 +316,18 @@ class Blend:
             for layer in layers if draft.overlap_forward else (0,):
                 may_start_s[layer] = max(may_start_s[layer], ended_s)
         forward_s = [layer.forward_s for layer in self.profile.layers]
-        return forward_times(forward_s, may_start_s, pace)[1][-1]
+        last_s = forward_times(forward_s, may_start_s, pace)[1][-1]
+        return last_s + self._missing_s(last_s, every)
+
+    def _missing_s(self, end_s: float, every: Sequence[MessageParts]) -> float:
+        """Seconds by which messages of these parts need more of a rank's cores than it has."""
+        own_s = self.ends_s[0] + self.profile.forward_s + sum(one.computing_s for one in every)
+        carried_s = sum(
+            one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
+            for one in every
+            if one.num_verbs
+        )
+        return missing_s(end_s, own_s, carried_s, self.cluster)
 
     def plan(self, draft: Draft) -> Plan:
         """The plan of a draft."""

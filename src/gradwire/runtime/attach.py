@@ -37,6 +37,7 @@ from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
 from .planned import check_for
 from .progress import Progress
+from .reals import as_reals
 from .recorder import Recorder
 from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
@@ -52,6 +53,7 @@ from .settings import (
 )
 from .shards import agree_among_shards, join_shards, one_dimension, place_in
 from .synchroniser import AnyMessage, Synchroniser
+from .uncaught import leave_by_cause
 from .wire import Group
 
 
@@ -110,8 +112,8 @@ def attach(
 class Grid(NamedTuple):
     """This rank's two groups: those that average with it, and those that hold the other parts.
 
-    ``ranks`` are the numbers of the first among all ranks, and ``mesh`` tells which are on one
-    host.
+    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process group
+    (None: that of all), and ``mesh`` tells which are on one host.
     """
 
     who: Membership
@@ -144,6 +146,7 @@ def attach_in(
     A rank that refuses tells the others, so that none of them waits for it.
     """
     who, shards, mesh, ranks, _ = grid
+    leave_by_cause()
     try:
         reshard(model)
         refuse_wrong_model(model)
@@ -187,7 +190,7 @@ def _params(model: nn.Module, settings: Settings) -> tuple[list[NamedParam], lis
     Raises where a plan cannot be carried out for these.
     """
     params = trained(model)
-    held = [(name, shard_of(param)) for name, param in params]
+    held = [(name, as_reals(shard_of(param))) for name, param in params]
     if isinstance(settings.exchange, Plan):
         check_for(settings.exchange, held, sparse_weights(model))
     return params, held
@@ -222,7 +225,7 @@ def _connect(
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
-        handle.group = grid.group
+        handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
     except BaseException:
         undo.close()
         raise
@@ -247,8 +250,9 @@ def _tensors(
         frozen: list[NamedParam] = [
             (name, p) for name, p in model.named_parameters() if not p.requires_grad
         ]
-        tensors += [(name, shard_of(p), "frozen") for name, p in frozen]
-        tensors += [(name, shard_of(b), "buffer") for name, b in model.named_buffers()]
+        tensors += [(name, as_reals(shard_of(p)), "frozen") for name, p in frozen]
+        buffers = model.named_buffers()
+        tensors += [(name, as_reals(shard_of(b)), "buffer") for name, b in buffers]
     return tensors
 
 

@@ -25,6 +25,7 @@ from .lanes import wall_clock
 from .messages import Grads
 from .overlap import Overlap
 from .progress import Progress
+from .reals import as_reals, grad_as_reals
 from .streams import Side
 
 
@@ -126,7 +127,7 @@ class DDPHooks:
         side = synchroniser.streams.side(buffer.device)
         entry = _Bucket(names, buffer, synchroniser.ends_of(names), side)
         self._waiting.append(entry)
-        grads = [buffer] if buffer.is_sparse else bucket.gradients()
+        grads = [buffer] if buffer.is_sparse else _gradients(bucket)
         for name, grad in zip(names, grads, strict=True):
             synchroniser.ready(name, grad)
         is_last = synchroniser.complete
@@ -191,6 +192,24 @@ class DDPHooks:
                 over.set()
 
         synchroniser.engine.when_done(synchroniser.all_ends(), end)
+
+
+def _gradients(bucket: Any) -> list[Tensor]:
+    """The gradients in a bucket, complex ones as reals.
+
+    Of complex gradients torch gives a hook the real view of the buffer, cut where it would be cut
+    were it complex. So they are cut here, with their parameters' strides as torch does it.
+    """
+    params: list[Tensor] = bucket.parameters()
+    if not params[0].is_complex():
+        return bucket.gradients()  # type: ignore[no-any-return]
+    whole = torch.view_as_complex(bucket.buffer().view(-1, 2))
+    grads = []
+    for param, part in zip(params, torch.split(whole, [p.numel() for p in params]), strict=True):
+        is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
+        grad = part.as_strided(param.shape, param.stride()) if is_dense else part.view(param.shape)
+        grads.append(grad_as_reals(grad, as_reals(param).shape))
+    return grads
 
 
 def _is_in_backward() -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
+from .reals import as_complex
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -52,7 +53,8 @@ def shard_of_grad(param: Any) -> Tensor | None:
 
 
 def put_grad(param: Any, held: Tensor) -> None:
-    """Makes ``held`` the gradient, or this rank's shard of it."""
+    """Makes ``held`` the gradient, or this rank's shard of it, or the reals of either."""
+    held = as_complex(held, shard_of(param))
     if is_dtensor(param):
         kind, mesh = sys.modules["torch.distributed.tensor"].DTensor, param.device_mesh
         layout = {"shape": param.shape, "stride": param.stride()}

@@ -25,19 +25,19 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import GradwireError, RankFailed
+from ..errors import ExitCode, RankFailed
 from ..trace.span import Span
 from ..verbs import Among, Steps
+from .blame import IN_ATTACH, blamed, failure_of, first_line
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
 from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
 from .streams import Side
+from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
-_ATTACH = -1
-"""The step of an alarm that was raised in ``attach``, before the first step."""
 
 
 @dataclass
@@ -91,12 +91,14 @@ class Engine:
             [COMPUTE, *lanes] if lanes else [], observe=self._observe, on_error=self._task_failed
         )
         self._pulse = (
-            Pulse(name, self.rank, self.world, self._alarmed, self._fail) if name else None
+            Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
+            if name
+            else None
         )
         try:
             self._open(Among.RANKS, who, count)
-            if self._pulse is not None and count:
-                self._pulse.forget(f"note/{self.rank}")  # all have read it, as all have connected
+            if count and self.rank == 0:
+                self.sweep("note")  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
@@ -258,6 +260,11 @@ class Engine:
         self.num_calls += 1
         self._show(0)
 
+    def sweep(self, part: str) -> None:
+        """Takes keys out of the store, soon, that all ranks have read."""
+        if self._pulse is not None:
+            self._pulse.sweep(part)
+
     def _show(self, launched: int) -> None:
         if self._pulse is not None:
             self._pulse.place = Place(self._step, launched, self.num_calls)
@@ -271,7 +278,7 @@ class Engine:
         alarm = Alarm(ranks, step, text)
         if self._pulse is not None:
             alarm = self._pulse.raise_alarm(alarm)
-        self._fail(self._lost(alarm, how))
+        self._fail(failure_of(alarm, self.rank, how))
         assert self._failure is not None
         return self._failure
 
@@ -300,6 +307,9 @@ class Engine:
             for channel in self._routes.all_channels():
                 channel.abort()  # closing it would wait for peers that may never come
         self._routes.clear()
+        if self.shards.name:
+            leave_later(self.shards.name, self.shards.world)
+        give_memory_back()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = task.lane if task.lane in (COMPUTE, INLINE) else "communication"
@@ -325,56 +335,40 @@ class Engine:
             self._fail(error)
             return
         if isinstance(error, RankFailed):  # found by a text, in what all ranks told
-            alarm, how = Alarm(error.ranks, self._step, str(error)), "as all told each other"
+            alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
+            how = "as all told each other"
         elif task.lane in (COMPUTE, INLINE, None):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
-            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text))
+            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
             self._fail(error)
             return
         else:
-            alarm = self._blame(self._pulse, task.name, self._step)
-            how = f"{task.name}: {_first_line(error)}"
+            alarm = blamed(self._pulse, task.name, self._step, self.world)
+            how = f"{task.name}: {first_line(error)}"
         if self._failure is not None:
             return  # Another rank's alarm was heard while this one was still listening.
-        self._fail(self._lost(self._pulse.raise_alarm(alarm), how))
+        self._fail(failure_of(self._pulse.raise_alarm(alarm), self.rank, how))
 
-    def _blame(self, pulse: Pulse | None, name: str, step: int) -> Alarm:
-        """An alarm that names the ranks to blame for the failure of communication ``name``."""
-        ranks = pulse.silent_ranks() if pulse is not None else ()
-        if ranks:
-            text = f"rank {', '.join(map(str, ranks))} of {self.world} stopped answering"
-        elif name.endswith(AMONG_SHARDS):
-            text = "a rank with another shard of these layers is lost, and none with this one"
-        elif pulse is not None and (ranks := pulse.last_ranks()):
-            text = f"rank {', '.join(map(str, ranks))} of {self.world} did not get as far"
-        else:
-            text = "no rank is lost, but the network is: all ranks answer elsewhere"
-        return Alarm(ranks, step, text)
-
-    def unreachable(self, name: str, error: BaseException, step: int = _ATTACH) -> BaseException:
+    def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
         """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
-        alarm = self._blame(self._pulse, name, step)
-        if not alarm.ranks:
-            text = f"rank {self.rank} of {self.world} failed to {name} ({_first_line(error)})"
-            alarm = Alarm((self.rank,), step, f"{text}, and all ranks answer elsewhere")
+        alarm = blamed(self._pulse, name, step, self.world)
+        if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
+            text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
+            text += ", and all ranks answer elsewhere"
+            alarm = Alarm((self.rank,), step, text, alarm.code)
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)
-            self._fail(self._lost(alarm, f"{name}: {_first_line(error)}"))
+            self._fail(failure_of(alarm, self.rank, f"{name}: {first_line(error)}"))
         assert self._failure is not None
         return self._failure
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(self._lost(alarm, "told by another rank"))
+        self._fail(failure_of(alarm, self.rank, "told by another rank"))
 
-    def _lost(self, alarm: Alarm, how: str) -> RankFailed:
-        what = "attach" if alarm.step == _ATTACH else f"step {alarm.step}"
-        return RankFailed(
-            f"{what} cannot be finished: {alarm.text} (noticed by rank {self.rank}; "
-            f"{how}); restart the job from its last checkpoint",
-            ranks=alarm.ranks,
-            step=alarm.step,
-        )
+    def _lose_store(self) -> None:
+        alarm = blamed(self._pulse, "", self._step, self.world)
+        self._fail(failure_of(alarm, self.rank, "its store is lost"))
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -390,9 +384,3 @@ class Engine:
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
             # The last is done first: before anybody sees the error.
             stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
-
-
-def _first_line(error: BaseException) -> str:
-    line = said(error).splitlines()[0]
-    known = isinstance(error, GradwireError)
-    return line.removeprefix(f"{type(error).__name__}: ") if known else line

@@ -30,6 +30,8 @@ from .overlap import Overlap
 from .planned import algorithm
 from .progress import Progress
 from .redistribution import part_of, place_name
+from .settings import trained
+from .sharded import Owners, own_part, sharded_state
 from .shards import place_in
 
 
@@ -56,6 +58,8 @@ class Handle(UnevenInputs):
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self._engine = self.synchroniser.engine
         self.attached = True
+        self.group: Any = None
+        """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
@@ -190,7 +194,8 @@ class Handle(UnevenInputs):
         """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
 
         Parameters without a residual are left out. On hosts of several ranks they are those of the
-        host's mean gradient, where this rank exchanges it, and 0 elsewhere.
+        host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
+        parameter are real and imaginary parts in turn.
         """
         found: dict[str, Tensor] = {}
         keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
@@ -248,11 +253,27 @@ class Handle(UnevenInputs):
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
+    def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
+        """The state of all ranks, for ``torch.distributed.checkpoint`` to save, and to load into.
+
+        All ranks of the job must call this, between the same two steps. What is kept for each
+        element is a DTensor of the shape (replicas, *that of the parameter*), in the field's dtype,
+        so it is written by those that hold it and cut anew for other shards. ``saved_by`` is the
+        number of replicas that saved what is to be loaded, where it was another one. Give what was
+        loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
+        / old replicas.
+
+        Raises ``InvalidSetting`` for local steps, under a pilot, and on hosts of several ranks.
+        """
+        saved = self.state_dict()
+        return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
+
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Continues where ``state_dict`` was saved, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with the state that it saved itself, or with what ``gather_state`` returned on rank 0. They
+        with the state that it saved itself, what ``gather_state`` returned on rank 0, or what
+        ``torch.distributed.checkpoint`` has loaded into its ``sharded_state()``. They
         agree on it before any of them loads. States of another number of ranks, or of ranks on a
         host, are taken where all of them are there, as ``gather_state`` has them, and cut anew; see
         ``gw.redistribute``. With ``strict=False`` parameters that the state lacks begin afresh, and
@@ -270,7 +291,7 @@ class Handle(UnevenInputs):
         try:
             self._between_steps("load_state_dict()")
             self.synchronize()
-            own = part_of(state_dict, self._origin)
+            own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
         except Exception as error:
             call.refuse(error)
@@ -310,6 +331,10 @@ class Handle(UnevenInputs):
             self._engine.ranks_per_host,
             share,
         )
+
+    @property
+    def _owners(self) -> Owners:
+        return Owners(dict(trained(self._model)), self.group, self.rank, self.world_size)
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.

@@ -18,6 +18,7 @@ from .dtensors import put_grad, shard_of_grad
 from .lanes import wall_clock
 from .overlap import Overlap
 from .progress import Progress
+from .reals import grad_as_reals
 from .strangers import Strangers
 
 
@@ -151,6 +152,11 @@ class ModuleHooks:
         synchroniser, grad = self._synchroniser, shard_of_grad(param)
         if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):
             grad = param.grad = grad.to_dense()
+        if grad is not None and grad.is_complex():
+            reals = grad_as_reals(grad, synchroniser.shape(name))
+            if reals.data_ptr() != grad.data_ptr():
+                put_grad(param, reals)
+            grad = reals
         if grad is not None and synchroniser.is_cut(name) and not grad.is_contiguous():
             put_grad(param, grad := grad.contiguous())
         return grad

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import RankFailed
+from ..errors import ExitCode, RankFailed
 from ..verbs import AllGather, Steps
 
 DEFAULT_CHECK_EVERY = 64
@@ -83,6 +83,7 @@ def same_everywhere(world: int, step: int, messages: Sequence[Digested]) -> Step
         "exchange gives ranks other bits",
         ranks=odd,
         step=step,
+        exit_code=ExitCode.BITS,
     )
 
 

@@ -109,6 +109,9 @@ class JointCall:
             absent = ", ".join(map(str, error.ranks))
             text = f"{kind} {absent} of {who.world} did not call {call} within {timeout}"
             raise self._lose(error.ranks if kind == "rank" else (), text) from error
+        if kind == "rank" and who.rank == 0 and self._engine.num_calls > 1:
+            # Whoever has come to this call has read all of the one before it.
+            self._engine.sweep(f"call {self._engine.num_calls - 1}")
         self._refuse_if_one_did(dict(enumerate(notes)), kind)
         if differences := _differences([json.loads(note) for note in notes], kind):
             raise RanksDiffer(

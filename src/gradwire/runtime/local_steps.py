@@ -60,6 +60,7 @@ from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap
 from .progress import Progress
+from .reals import refuse_complex
 from .refusals import mark_attached
 from .settings import Choices, Settings
 from .strangers import Strangers
@@ -148,6 +149,9 @@ class _Locally(Attachment):
         if has_dtensors(params):
             remedy = "call gw.attach, or train a model that is whole on each rank"
             raise invalid("model", "one of DTensors", "plain parameters", remedy)
+        refuse_complex(
+            params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
+        )
         self._check_optimizer(params)
         every, fragments, delay, mixing = self._asked
         if mixing is None:

@@ -8,7 +8,7 @@ hear it within a period.
 
 Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
 thread may wait for it: other threads use the values that were read last. A silent store means that
-its host, rank 0, is lost.
+its host, rank 0, is lost, or the way to it, which a roll call tells apart (`roll_call`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from .wire import default_store
+from ..errors import ExitCode
+from .roll_call import RollCall
+from .sweeping import leave, sweep
+from .wire import default_store, in_background
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
@@ -40,30 +44,43 @@ MOST_CHARACTERS = 2000
 
 
 class Alarm(NamedTuple):
-    """A failure: the ranks (of the group) that it began at, the step, and a sentence about it."""
+    """A failure: the ranks (of the group) that it began at, the step, a sentence about it, and the
+    exit code of its cause."""
 
     ranks: tuple[int, ...]
     step: int
     text: str
+    code: int = ExitCode.RANK_LOST
 
     def encoded(self) -> str:
         """The alarm as ASCII, which the store takes, whatever characters its text has.
 
         >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
-        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665"]'
+        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75]'
         """
-        return json.dumps([self.ranks, self.step, _plain(self.text)])
+        return json.dumps([self.ranks, self.step, _plain(self.text), self.code])
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
         """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
         try:
             match json.loads(line):
-                case [list(ranks), at, str(text)] if all(type(n) is int for n in (at, *ranks)):
-                    return cls(tuple(ranks), at, _plain(text))
+                case [list(ranks), at, str(text), code] if all(
+                    type(n) is int for n in (at, *ranks)
+                ) and code in {*ExitCode}:
+                    return cls(tuple(ranks), at, _plain(text), code)
         except (ValueError, RecursionError):
             pass
         return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks as errors name them.
+
+    >>> listed((1, 3))
+    '1, 3'
+    """
+    return ", ".join(map(str, ranks))
 
 
 def said(error: BaseException) -> str:
@@ -103,9 +120,9 @@ class Sign(NamedTuple):
 class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
-    ``on_alarm`` is called once, from the pulse's thread, when another rank raised an alarm or the
-    store is lost. ``on_error`` is called when the thread itself ends by an error, which it tells
-    the others. ``place`` is the progress that this rank shows them.
+    Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when the store is
+    lost, from a thread of the pulse's own. ``on_error`` is called when that thread itself ends by
+    an error, which it tells the others. ``place`` is the progress that this rank shows them.
     """
 
     def __init__(
@@ -114,28 +131,31 @@ class Pulse:
         rank: int,
         world: int,
         on_alarm: Callable[[Alarm], None],
+        on_lost: Callable[[], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._name = name
         self._store: Any = None
-        self._rank, self._world = rank, world
-        self._on_alarm, self._on_error = on_alarm, on_error
+        self.rank, self._world = rank, world
+        self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
         self.place = Place(0, 0, 0)
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._watching = self._lost = self._announced = False
+        self._watching = self._lost = self._announced = self._is_silent = False
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
-        self._old: str | None = None
+        self._old: list[str] = []
         self._signs: list[Sign] = []
         self._num_reads = 0
+        self.roll_call = RollCall(rank, world, self._heard, self._own)
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._wake.set()
+        self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
         if not self._thread.is_alive():
@@ -148,19 +168,39 @@ class Pulse:
         """
         self._outgoing = alarm
         self._wake.set()
-        if self._sent.wait(LINGER_S):
+        if not self._sent.wait(PERIOD_S):
+            # Nobody waits for those at whose doors nothing is heard.
+            in_background(partial(self.roll_call.tell, alarm.encoded()))
+        if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm
 
-    def forget(self, key: str) -> None:
-        """Takes a key of this rank's out of the store, soon."""
-        self._old = key
+    @property
+    def store_is_silent(self) -> bool:
+        """Whether the store has not answered when ``silent_ranks`` last asked it."""
+        return self._is_silent
+
+    def _own(self) -> str:
+        """The alarm that this rank knows of, encoded; empty if there is none."""
+        known = self._first or self._outgoing
+        return "" if known is None else known.encoded()
+
+    def _heard(self, line: bytes) -> None:
+        """Takes an alarm that another rank tells past the store."""
+        if self._first is None:
+            self._first = Alarm.decoded(line, self.place.step)
+            self._announced = True
+            self._on_alarm(self._first)
+
+    def sweep(self, part: str) -> None:
+        """Takes the keys under ``part`` out of the store, soon: all ranks have read them."""
+        self._old.append(part)
         self._wake.set()
 
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
         deadline = time.monotonic() + PATIENCE_S
-        silent = set(range(self._world)) - {self._rank}
+        silent = set(range(self._world)) - {self.rank}
         before: list[Sign] = []
         with self._news:
             self._watching, reads = True, self._num_reads
@@ -171,7 +211,8 @@ class Pulse:
                     before = before or self._signs
                     silent = {r for r in silent if self._signs[r].beat == before[r].beat}
             self._watching = False
-            if self._lost or self._num_reads < reads + 2:
+            self._is_silent = self._lost or self._num_reads < reads + 2
+            if self._is_silent:
                 return (0,)
         return tuple(sorted(silent))
 
@@ -198,10 +239,13 @@ class Pulse:
             while not self._stop.is_set() and self._live():
                 self._wake.wait(PERIOD_S / 2 if self._watching else PERIOD_S)
                 self._wake.clear()
+            if self._store is not None and not self._lost:
+                with contextlib.suppress(dist.DistError):  # its host may have ended already
+                    leave(self._store, self._world)
         except BaseException as error:
-            text = f"the pulse of rank {self._rank} of {self._world} ended by {said(error)}"
+            text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
             with contextlib.suppress(Exception):
-                alarm = Alarm((self._rank,), self.place.step, text)
+                alarm = Alarm((self.rank,), self.place.step, text, ExitCode.BROKEN)
                 self._store.compare_set("alarm", "", alarm.encoded())
                 self._stop.wait(LINGER_S)
             self._on_error(error)
@@ -230,8 +274,7 @@ class Pulse:
             self._on_alarm(self._first)
         # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
         elif self._lost and not self._stop.wait(PATIENCE_S):
-            text = f"rank 0 of {self._world}, which holds the job's store, stopped answering"
-            self._on_alarm(Alarm((0,), self.place.step, text))
+            self._on_lost()
 
     def _connected(self) -> Any:
         # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
@@ -243,16 +286,17 @@ class Pulse:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
         self._beat += 1
         sign = ";".join(map(str, (self._beat, *self.place)))
-        self._store.set(f"pulse/{self._rank}", sign)
+        self._store.set(f"pulse/{self.rank}", sign)
+        if not self.roll_call.is_complete:
+            self.roll_call.meet(self._store)
         if self._outgoing is not None and not self._sent.is_set():
             found = self._store.compare_set("alarm", "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(found, self.place.step)
             self._sent.set()
         elif self._first is None and self._store.check(["alarm"]):
             self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
-        if self._old is not None:
-            self._store.delete_key(self._old)
-            self._old = None
+        while self._old:
+            sweep(PrefixStore(self._old.pop(), self._store))
         if self._watching:
             signs = [self._read(rank) for rank in range(self._world)]
             with self._news:

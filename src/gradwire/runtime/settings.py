@@ -25,6 +25,7 @@ from ..spec import DTYPE_NAMES, DTYPES
 from .controls import Pilot
 from .guard import refuse_no_gradients
 from .integrity import DEFAULT_CHECK_EVERY
+from .reals import refuse_complex
 from .scaling import check_scaler
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
@@ -160,11 +161,12 @@ def trained(model: nn.Module) -> list[NamedParam]:
             "attach after requires_grad is set"
         )
     for name, p in params:
-        if p.dtype not in DTYPES:
-            accepted, remedy = f"a real floating-point dtype, {DTYPE_NAMES}", "freeze it"
-            if p.dtype.is_complex:
-                remedy = "keep a real one, and take torch.view_as_complex of it in forward()"
-            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, remedy)
+        if p.dtype.to_real() not in DTYPES:
+            accepted = f"{DTYPE_NAMES}, or complex numbers of these"
+            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
+    sparse = sparse_weights(inner)
+    rows = [one for one in params if id(one[1]) in sparse]
+    refuse_complex(rows, "for rows (sparse=True)", "build its embedding with sparse=False")
     return params
 
 

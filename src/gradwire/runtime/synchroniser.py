@@ -314,6 +314,10 @@ class Synchroniser:
         """Elements of a parameter."""
         return self._params[name].numel()
 
+    def shape(self, name: str) -> torch.Size:
+        """The shape in which a parameter travels."""
+        return self._params[name].shape
+
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None."""
         param = self._params[name]

@@ -36,6 +36,7 @@ Group = Any
 """A torch.distributed process group."""
 Channel = Any
 """A gloo process group of gradwire's own."""
+_NUM_TAGS = 2**31
 
 
 def open_channels(
@@ -211,12 +212,18 @@ def carry_out(verbs: Sequence[Communication], channels: Sequence[Channel]) -> No
         work.wait()
 
 
+def _tag(buf: Tensor) -> int:
+    """The tag of a transfer: gloo would end a process that receives more bytes than it has room
+    for, so those of another size do not meet."""
+    return buf.nbytes % _NUM_TAGS
+
+
 def _start(verb: Communication, channel: Channel) -> Any:
     match verb:
         case Send(dst, buf):
-            return channel.send([buf], dst, 0)
+            return channel.send([buf], dst, _tag(buf))
         case Recv(src, buf):
-            return channel.recv([buf], src, 0)
+            return channel.recv([buf], src, _tag(buf))
         case AllReduce(buf):
             return channel.allreduce([buf])
         case AllGather(out, buf):

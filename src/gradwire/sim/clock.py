@@ -26,6 +26,7 @@ from .engine import Traffic, play
 from .network import NEVER
 from .pace import Pace
 from .representative import supersteps_of_one
+from .shared_cores import carrying_s, missing_s
 
 MessageCosts = Sequence[tuple[float, float]]
 """For each message: seconds of latency, and seconds that it takes of a whole link."""
@@ -230,31 +231,20 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     demand = Demand.of(plan, profile)
     encoding = Encoding.of(demand, cluster)
     backward_end_s = encoding.backward_ends([layer.backward_s for layer in profile.layers])
-    ready_s = demand.ready_s(backward_end_s)
-    spans: Sequence[Span] = ()
-    if demand.is_dense:
-        carried = carry(
-            FixedOrder(ready_s, demand.after()),
-            [cluster.parts_s("all_reduce", size) for size in demand.num_bytes],
-            plan.credit,
-        )
-        start_s, end_s = carried.start_s, carried.end_s
-    else:
-        supersteps = supersteps_of_one(demand, cluster)
-        early = encoding.early_from(backward_end_s)
-        labels, after = demand.labels(), demand.after()
-        played = play(
-            Traffic(
-                [supersteps], [ready_s], labels, plan.credit, after, [early], beside=cluster.beside
-            )
-        )
-        start_s, end_s, spans = played.start_s[0], played.end_s[0], played.spans
+    start_s, end_s, spans, carried_s = _messages(demand, encoding, backward_end_s, cluster)
     pace = Pace.of(spans, cluster.beside)
+    lane_s = sum(span.duration_s for span in spans if span.lane == "compute")
+    computing_s = backward_end_s[0] + profile.forward_s + lane_s
     backward_end_s = [pace.end_s(0.0, alone_s) for alone_s in backward_end_s]
     forward_start_s, forward_end_s = forward_times(
         [layer.forward_s for layer in profile.layers],
         demand.forward_may_start_s(backward_end_s, end_s),
         pace,
+    )
+    late_s = missing_s(forward_end_s[-1], computing_s, carried_s, cluster)
+    # Only sums are known: the next forward pass stands for whatever of it waits for cores.
+    forward_start_s, forward_end_s = (
+        [one_s + late_s for one_s in times_s] for times_s in (forward_start_s, forward_end_s)
     )
     return Timing(
         backward_start_s=[*backward_end_s[1:], 0.0],
@@ -268,3 +258,28 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         early_s=sum(one.work.seconds for own in encoding.early for one in own),
         spans=spans,
     )
+
+
+def _messages(
+    demand: Demand, encoding: Encoding, backward_end_s: list[float], cluster: Cluster
+) -> tuple[list[float], list[float], Sequence[Span], float]:
+    """Starts and ends of messages, their spans, and seconds in which cores carry them.
+
+    ``backward_end_s`` are those of a backward pass that no lane slows down.
+    """
+    ready_s, credit = demand.ready_s(backward_end_s), demand.plan.credit
+    if demand.is_dense:
+        carried = carry(
+            FixedOrder(ready_s, demand.after()),
+            [cluster.parts_s("all_reduce", size) for size in demand.num_bytes],
+            credit,
+        )
+        carried_s = sum(cluster.busy_s(cluster.wire_bytes(size)) for size in demand.num_bytes)
+        return carried.start_s, carried.end_s, (), carried_s
+    supersteps = supersteps_of_one(demand, cluster)
+    early = encoding.early_from(backward_end_s)
+    labels, after = demand.labels(), demand.after()
+    played = play(
+        Traffic([supersteps], [ready_s], labels, credit, after, [early], beside=cluster.beside)
+    )
+    return played.start_s[0], played.end_s[0], played.spans, carrying_s(supersteps, cluster)

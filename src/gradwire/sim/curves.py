@@ -30,6 +30,14 @@ class MessageParts(NamedTuple):
     """The seconds of a whole link."""
     after_s: float
     """Seconds of computations between transfers and behind them."""
+    sent_bytes: float = 0.0
+    num_verbs: float = 0.0
+    """The supersteps in which it is on the wire."""
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds of all its computations."""
+        return self.before_s + self.beside_s + self.after_s
 
 
 @lru_cache(maxsize=4096)
@@ -56,20 +64,21 @@ def _parts_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
         return MessageParts(0.0, 0.0, 0.0, 0.0, 0.0)
     shapes = squarest(numel) if exchange.keeps_whole else ()
     before_s = beside_s = latency_s = work_s = after_s = 0.0
-    is_on_wire = False
-    for works, wire, _ in supersteps_of_rank(
+    all_bytes = num_verbs = 0
+    for works, wire, sent_bytes in supersteps_of_rank(
         exchange, TensorSpec("", numel, dtype, shapes), tariff
     ):
         seconds = sum(work.seconds for work in works)
         if wire:
             latency, work = alone_on(wire)
-            latency_s, work_s, is_on_wire = latency_s + latency, work_s + work, True
+            latency_s, work_s = latency_s + latency, work_s + work
+            all_bytes, num_verbs = all_bytes + sent_bytes, num_verbs + 1
             beside_s += seconds
-        elif is_on_wire:
+        elif num_verbs:
             after_s += seconds
         else:
             before_s += seconds
-    return MessageParts(before_s, beside_s, latency_s, work_s, after_s)
+    return MessageParts(before_s, beside_s, latency_s, work_s, after_s, all_bytes, num_verbs)
 
 
 def supersteps_of_parts(parts: MessageParts) -> tuple[Superstep, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..errors import TestbedUnavailable, invalid
+from ._orphans import end_orphans
 from .counters import LOOPBACK, InterfaceCounters, read_counters
 from .netns import (
     INTERFACE,
@@ -195,6 +196,7 @@ def _free_port() -> int:
 @contextmanager
 def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
     """Hosts without namespaces or limits for a ``with`` block: every host is this machine."""
+    end_orphans()
     yield Hosts(
         names=tuple(f"host{host}" for host in range(settings.hosts)),
         addresses=("127.0.0.1",) * settings.hosts,

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
-from ..errors import RankFailed, invalid
+from ..errors import ExitCode, RankFailed, invalid
 from ..units import format_seconds
+from ._orphans import mark
 from .hosts import Hosts
 
 Output = Literal["first", "all", "none"]
@@ -140,6 +141,7 @@ def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dic
     return {
         **defaults,
         **variables,
+        **mark(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % hosts.ranks_per_host),
         "WORLD_SIZE": str(hosts.num_ranks),
@@ -252,12 +254,13 @@ def first_failure(exits: Sequence[RankExit]) -> RankExit | None:
 
 
 def exit_code(exits: Sequence[RankExit]) -> int:
-    """One code for the whole run, as a shell would give it: 124 when the time was up."""
+    """One code for the whole run: `ExitCode.TIME_LIMIT` when the time was up, else that of the rank
+    that failed first, 128 and the number for a signal, as a shell gives it."""
     failed = first_failure(exits)
     if failed is None:
-        return 0
+        return ExitCode.DONE
     if failed.ended_by == "time limit":
-        return 124
+        return ExitCode.TIME_LIMIT
     return failed.returncode if failed.returncode > 0 else 128 - failed.returncode
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import TestbedUnavailable, invalid
+from ._orphans import end_orphans, mark
 from .tc import Shaper
 
 INTERFACE = "eth0"
@@ -153,6 +154,7 @@ def _start_holder(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, **mark()},
         start_new_session=True,  # Ctrl-C is for the owner, who closes the holder in good order
     )
 
@@ -212,6 +214,7 @@ def open_namespaces(
         raise TestbedUnavailable("network namespaces need Linux")
     for tool in _PACKAGES:
         find_tool(tool)
+    end_orphans()
     holder = _start_holder(privilege, num_hosts, congestion_control)
     try:
         pids = _read_pids(holder, congestion_control)

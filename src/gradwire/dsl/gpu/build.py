@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from itertools import accumulate, pairwise
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..interp import Draws
 from ..ir import Kernel
-from .render import COUNT, WHOLE, counting, render_triton, row
+from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
 _TILE = 4096  # elements of a long block that a program visits at a time
 _SHORT = 2048  # elements that a program has at least, of several blocks if they are short
 _PER_THREAD = 16
 _MOST_WARPS = 16
+_VECTOR = 4  # float32 of the widest load; torch's own vectors begin at multiples of it
 
 
 class _Plan:
@@ -35,6 +38,7 @@ class _Plan:
     def __init__(self, kernel: Kernel) -> None:
         self.name, self.draws, self.length = kernel.name, kernel.draws, row(kernel)
         self.operands = tuple(buffer.name for buffer in kernel.buffers)
+        self.wide = [b.name for b in kernel.buffers if is_wide(b)]
         self.shape = launch_shape(self.length)
         counted = counting(kernel)
         self.counting = None if counted is None else _Plan(counted)
@@ -59,42 +63,96 @@ class Launcher:
 
     def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
         """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
-        if numel == 0:
-            return 0
+        return self.run_many(kernel, [LaunchPart(operands, numel, draws)])[0]
+
+    def run_many(self, kernel: Kernel, parts: Sequence[LaunchPart]) -> list[int]:
+        """Carries a kernel out on several tensors of one device, in one launch for all of them.
+
+        Returns how many elements of each were kept. Where some may be, there are two launches and
+        one copy to the host, of 8 bytes a tensor; else nothing waits for the device.
+        """
+        live = [part for part in parts if part.numel]
+        if not live:
+            return [0] * len(parts)
         plan = self._plans.get(kernel.name)
         if plan is None:
             plan = self._plans[kernel.name] = _Plan(kernel)
+        counts = iter([0] * len(live))
         if plan.counting is None:
-            self._launch(plan, operands, numel, draws)
-            return 0
-        device = next(iter(operands.values())).device
-        count_R = torch.empty(-(-numel // plan.length), dtype=torch.int32, device=device)
-        self._launch(plan.counting, {**operands, COUNT.name: count_R}, numel, draws)
-        end_R = count_R.cumsum(0)
-        self._launch(plan, operands, numel, draws, (end_R - count_R).int())
-        return int(end_R[-1])
+            self._launch(plan, live)
+        else:
+            counts = iter(self._keep(plan, plan.counting, live))
+        return [next(counts) if part.numel else 0 for part in parts]
 
-    def _launch(
-        self,
-        plan: _Plan,
-        operands: Mapping[str, Tensor],
-        numel: int,
-        draws: Draws,
-        *first_R: Tensor,
-    ) -> None:
-        given = [operands[name] for name in plan.operands]
-        drawn = (_signed(draws.key), _signed(draws.key >> 32), _signed(draws.step))
-        grid = (-(-numel // (plan.length * plan.shape["ROWS"])),)
-        with _on(given[0].device):
+    def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[LaunchPart]) -> list[int]:
+        """Counts each row's elements, then writes them from where the rows before it end."""
+        device = live[0].device
+        rows_T = [-(-part.numel // plan.length) for part in live]
+        count_R = torch.empty(sum(rows_T), dtype=torch.int32, device=device)
+        counted = zip(live, torch.split(count_R, rows_T), strict=True)
+        self._launch(counting, [part.beside(COUNT.name, own_R) for part, own_R in counted])
+        ends_R = count_R.cumsum(0)
+        first_R = (ends_R - count_R).int()
+        kept = zip(live, torch.split(first_R, rows_T), strict=True)
+        self._launch(plan, [part.beside(FIRST, own_R) for part, own_R in kept])
+        last_T = to_device([last - 1 for last in accumulate(rows_T)], device)
+        ends_T = [0, *ends_R[last_T].tolist()]
+        return [end - start for start, end in pairwise(ends_T)]
+
+    def _launch(self, plan: _Plan, live: Sequence[LaunchPart]) -> None:
+        size = plan.length * plan.shape["ROWS"]
+        programs_T = [-(-part.numel // size) for part in live]
+        with _on(live[0].device):
+            name, given = plan.name, live[0].given(plan)
+            if len(live) > 1:
+                name, given = f"{plan.name}_many", _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere else.
-            getattr(self.module, plan.name)[grid](
-                *given,
-                numel,
-                *(drawn if plan.draws else ()),
-                *first_R,
-                **plan.shape,
-                enable_fp_fusion=False,
+            getattr(self.module, name)[(sum(programs_T),)](
+                *given, **plan.shape, enable_fp_fusion=False
             )
+
+
+class LaunchPart(NamedTuple):
+    """One tensor's part in a launch: its operands by name, its length, its random numbers."""
+
+    operands: Mapping[str, Tensor]
+    numel: int
+    draws: Draws
+
+    @property
+    def device(self) -> torch.device:
+        """Where all operands lie."""
+        return next(iter(self.operands.values())).device
+
+    def beside(self, name: str, operand: Tensor) -> LaunchPart:
+        """The part with one operand more."""
+        return self._replace(operands={**self.operands, name: operand})
+
+    def given(self, plan: _Plan) -> list[Tensor | int]:
+        """The arguments of the kernel, in the order of ``render.parameters``."""
+        key, step = self.draws.key, self.draws.step
+        drawn = (_signed(key), _signed(key >> 32), _signed(step)) if plan.draws else ()
+        first = (self.operands[FIRST],) if plan.counting is not None else ()
+        return [*(self.operands[name] for name in plan.operands), self.numel, *drawn, *first]
+
+
+def _table(
+    plan: _Plan, live: Sequence[LaunchPart], programs_T: Sequence[int]
+) -> list[Tensor | int]:
+    """The table of ``device.tensor_of``, how many tensors it has, a divisor of their lengths."""
+    given = (one for part in live for one in part.given(plan))
+    words = [one if isinstance(one, int) else one.data_ptr() for one in given]
+    wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
+    even = all(part.numel % _VECTOR == 0 for part in live)
+    align = _VECTOR if even and all(address % (4 * _VECTOR) == 0 for address in wide) else 1
+    words = [*accumulate(programs_T[:-1], initial=0), *words]
+    return [to_device(words, live[0].device), len(live), align]
+
+
+def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers (int64) on a device, through pinned memory, so that nothing waits for it."""
+    found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 
 def launch_shape(length: int) -> dict[str, int]:
@@ -105,7 +163,9 @@ def launch_shape(length: int) -> dict[str, int]:
     """
     tile = 1 << (length - 1).bit_length() if length <= WHOLE else _TILE
     rows = max(1, _SHORT // tile)
-    warps = min(_MOST_WARPS, max(1, tile * rows // (32 * _PER_THREAD)))
+    # A loop keeps what a thread adds up beside what it reads, so a thread has fewer elements.
+    per_thread = _PER_THREAD if length <= WHOLE else _PER_THREAD // 2
+    warps = min(_MOST_WARPS, max(1, tile * rows // (32 * per_thread)))
     return {"ROWS": rows, "TILE": tile, "num_warps": warps}
 
 

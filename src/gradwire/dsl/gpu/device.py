@@ -19,6 +19,33 @@ import triton.language as tl
 
 _ROUNDS = tl.constexpr(7)
 
+# ---- several tensors in one launch -------------------------------------------------------------
+
+
+@triton.jit
+def tensor_of(table, num_tensors, WORDS: tl.constexpr):
+    """(the program's number within its tensor, where that tensor's words begin in the table).
+
+    ``table`` (int64) has the number of the first program of each tensor, rising, then ``WORDS``
+    words of each: addresses and numbers.
+    """
+    program = tl.program_id(0)
+    begun = 0
+    for at in range(0, num_tensors, 128):
+        i = at + tl.arange(0, 128)
+        first = tl.load(table + i, mask=i < num_tensors, other=2147483647)
+        begun += tl.sum((first <= program).to(tl.int32), 0)
+    before = tl.load(table + begun - 1).to(tl.int32)
+    return program - before, table + num_tensors + (begun - 1) * WORDS
+
+
+@triton.jit
+def memory(words, place, kind: tl.constexpr, ALIGN: tl.constexpr):
+    """The memory whose address is a word: a multiple of ``4 * ALIGN`` bytes, unless that is 1."""
+    bytes: tl.constexpr = 4 * ALIGN if ALIGN > 1 else 1
+    return tl.multiple_of(tl.load(words + place).to(tl.pointer_type(kind)), bytes)
+
+
 # ---- scalar functions --------------------------------------------------------------------------
 
 

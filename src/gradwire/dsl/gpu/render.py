@@ -1,11 +1,12 @@
-"""Triton text of a kernel: one function, which does ``ROWS`` blocks a program.
+"""Triton text of a kernel: a function that does ``ROWS`` blocks a program, and two that launch it.
 
 A value a call has shape (1, 1), one a block (ROWS, 1), one an element (ROWS, TILE). Blocks of up to
 ``WHOLE`` elements are one tile, which stays in registers: each operand is read once, whatever the
 number of passes. Longer ones are visited by a loop over tiles a pass, or piece by piece where no
 value of a block is made of its elements. Parameters are the kernel's buffers in order, the
-gradient's length, key and step of what is drawn, and where a row's kept elements go. Rendering
-does not need triton.
+gradient's length, key and step of what is drawn, and where a row's kept elements go. NAME takes
+those of one tensor; NAME_many those of several, in the words of a table (``device.tensor_of``).
+Rendering does not need triton.
 
 Order of a reduction: lane j takes the elements j, j + TILE, ... of its block in turn, and lanes are
 combined in the order that Triton likes. Least and most are the same in every order. Floats are
@@ -51,6 +52,7 @@ from .terms import (
     pointer,
     sums_floats,
     type_name,
+    type_of,
 )
 
 WHOLE = 16384
@@ -68,6 +70,9 @@ from gradwire.dsl.gpu import device as gw"""
 
 COUNT = Buffer("count", INT32, Extent.BLOCK)
 """How many elements of each row are kept."""
+
+FIRST = "first"
+"""The operand (int32) that says where each row's kept elements go, up to a number for all rows."""
 
 _ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
 
@@ -102,33 +107,79 @@ def row(kernel: Kernel) -> int:
     return math.gcd(kernel.block, _PIECE)
 
 
-def _function(kernel: Kernel) -> str:
-    """One kernel: its parameters, what a program's rows are, its passes."""
+def parameters(kernel: Kernel) -> tuple[str, ...]:
+    """The parameters of one tensor: its buffers, and what ``words`` of a table hold behind them."""
     draws = ("key_low", "key_high", "step") if kernel.draws else ()
-    keeps = ("first",) if kernel.keep else ()
-    buffers = [pointer(buffer) for buffer in kernel.buffers]
-    plain = ", ".join([*buffers, "num_elements", *draws, *keeps])
+    keeps = (FIRST,) if kernel.keep else ()
+    return (*map(pointer, kernel.buffers), "num_elements", *draws, *keeps)
+
+
+def _function(kernel: Kernel) -> str:
+    """One kernel: its parameters, what a program's rows are, its passes; and what launches it."""
     once = any(buffer.extent is Extent.CALL for buffer in kernel.buffers)
     body = _Body(kernel)
+    first = "tl.load(first + row, mask=n > 0, other=0) - tl.load(first)"
     lines = [line for one in passes(kernel) for line in body.one_pass(one)]
-    changing = ", ".join(f'"{name}"' for name in draws)
-    return "\n".join(
-        [
-            f"@triton.jit(do_not_specialize=[{changing}])" if draws else "@triton.jit",
-            f"def {kernel.name}(",
-            f"    {plain},",
-            "    ROWS: tl.constexpr, TILE: tl.constexpr,",
-            "):",
-            "    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
-            f"    start = row * {body.row}",
-            f"    n = tl.minimum(num_elements - start, {body.row})",
-            f"    block = {'row' if body.row == kernel.block else f'start // {kernel.block}'}",
-            *(["    call = tl.arange(0, 1)[:, None]"] if once else []),
-            *(f"    {line}" for line in body.head()),
-            *(["    kept_before = tl.load(first + row, mask=n > 0, other=0)"] if keeps else []),
-            *(f"    {line}" for line in lines),
-        ]
-    )
+    rows = [
+        "@triton.jit",
+        f"def {kernel.name}_rows(",
+        f"    program, {', '.join(parameters(kernel))},",
+        "    ROWS: tl.constexpr, TILE: tl.constexpr,",
+        "):",
+        "    row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
+        f"    start = row * {body.row}",
+        f"    n = tl.minimum(num_elements - start, {body.row})",
+        f"    block = {'row' if body.row == kernel.block else f'start // {kernel.block}'}",
+        *(["    call = tl.arange(0, 1)[:, None]"] if once else []),
+        *(f"    {line}" for line in body.head()),
+        *([f"    kept_before = {first}"] if kernel.keep else []),
+        *(f"    {line}" for line in lines),
+    ]
+    return "\n\n\n".join(["\n".join(rows), *_launched(kernel)])
+
+
+def _launched(kernel: Kernel) -> tuple[str, str]:
+    """The kernels of one tensor and of several."""
+    given = parameters(kernel)
+    changing = ", ".join(f'"{name}"' for name in given if name in ("key_low", "key_high", "step"))
+    alone = [
+        f"@triton.jit(do_not_specialize=[{changing}])" if changing else "@triton.jit",
+        f"def {kernel.name}({', '.join(given)}, ROWS: tl.constexpr, TILE: tl.constexpr):",
+        f"    {kernel.name}_rows(tl.program_id(0), {', '.join(given)}, ROWS, TILE)",
+    ]
+    found = [_word(place, buffer) for place, buffer in enumerate(kernel.buffers)]
+    for name in given[len(found) :]:
+        word = f"tl.load(words + {len(found)})"
+        if name == "num_elements":
+            found.append(f"tl.multiple_of({word}, ALIGN)")
+        elif name == FIRST:
+            found.append(f"gw.memory(words, {len(found)}, tl.int32, 1)")
+        else:
+            found.append(f"{word}.to(tl.int32)")
+    many = [
+        '@triton.jit(do_not_specialize=["num_tensors"])',
+        f"def {kernel.name}_many(table, num_tensors, ALIGN: tl.constexpr,",
+        "    ROWS: tl.constexpr, TILE: tl.constexpr,",
+        "):",
+        f"    program, words = gw.tensor_of(table, num_tensors, {len(found)})",
+        f"    {kernel.name}_rows(",
+        "        program,",
+        *(f"        {word}," for word in found),
+        "        ROWS, TILE,",
+        "    )",
+    ]
+    return "\n".join(alone), "\n".join(many)
+
+
+def is_wide(buffer: Buffer) -> bool:
+    """Whether a buffer has an unpacked value an element; a field of a payload may lie anywhere."""
+    return buffer.extent is Extent.ELEMENT and buffer.dtype not in UNSIGNED
+
+
+def _word(place: int, buffer: Buffer) -> str:
+    """A buffer's memory; only gradients and what is as long are sure to be read in vectors."""
+    align = "ALIGN" if is_wide(buffer) else "1"
+    return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"
 
 
 class _Body:

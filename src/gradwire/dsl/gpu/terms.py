@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..ir import BOOL, FLOAT32, UNSIGNED, Buffer, DType, Fold, Node, Op, neutral
+from ..ir import BOOL, FLOAT32, INT32, UNSIGNED, Buffer, DType, Fold, Node, Op, neutral
 
 _TEXT = {
     Op.SIZE: "n.to(tl.int32)",
@@ -130,6 +130,11 @@ def code(buffer: Buffer, arguments: str, width: str = "") -> str:
 def type_name(dtype: DType) -> str:
     """The type in which values of ``dtype`` are computed."""
     return {FLOAT32: "tl.float32", BOOL: "tl.int1"}.get(dtype, "tl.int32")
+
+
+def type_of(buffer: Buffer) -> str:
+    """The type of a buffer's elements in memory; packed codes lie in bytes."""
+    return {FLOAT32: "float32", INT32: "int32"}.get(buffer.dtype, "uint8")
 
 
 def literal(value: float, dtype: DType) -> str:

@@ -1,0 +1,110 @@
+"""The roll call: who can be reached without the store, and what an error makes of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from gradwire.errors import ExitCode
+from gradwire.runtime.blame import alarm_of
+from gradwire.runtime.roll_call import Reach, RollCall
+
+WORLD = 4
+HERE, CUT, ENDED, MUTE = Reach.ANSWERS, Reach.CUT, Reach.ENDED, Reach.MUTE
+
+
+@pytest.fixture
+def store() -> PrefixStore:
+    port, patience = 0, timedelta(seconds=20)
+    return PrefixStore("job", TCPStore("127.0.0.1", port, None, True, patience))
+
+
+@pytest.fixture
+def ranks(store: PrefixStore) -> Iterator[list[RollCall]]:
+    """Four ranks that have met; rank 1 knows of an alarm, and all note what they hear."""
+    found: list[RollCall] = []
+    with ExitStack() as stack:
+        for rank in range(WORLD):
+            heard: list[bytes] = []
+            found.append(RollCall(rank, WORLD, heard.append, lambda rank=rank: "x" * (rank == 1)))
+            found[-1].notes = heard  # type: ignore[attr-defined]
+            stack.callback(found[-1].close)
+        for _ in range(2):
+            for one in found:
+                one.meet(store)
+        yield found
+
+
+def test_all_that_live_answer_and_tell_what_they_know(ranks: list[RollCall]) -> None:
+    assert ranks[0].ask() == ({1: HERE, 2: HERE, 3: HERE}, b"x")
+    assert ranks[1].ask() == ({0: HERE, 2: HERE, 3: HERE}, b"")
+
+
+def test_a_process_that_has_ended_is_told_from_one_that_is_stopped(ranks: list[RollCall]) -> None:
+    ranks[2].close()
+    host, _, token = ranks[0]._doors[3]
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and says nothing
+        ranks[0]._doors[3] = (host, stopped.getsockname()[1], token)
+        assert ranks[0].ask()[0] == {1: HERE, 2: ENDED, 3: MUTE}
+
+
+def test_an_alarm_is_heard_at_every_door(ranks: list[RollCall]) -> None:
+    ranks[2].tell("fire")
+    deadline_s = time.monotonic() + 10
+    while [one.notes for one in ranks] != [[b"fire"], [b"fire"], [], [b"fire"]]:  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_who_does_not_know_the_token_is_not_heard(ranks: list[RollCall]) -> None:
+    _, port, token = ranks[0]._doors[1]
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(f"{token[::-1]}\nfire\n".encode())
+        assert stranger.recv(100) == b""
+    assert ranks[1].notes == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rank", "silent", "reach", "store_lost", "named", "text", "code"),
+    [
+        (0, (2,), {1: HERE, 2: ENDED, 3: HERE}, False, (2,), "process has ended", 75),
+        (0, (2,), {1: HERE, 2: MUTE, 3: HERE}, False, (2,), "is stopped", 75),
+        (0, (2,), {}, False, (2,), "rank 2 of 4 stopped answering", 75),
+        (0, (2, 3), {1: HERE, 2: ENDED, 3: CUT}, False, (2, 3), "reaches rank 3 of 4", 68),
+        (
+            *(0, (2, 3), {1: HERE, 2: CUT, 3: CUT}, False, (2, 3)),
+            *("parted: ranks 0, 1 of 4 reach each other, and no connection reaches ranks 2, 3", 68),
+        ),
+        (
+            *(2, (0,), {0: CUT, 1: CUT, 3: HERE}, True, (0, 1)),
+            *("parted: ranks 2, 3 of 4 reach each other, and no connection reaches ranks 0, 1", 68),
+        ),
+        (3, (0,), {0: CUT, 1: CUT, 2: CUT}, True, (3,), "rank 3 of 4 is cut off", 68),
+        (1, (0,), {0: HERE, 2: HERE, 3: HERE}, True, (), "store stopped answering", 69),
+        (1, (0,), {0: ENDED, 2: HERE, 3: HERE}, True, (0,), "the job's store with it", 75),
+        (1, (), {0: HERE, 2: HERE, 3: HERE}, False, None, "", 0),
+        (1, (), {0: HERE, 2: CUT, 3: HERE}, False, None, "", 0),
+    ],
+)
+def test_what_an_error_makes_of_it(
+    rank: int,
+    silent: tuple[int, ...],
+    reach: dict[int, Reach],
+    store_lost: bool,
+    named: tuple[int, ...] | None,
+    text: str,
+    code: int,
+) -> None:
+    alarm = alarm_of(rank, WORLD, 7, silent, reach, store_lost=store_lost)
+    if named is None:
+        assert alarm is None
+    else:
+        assert alarm is not None
+        assert (alarm.ranks, alarm.step, alarm.code) == (named, 7, ExitCode(code))
+        assert text in alarm.text

@@ -1,0 +1,178 @@
+"""``sharded_state``: torch.distributed.checkpoint saves it, and cuts it anew for other ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.errors import InvalidSetting
+from gradwire.exchange import exchange_for
+from gradwire.runtime.handle import Handle
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, digest
+
+pytestmark = pytest.mark.multi
+
+EXCHANGES = {
+    "topk": TOPK,
+    "drawn": exchange_for(gw.compress.dgc(density=0.2)),  # counts steps for its random numbers
+    "starts": exchange_for(gw.compress.powersgd(rank=1)),  # keeps matrices, too
+}
+
+
+def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, torch.optim.SGD]:
+    """A model on a grid of (replicas, shards), with odd sizes; one shard is a plain model."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 3))
+    group: Any = None
+    if grid[1] > 1:
+        mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
+        fully_shard(net, mesh=mesh["shard"])
+        group = mesh["replicate"]
+    handle = gw.attach(net, exchange, group=group, bucket_cap_mb=SMALL_MB)
+    return net, handle, torch.optim.SGD(net.parameters(), lr=0.05)
+
+
+def train(net: nn.Module, optimizer: torch.optim.SGD, rank: int, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(100 * step + rank)
+        optimizer.zero_grad()
+        net(torch.randn(8, 13)).square().mean().backward()
+        optimizer.step()
+
+
+def held(net: nn.Module) -> list[Tensor]:
+    with torch.no_grad():
+        return [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
+
+
+def resumed(rank: int, world: int, parts: int, name: str, folder: str) -> tuple[str, str]:
+    """The bits of a whole run, and of one that goes on from its checkpoint."""
+    grid = world // parts, parts
+    net, handle, optimizer = made(grid, EXCHANGES[name])
+    train(net, optimizer, rank, range(3))
+    state = {"model": net.state_dict(), "gradwire": handle.sharded_state()}
+    dcp.save(state, checkpoint_id=folder)
+    train(net, optimizer, rank, range(3, 6))
+    whole = digest(held(net))
+    handle.detach()
+
+    again, other, optimizer = made(grid, EXCHANGES[name])
+    state = {"model": again.state_dict(), "gradwire": other.sharded_state()}
+    dcp.load(state, checkpoint_id=folder)
+    again.load_state_dict(state["model"])
+    other.load_state_dict(state["gradwire"])
+    assert other.step == 3
+    train(again, optimizer, rank, range(3, 6))
+    found = digest(held(again))
+    other.detach()
+    return whole, found
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (2, "topk"),
+        pytest.param(2, "drawn", marks=pytest.mark.slow),
+        (1, "starts"),
+        pytest.param(1, "drawn", marks=pytest.mark.slow),
+        pytest.param(2, "starts", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_in_two_parts_is_one_run(parts: int, name: str, four: Ranks, tmp_path: Path) -> None:
+    for whole, found in four.run(resumed, parts, name, str(tmp_path)):
+        assert found == whole
+
+
+def totals(handle: Handle) -> dict[str, float]:
+    """The sum of all residuals that the mean over replicas is still to deliver, by parameter."""
+    found, residuals = {}, handle.residuals()
+    for name in ("0.weight", "2.weight"):
+        total = residuals.get(name, torch.zeros(0)).double().sum() / handle.world_size
+        dist.all_reduce(total)
+        found[name] = float(total)
+    return found
+
+
+def save(rank: int, world: int, parts: int, folder: str) -> dict[str, float]:
+    net, handle, optimizer = made((world // parts, parts), TOPK)
+    train(net, optimizer, rank, range(3))
+    dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
+    found = totals(handle)
+    handle.detach()
+    return found
+
+
+def load(rank: int, world: int, parts: int, saved_by: int, folder: str) -> dict[str, float]:
+    net, handle, optimizer = made((world // parts, parts), TOPK)
+    state = {"gradwire": handle.sharded_state(saved_by=saved_by)}
+    dcp.load(state, checkpoint_id=folder)
+    handle.load_state_dict(state["gradwire"])
+    found = totals(handle)
+    assert handle.step == 3
+    train(net, optimizer, rank, range(3, 5))
+    handle.detach()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), [(2, 4), (1, 2)])
+def test_other_ranks_and_shards_lose_nothing(
+    old: int, new: int, four: Ranks, two: Ranks, tmp_path: Path
+) -> None:
+    """Four ranks in ``old`` parts save; then four in ``new`` parts go on, then two, then one."""
+    saved = four.run(save, old, str(tmp_path))[0]
+    assert saved["0.weight"] != 0
+    counts = [(four, new), (two, min(new, 2))]
+    for ranks, parts in counts:
+        found = ranks.run(load, parts, 4 // old, str(tmp_path))[0]
+        assert found == pytest.approx(saved, rel=1e-5, abs=1e-7)
+
+
+def wrong(rank: int, world: int, folder: str) -> list[str]:
+    told = []
+    net, handle, optimizer = made((2, 2), TOPK)
+    train(net, optimizer, rank, range(2))
+    dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
+    with pytest.raises(InvalidSetting) as raised:
+        handle.sharded_state(saved_by=0)
+    told.append(str(raised.value))
+    state = handle.sharded_state(saved_by=3)
+    with pytest.raises(InvalidSetting) as raised:
+        handle.load_state_dict(state)  # nothing was loaded into it: it says 2
+    told.append(str(raised.value))
+    handle.detach()
+    plain = nn.Linear(4, 4)
+    for other in (
+        gw.local_steps(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2),
+        gw.attach(nn.Linear(4, 4), DENSE, mesh=hosts()),
+        gw.attach(nn.Linear(4, 4), "auto"),
+    ):
+        with pytest.raises(InvalidSetting) as raised:
+            other.sharded_state()
+        told.append(str(raised.value))
+        other.detach()
+    return told
+
+
+def hosts() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "local"))
+
+
+def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
+    for saved_by, rows, *others in four.run(wrong, str(tmp_path)):
+        assert "saved_by must be a whole number, at least 1" in saved_by
+        assert "handle.sharded_state(saved_by=2)" in rows
+        for text in others:
+            assert "save what gather_state() returns" in text

@@ -1,0 +1,85 @@
+"""What an attach leaves behind: no keys in the job's store, and no memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire as gw
+from gradwire.runtime.wire import default_store
+from tests.runtime.ranks import Ranks
+
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
+FEW, MANY = 8, 40
+MOST_KEYS = 2 * (1 + 4 + 1 + 3)
+"""While two ranks are attached: a key of each for its channels, its door, its pulse and so on."""
+MOST_MB = 12.0
+"""Of memory that may come with the attaches in between; it was 0.4 MB each before."""
+
+
+def settled_keys(most: int) -> list[str]:
+    """The store's keys, once there are no more than ``most`` or after some seconds."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        keys = [key for key in default_store().list_keys() if "gradwire" in key]
+        if len(keys) <= most or time.monotonic() > deadline_s:
+            return keys
+        time.sleep(0.05)
+
+
+def resident_mb() -> float:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> gw.Handle:
+    net = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)])
+    handle = gw.attach(net, gw.compress.onebit(block=64), bucket_cap_mb=0.4)
+    for _ in range(num_steps):
+        net(torch.ones(2, width)).sum().backward()
+        net.zero_grad()
+    for _ in range(num_loads):
+        handle.load_state_dict(handle.state_dict())
+    return handle
+
+
+def keys_in_use(rank: int, world: int) -> tuple[int, int, list[str]]:
+    """Keys while attached, after one step and after many steps and loads; and after detach."""
+    handle = attach_and_train(1, 1)
+    time.sleep(1)  # the pulse sweeps twice a second
+    dist.barrier()
+    few = len(settled_keys(MOST_KEYS))
+    for _ in range(4):
+        handle.load_state_dict(handle.state_dict())
+    many = len(settled_keys(few))
+    dist.barrier()
+    handle.detach()
+    for _ in range(3):
+        attach_and_train().detach()
+    return few, many, settled_keys(0)
+
+
+def test_keys_do_not_grow_with_steps_loads_and_attaches(two: Ranks) -> None:
+    for few, many, left in two.run(keys_in_use):
+        assert many <= few <= MOST_KEYS
+        assert left == []
+
+
+def memory_of_attaches(rank: int, world: int) -> float:
+    for _ in range(FEW):
+        attach_and_train(width=400).detach()
+    before_mb = resident_mb()
+    for _ in range(MANY):
+        attach_and_train(width=400).detach()
+    return resident_mb() - before_mb
+
+
+def test_memory_does_not_grow_with_attaches(two: Ranks) -> None:
+    for grown_mb in two.run(memory_of_attaches):
+        assert grown_mb < MOST_MB
