@@ -20,7 +20,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.staging import Staged
-from gradwire.runtime.streams import Side, Streams
+from gradwire.runtime.streams import SideStream, Streams
 from gradwire.runtime.synchroniser import Synchroniser
 from tests.runtime import late
 from tests.runtime.meshes import mesh
@@ -133,12 +133,12 @@ def test_every_exchange_makes_the_hosts_bits(part: int, late_two: Ranks) -> None
     late_two.run(compare, range(len(ALL))[part::4])
 
 
-def _at_once(self: Side, marks: Any) -> Any:
+def _at_once(self: SideStream, marks: Any) -> Any:
     return nullcontext()
 
 
 BROKEN: dict[str, Any] = {
-    "gathers at once": lambda: mock.patch.object(Side, "behind", _at_once),
+    "gathers at once": lambda: mock.patch.object(SideStream, "behind", _at_once),
     "sends at once": lambda: mock.patch.object(Staged, "wait"),
     "hands means on at once": lambda: mock.patch.object(Streams, "follow"),
     "writes shared memory within the backward pass": lambda: mock.patch.object(
@@ -151,7 +151,7 @@ BROKEN: dict[str, Any] = {
 
 def _back_later(self: Staged) -> None:
     """The next verb's arrivals are written where these are read from."""
-    with late.LATE.use(late.LATE.new_stream(self.side.device)):
+    with late.LATE.use(late.LATE.new_stream(late.DEVICE)):
         for tensor, room in self.landing:
             tensor.copy_(room, non_blocking=True)
 

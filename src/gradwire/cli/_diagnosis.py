@@ -112,8 +112,7 @@ def shaper() -> list[Row]:
 
 
 def kernels() -> list[Row]:
-    """Which implementation of the kernels serves, and what a GPU's gradients are copied to the host
-    for; builds the kernels of the CPU if need be."""
+    """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
     from ..kernels.build import backend
     from ..kernels.compiler import find_compiler
     from ..load import load, names

@@ -73,8 +73,13 @@ def norm_over_all(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*map(float, norms))
 
 
-def placed(messages: Iterable[Any], staging: Staging, num_steps: int) -> dict[str, Any]:
-    """Where messages are encoded, and the bytes that a step copies between devices and the host."""
+def whereabouts(messages: Iterable[Any], staging: Staging, num_steps: int) -> dict[str, Any]:
+    """Figures of where messages are encoded, and of what a step copies for that.
+
+    Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
+    the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
+    aside. Payloads pass through ``pinned_bytes`` of host memory.
+    """
     steps = max(1, num_steps)
     return {
         "encoded_on": dict(Counter(str(message.device) for message in messages)),

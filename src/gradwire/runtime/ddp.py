@@ -26,7 +26,7 @@ from .messages import Grads
 from .overlap import Overlap
 from .progress import Progress
 from .reals import as_reals, grad_as_reals
-from .streams import Side
+from .streams import SideStream
 
 
 class _Slot:
@@ -221,7 +221,7 @@ class _Bucket:
     """One of DDP's buckets on its way."""
 
     def __init__(
-        self, names: list[str], buffer: Tensor, messages: list[int], side: Side | None
+        self, names: list[str], buffer: Tensor, messages: list[int], side: SideStream | None
     ) -> None:
         self.names, self.buffer, self.messages, self._side = names, buffer, messages, side
         devices: Any = [] if side is None else [side.device]

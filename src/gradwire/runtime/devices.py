@@ -101,7 +101,7 @@ _SIDES: dict[torch.device, Stream] = {}
 
 
 def kind_of(device: torch.device) -> Device | None:
-    """What is asked of a device; None where it has no streams, as the host has none."""
+    """The functions of a device's kind; None where it has no streams, as the host has none."""
     if device.type not in _KINDS:
         module = torch.get_device_module(device)
         fits = all(hasattr(module, name) for name in _NEEDED)

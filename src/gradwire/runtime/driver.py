@@ -9,7 +9,7 @@ from ..verbs import Among, Communication, Compute, Steps
 from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
 from .staging import Staged
-from .streams import Side
+from .streams import SideStream
 from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
 
 COMPUTE = "compute"
@@ -38,7 +38,7 @@ class Driver:
         step: int,
         end: Task,
         turn: Sequence[Task],
-        side: Side | None,
+        side: SideStream | None,
     ) -> None:
         self._manager, self._routes, self._side = manager, routes, side
         self.text, self.index, self.lane = text, index, lane
@@ -126,7 +126,8 @@ class Driver:
         if self._side is None:
             return None
         ranks = [self._routes.circles[verb.among].rank for verb in verbs]
-        return self._side.staging.out(self.index, verbs, ranks, self._side)
+        side = self._side
+        return side.staging.out(self.index, verbs, ranks, side.kind, side.stream)
 
     def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
         """A task of this message; tasks that are ready on a lane run in issue order."""

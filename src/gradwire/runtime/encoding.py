@@ -18,11 +18,11 @@ from ..verbs import Compute, Steps
 from .driver import INLINE
 from .engine import Engine
 from .lanes import Task
-from .streams import Side
+from .streams import SideStream
 from .wire import as_on_a_lane
 
 
-def encode_on_lane(engine: Engine, task: Task, side: Side | None) -> Task:
+def encode_on_lane(engine: Engine, task: Task, side: SideStream | None) -> Task:
     """Has a task done on its lane; an inline one here and now, and its error is raised.
 
     ``side`` is the stream that it is launched on, where a device encodes.
@@ -36,7 +36,7 @@ def encode_on_lane(engine: Engine, task: Task, side: Side | None) -> Task:
 
 
 def begun(
-    engine: Engine, step: int, message: int, text: Steps[Any], side: Side | None
+    engine: Engine, step: int, message: int, text: Steps[Any], side: SideStream | None
 ) -> Steps[Any]:
     """The rest of a message's text, whose computations up to its first other verb are done.
 

@@ -33,7 +33,7 @@ from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
 from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
-from .streams import Side
+from .streams import SideStream
 from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
@@ -160,7 +160,7 @@ class Engine:
         last_behind: Sequence[Task] = (),
         last_is_light: bool = False,
         is_news: bool = False,
-        side: Side | None = None,
+        side: SideStream | None = None,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
 

@@ -16,7 +16,7 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import adapted, norm_over_all, placed, spread
+from .accounting import adapted, norm_over_all, spread, whereabouts
 from .controls import Controls, Pilot
 from .hooked import Hooked, Lent
 from .hooks import ModuleHooks
@@ -127,8 +127,7 @@ class Handle(UnevenInputs):
         - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
           same host with them.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
-        - ``inline_s_per_step`` is how long backward took for encodes within it: those that a plan
-          has there, and the scaling of uncompressed gradients.
+        - ``inline_s_per_step`` is how long backward took for encodes and scaling within it.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
         - ``residual_norm`` is over all parameters; its mean over ranks (DEFT's equation 2) is
           ``gw.mean_residual_norm``.
@@ -143,16 +142,12 @@ class Handle(UnevenInputs):
           ``error`` is the norm of the difference over that of the dense mean, of some elements of a
           few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
-        - ``ways`` says how the rows of each embedding went in the last step: by a scheme, or by the
-          inner exchange.
+        - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``encoded_on`` counts messages by the device that encodes them: that of the gradients, or
-          "cpu" where these are copied to the host first. ``to_host_bytes_per_step`` and
-          ``to_device_bytes_per_step`` are what is copied for messages, row-sparse gradients aside;
-          payloads pass through ``pinned_bytes`` of host memory.
-        - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
-          step (ZEN, definition 8), None where no message was cut into parts.
+        - ``encoded_on`` counts messages by the device that encodes them; what is copied for that is
+          said in `accounting`.
+        - ``push_imbalance`` and ``pull_imbalance`` are the last step's largest (ZEN, definition 8).
         """
         recorder, numel = self._progress.recorder, self.synchroniser.numel
         messages = self.synchroniser.messages if self._engine.num_channels else []
@@ -172,7 +167,7 @@ class Handle(UnevenInputs):
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(self.synchroniser.messages),
-            **placed(messages, self.synchroniser.streams.staging, recorder.num_steps),
+            **whereabouts(messages, self.synchroniser.streams.staging, recorder.num_steps),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:

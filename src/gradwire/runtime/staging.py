@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..verbs import AllGather, AllReduce, Broadcast, Communication, Recv, Send
-from .devices import Event
-
-if TYPE_CHECKING:
-    from .streams import Side
+from .devices import Device, Event, Stream
 
 _ALIGNED_BYTES = 64
 
@@ -41,11 +38,17 @@ class Staging:
         self._kept.clear()
 
     def out(
-        self, message: int, verbs: Sequence[Communication], ranks: Sequence[int], side: Side
+        self,
+        message: int,
+        verbs: Sequence[Communication],
+        ranks: Sequence[int],
+        kind: Device,
+        stream: Stream,
     ) -> Staged | None:
         """Launches the copies of what a message's verbs send; None where all lies on the host.
 
-        ``ranks`` are this one's places among those that each verb is for.
+        ``ranks`` are this one's places among those that each verb is for. Copies are launched on
+        ``stream``, where what is sent was computed.
         """
         places = [
             (at, name, *_ways(verb, name, rank))
@@ -56,10 +59,10 @@ class Staging:
         if not places:
             return None
         held = [getattr(verbs[at], name) for at, name, _, _ in places]
-        rooms = self._rooms(message, held, side)
+        rooms = self._rooms(message, held, kind)
         taken: list[dict[str, Any]] = [{} for _ in verbs]
-        staged = Staged(self, side)
-        with side.use():
+        staged = Staged(self, kind, stream)
+        with kind.use(stream):
             for (at, name, is_read, is_written), tensor, room in zip(
                 places, held, rooms, strict=True
             ):
@@ -69,11 +72,11 @@ class Staging:
                     self.to_host_bytes += room.nbytes
                 if is_written:
                     staged.landing += _others(verbs[at], ranks[at], tensor, room)
-            staged.ready = side.kind.record(side.stream)
+            staged.ready = kind.record(stream)
         staged.verbs = [replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)]
         return staged
 
-    def _rooms(self, message: int, tensors: Sequence[Tensor], side: Side) -> list[Tensor]:
+    def _rooms(self, message: int, tensors: Sequence[Tensor], kind: Device) -> list[Tensor]:
         """Room for each tensor in the message's buffer, which grows where it has too little."""
         ends, end = [], 0
         for tensor in tensors:
@@ -82,7 +85,7 @@ class Staging:
         kept = self._kept.get(message)
         if kept is None or kept.numel() < end:
             # Sizes that vary soon fit: each time there is a quarter more than was needed.
-            kept = self._kept[message] = side.kind.pinned(end if kept is None else end + end // 4)
+            kept = self._kept[message] = kind.pinned(end if kept is None else end + end // 4)
         starts = [0, *ends]
         return [
             kept[start : start + tensor.nbytes].view(tensor.dtype)
@@ -95,7 +98,8 @@ class Staged:
     """Verbs on pinned memory in the place of others; ``ready`` is when it holds what is sent."""
 
     staging: Staging
-    side: Side
+    kind: Device
+    stream: Stream
     verbs: list[Any] = field(default_factory=list)
     landing: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     ready: Event = None
@@ -109,7 +113,7 @@ class Staged:
 
     def back(self) -> None:
         """Launches the copies of what has arrived to where it belongs."""
-        with self.side.use():
+        with self.kind.use(self.stream):
             for tensor, room in self.landing:
                 tensor.copy_(room, non_blocking=True)
                 self.staging.to_device_bytes += room.nbytes
@@ -118,7 +122,7 @@ class Staged:
 def _others(
     verb: Communication, rank: int, into: Tensor, room: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """What is copied back of a tensor: of all that is gathered this rank's own part is there."""
+    """Pairs of what is copied back; of all that is gathered this rank's own part is there."""
     if not isinstance(verb, AllGather):
         return [(into, room)]
     start, stop = rank * verb.buf.numel(), (rank + 1) * verb.buf.numel()

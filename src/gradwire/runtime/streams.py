@@ -2,8 +2,8 @@
 
 Autograd launches a gradient's kernels on the stream that is current in its thread, and goes on
 before they have run. So a mark is left on that stream where a gradient is handed in. A message is
-gathered, encoded, decoded and scattered on the one ``Side`` stream of its device, behind the marks
-of its gradients: behind these kernels, and behind none that were launched since. What it does ends
+gathered, encoded, decoded and scattered on the one ``SideStream`` of its device, behind the marks of
+its gradients: behind these kernels, and behind none that were launched since. What it does ends
 with a mark too, and whoever uses a mean has his own stream wait for that. The host waits for
 neither.
 
@@ -40,7 +40,7 @@ class Mark(NamedTuple):
     event: Event
 
 
-class Side:
+class SideStream:
     """The one stream of a device on which messages are computed, of this model and of others.
 
     ``staging`` takes payloads from there to the network and back.
@@ -84,16 +84,16 @@ class Streams:
     """Keeps the side stream of each device, which all threads share."""
 
     def __init__(self) -> None:
-        self._sides: dict[torch.device, Side] = {}
+        self._sides: dict[torch.device, SideStream] = {}
         self.staging = Staging()
 
-    def side(self, device: torch.device) -> Side | None:
+    def side(self, device: torch.device) -> SideStream | None:
         """The side stream of a device; None where it has no streams."""
         kind = kind_of(device)
         if kind is None:
             return None
         if device not in self._sides:
-            self._sides[device] = Side(device, kind, self.staging)
+            self._sides[device] = SideStream(device, kind, self.staging)
         return self._sides[device]
 
     def mark(self, device: torch.device) -> Mark | None:

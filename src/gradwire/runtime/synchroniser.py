@@ -22,7 +22,7 @@ from .integrity import same_everywhere
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
-from .streams import Copying, Mark, Side, Streams
+from .streams import Copying, Mark, SideStream, Streams
 
 AnyMessage = Message | SparseMessage
 _LET_GO = torch.empty(0, device="cpu")
@@ -227,7 +227,7 @@ class Synchroniser:
             side=side,
         )
 
-    def _copying(self, names: Sequence[str], side: Side | None, **counted: Any) -> Copying:
+    def _copying(self, names: Sequence[str], side: SideStream | None, **counted: Any) -> Copying:
         """Makes the block in which gradients are copied from and to where they are encoded.
 
         It is behind their own marks and, where those are there already, behind the backward pass.

@@ -30,7 +30,7 @@ from ..verbs import (
 )
 from .lanes import Over
 from .last_verbs import LastVerbs
-from .streams import Side
+from .streams import SideStream
 
 Group = Any
 """A torch.distributed process group."""
@@ -155,7 +155,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def as_on_a_lane(side: Side | None = None) -> Iterator[None]:
+def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
     """A block that sees nothing of what the caller's thread has set for its own tensors.
 
     Where a device computes, it is launched on the ``side`` stream.
