@@ -2,8 +2,8 @@
 
 Autograd launches a gradient's kernels on the stream that is current in its thread, and goes on
 before they have run. So a mark is left on that stream where a gradient is handed in. A message is
-gathered, encoded, decoded and scattered on the one ``SideStream`` of its device, behind the marks of
-its gradients: behind these kernels, and behind none that were launched since. What it does ends
+gathered, encoded, decoded and scattered on the one ``SideStream`` of its device, behind the marks
+of its gradients: behind these kernels, and behind none that were launched since. What it does ends
 with a mark too, and whoever uses a mean has his own stream wait for that. The host waits for
 neither.
 
