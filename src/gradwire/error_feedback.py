@@ -57,6 +57,10 @@ class Wrapper(Exchange):
         return self.inner.same_threads
 
     @property
+    def host_only(self) -> bool:
+        return self.inner.host_only
+
+    @property
     def ranks_per_host(self) -> int:
         return self.inner.ranks_per_host
 

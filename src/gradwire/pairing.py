@@ -59,6 +59,10 @@ class Pair(Exchange):
         return PairState(state.sizes, inner)
 
     @property
+    def host_only(self) -> bool:
+        return self.codec.traits.host_only
+
+    @property
     def exact_size(self) -> bool:
         """Whether what is sent follows from the spec alone."""
         return self.codec.traits.exact_size and self.collective.exact_size

@@ -14,7 +14,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.messages import Slot
+from gradwire.runtime.slots import Slot
 from gradwire.spec import TensorSpec
 from tests.laws.variable import above
 from tests.runtime.plans import drawn, through

@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..report.output import installed_version, machine
@@ -111,11 +112,18 @@ def shaper() -> list[Row]:
 
 
 def kernels() -> list[Row]:
-    """The C++ compiler and which implementation of the kernels serves; builds them if need be."""
+    """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
     from ..kernels.build import backend
     from ..kernels.compiler import find_compiler
+    from ..load import load, names
 
-    return [{"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()}]
+    every = [(name, load("compress", name)) for name in names("compress")]
+    on_host = [name for name, kind in every if getattr(kind.traits, "host_only", False)]
+    on_gpu = "Triton" if find_spec("triton") else "torch operations"
+    return [
+        {"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()},
+        {"name": "GPU kernels", "backend": on_gpu, "encoded on the host": ", ".join(on_host)},
+    ]
 
 
 def gpus() -> list[Row]:

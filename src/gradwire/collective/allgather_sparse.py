@@ -58,7 +58,7 @@ class allgather_sparse(Collective):
             grad_N.numel(),
         )
         limits = [form.size_bytes] * me.world
-        sizes = yield from tell_all(me, codec, payload.size_bytes, limits, grad_N)
+        sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))
         gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=varies)
         yield AllGather(gathered, own[:slot])

@@ -90,7 +90,7 @@ class casync_ps(Collective):
         at_once = self._is_small([form.slot_bytes for form in chunks.formats])
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         size_bytes = (yield own.encoding_mean()) if own.serves else 0
-        told = yield from tell_all(me, codec, size_bytes, own.limits, grad_N)
+        told = yield from tell_all(me, codec, size_bytes, own.limits)
         if at_once and self._is_full(me.world):
             yield from _pull_at_once(own, told, out_N)
         else:
@@ -142,7 +142,7 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
     me = own.me
     if own.others:
         yield own.encoding(own.others)
-    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits, own.grad_N)
+    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
     arrived, into = own.landing(told)
     slots = tuple(map(len, into))
     yield AllToAll(arrived, own.packed(), slots, tuple(map(slot_bytes, own.sizes)))
@@ -160,7 +160,7 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
     ahead = targets if own.codec.traits.exact_size else [own.others]
     if ahead[0]:
         yield own.encoding(ahead[0])
-    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits, own.grad_N)
+    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
     sent, (_, into), come = own.slots(), own.landing(told), [me.rank]
     for number, away in enumerate(rounds):
         beside = [own.merging(come, told, into)] if own.serves else []

@@ -253,8 +253,8 @@ def _swap(
 
     What came makes a sum with what is held, of the ranks ``adds``; without them it takes its place.
     """
-    own_1 = me.scratch("own count", 1, held.like, torch.int64).fill_(held.count)
-    told_1 = me.scratch("told count", 1, held.like, torch.int64)
+    own_1 = me.told("own count", 1).fill_(held.count)
+    told_1 = me.told("told count", 1)
     yield _verbs(peer, own_1 if sends else None, told_1 if receives else None)
     count = 0
     if receives:

@@ -50,7 +50,12 @@ class lossless(Compressor):
 
     prescale: float = 1.0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.PACKED, lossless=True, exact_size=False, unbiased=True, contraction=True
+        layout=Layout.PACKED,
+        lossless=True,
+        exact_size=False,
+        unbiased=True,
+        contraction=True,
+        host_only=True,  # without its C++ a block's code is read in Python
     )
 
     def __post_init__(self) -> None:

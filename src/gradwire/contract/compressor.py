@@ -76,6 +76,9 @@ class Traits:
     """Each rank sends something of every tensor in a message, but of zeros."""
     same_threads: bool = False
     """Every rank computes for itself what all must hold alike, and does so with as many threads."""
+    host_only: bool = False
+    """It reads the memory of tensors, so gradients that a device computes are copied to the host
+    before they are encoded."""
 
 
 class Compressor(metaclass=KeywordSettings):

@@ -41,6 +41,11 @@ class Exchange(metaclass=KeywordSettings):
         return self.traits is not None and self.traits.same_threads
 
     @property
+    def host_only(self) -> bool:
+        """Whether tensors must lie in host memory, wherever gradients are computed."""
+        return self.traits is not None and self.traits.host_only
+
+    @property
     def ranks_per_host(self) -> int:
         """The number of ranks on each host, where it has verbs among a host's ranks; else 1."""
         return 1

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .compressor import Compressor
 
 
+_ON_HOST = torch.empty(0, device="cpu")
+
+
 def nothing() -> None:
     """Does nothing: a simulation calls it in place of a computation whose result nobody needs."""
 
@@ -129,6 +132,13 @@ class Member:
             found = torch.zeros(kept, dtype=dtype, device=like.device)
             self._buffers[name] = found
         return found[:numel] if varies else found
+
+    def told(self, name: str, numel: int) -> Tensor:
+        """A buffer (int64) for numbers that ranks tell each other.
+
+        It lies in host memory, wherever payloads lie, as what is done next depends on them.
+        """
+        return self.scratch(name, numel, _ON_HOST, torch.int64)
 
     def passing(self, name: str, numel: int, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A buffer of ``numel`` undefined elements that is valid within one computation only.

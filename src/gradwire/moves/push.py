@@ -34,8 +34,8 @@ def push(
     of this rank's part are written, of which there are at most ``limit``. ``beside`` is done while
     the network is busy. ``like`` is on the device of the payloads.
     """
-    own_W = me.scratch("own counts", me.world, like, torch.int64).copy_(torch.tensor(counts))
-    told_W = me.scratch("told counts", me.world, like, torch.int64)
+    own_W = me.told("own counts", me.world).copy_(torch.tensor(counts))
+    told_W = me.told("told counts", me.world)
     one_each = (1,) * me.world
     yield AllToAll(told_W, own_W, one_each, one_each)
     usual = [counts[me.rank]] * me.world

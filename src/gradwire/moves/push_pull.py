@@ -240,8 +240,8 @@ class PushPull(Collective):
         pushed, union = usual
         usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in union]
         sums, own = yield me.sized("merge", merge, cut.numel, lambda: (None, usually[0]))
-        own_T = me.scratch("own told", _TOLD, out_N, torch.int64).copy_(torch.tensor(own))
-        told_WT = me.scratch("told", _TOLD * me.world, out_N, torch.int64)
+        own_T = me.told("own told", _TOLD).copy_(torch.tensor(own))
+        told_WT = me.told("told", _TOLD * me.world)
         yield AllGather(told_WT, own_T)
         limits = [
             n for part in cut.parts for n in (part.length, part.length * cut.width, *_UNLIMITED)

@@ -45,7 +45,7 @@ def average_rows(
     counts and names the way, one that carries rows; it decides alike on all of them.
     """
     rows_R, values_RC = rows
-    counts = yield from tell_count(me, rows_R.numel(), num_rows, values_RC, unit="rows")
+    counts = yield from tell_count(me, rows_R.numel(), num_rows, unit="rows")
     me.way = me.imbalance = None
     if max(counts) == 0:
         return rows

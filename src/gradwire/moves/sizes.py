@@ -29,47 +29,43 @@ def tell_all(
     codec: Compressor,
     size_bytes: int,
     limits: Sequence[int],
-    like: Tensor,
     *,
     usual: Sequence[int] | None = None,
 ) -> Steps[list[int]]:
     """Tells every rank this one's size; returns all ranks' sizes, in rank order.
 
-    ``limits`` are the largest that each may have; ``like`` is on the device of the payloads;
-    ``usual`` is as for ``Member.sizes``.
+    ``limits`` are the largest that each may have; ``usual`` is as for ``Member.sizes``.
     """
     if codec.traits.exact_size:
         return list(limits)
-    told_W = yield from _told(me, size_bytes, like)
+    told_W = yield from _told(me, size_bytes)
     return me.sizes(told_W, limits, usual=usual)
 
 
-def tell_count(
-    me: Member, count: int, most: int, like: Tensor, *, unit: str = "units"
-) -> Steps[list[int]]:
+def tell_count(me: Member, count: int, most: int, *, unit: str = "units") -> Steps[list[int]]:
     """Tells every rank how many units this one has, at most ``most``; returns all ranks' counts.
 
     In a simulation all ranks have as many.
     """
-    told_W = yield from _told(me, count, like)
+    told_W = yield from _told(me, count)
     return me.sizes(told_W, [most] * me.world, unit=unit, usual=[count] * me.world)
 
 
-def _told(me: Member, own: int, like: Tensor) -> Steps[Tensor]:
-    own_1 = me.scratch("own size", 1, like, torch.int64).fill_(own)
-    told_W = me.scratch("told sizes", me.world, like, torch.int64)
+def _told(me: Member, own: int) -> Steps[Tensor]:
+    own_1 = me.told("own size", 1).fill_(own)
+    told_W = me.told("told sizes", me.world)
     yield AllGather(told_W, own_1)
     return told_W
 
 
 def tell_each(
-    me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int], like: Tensor
+    me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int]
 ) -> Steps[list[int]]:
     """Tells rank i ``sizes[i]``; returns what each rank told this one."""
     if codec.traits.exact_size:
         return list(limits)
-    own_W = me.scratch("own sizes", me.world, like, torch.int64).copy_(torch.tensor(sizes))
-    told_W = me.scratch("told sizes", me.world, like, torch.int64)
+    own_W = me.told("own sizes", me.world).copy_(torch.tensor(sizes))
+    told_W = me.told("told sizes", me.world)
     one_each = (1,) * me.world
     yield AllToAll(told_W, own_W, one_each, one_each)
     return me.sizes(told_W, limits)

@@ -7,6 +7,7 @@ over messages give the step's densities. Nothing here communicates.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..errors import InvalidSetting
 from ..trace.density import StepDensity
 from ..wrap.adapt import settings_of
 from .messages import Message
+from .staging import Staging
 
 
 def density_of_step(
@@ -69,6 +71,22 @@ def norm_over_all(tensors: Iterable[Tensor]) -> float:
     """The norm of tensors as one vector, whose squares are added up in float64."""
     norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors)
     return math.hypot(*map(float, norms))
+
+
+def whereabouts(messages: Iterable[Any], staging: Staging, num_steps: int) -> dict[str, Any]:
+    """Figures of where messages are encoded, and of what a step copies for that.
+
+    Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
+    the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
+    aside. Payloads pass through ``pinned_bytes`` of host memory.
+    """
+    steps = max(1, num_steps)
+    return {
+        "encoded_on": dict(Counter(str(message.device) for message in messages)),
+        "to_host_bytes_per_step": staging.to_host_bytes / steps,
+        "to_device_bytes_per_step": staging.to_device_bytes / steps,
+        "pinned_bytes": staging.pinned_bytes,
+    }
 
 
 OUTGROWN = 100.0

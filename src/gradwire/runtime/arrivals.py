@@ -28,6 +28,10 @@ class Arrivals:
         self._synchroniser.wait(names)
         self._progress.mark_wait(start_s, wall_clock())
 
+    def follow(self, names: Sequence[str]) -> None:
+        """Has the device's current stream wait for means that have arrived; does not block."""
+        self._synchroniser.follow(names)
+
     def finish(self) -> None:
         """Waits for the whole step, and puts the means where the training loop looks for them."""
         synchroniser, start_s = self._synchroniser, wall_clock()

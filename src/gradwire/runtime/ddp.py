@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,7 @@ from .messages import Grads
 from .overlap import Overlap
 from .progress import Progress
 from .reals import as_reals, grad_as_reals
+from .streams import SideStream
 
 
 class _Slot:
@@ -119,7 +121,8 @@ class DDPHooks:
             self._begin()
         names = [self._names[id(param)] for param in bucket.parameters()]
         buffer = bucket.buffer()
-        entry = _Bucket(names, buffer, synchroniser.ends_of(names))
+        side = synchroniser.streams.side(buffer.device)
+        entry = _Bucket(names, buffer, synchroniser.ends_of(names), side)
         self._waiting.append(entry)
         grads = [buffer] if buffer.is_sparse else _gradients(bucket)
         for name, grad in zip(names, grads, strict=True):
@@ -214,9 +217,11 @@ def _is_in_backward() -> bool:
 class _Bucket:
     """One of DDP's buckets on its way."""
 
-    def __init__(self, names: list[str], buffer: Tensor, messages: list[int]) -> None:
-        self.names, self.buffer, self.messages = names, buffer, messages
-        devices: Any = [buffer.device] if buffer.is_cuda else []
+    def __init__(
+        self, names: list[str], buffer: Tensor, messages: list[int], side: SideStream | None
+    ) -> None:
+        self.names, self.buffer, self.messages, self._side = names, buffer, messages, side
+        devices: Any = [] if side is None else [side.device]
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
@@ -227,6 +232,8 @@ class _Bucket:
                 self.future.set_exception(failure)  # type: ignore[arg-type]
             else:
                 sparse = grads[self.names[0]] if self.buffer.is_sparse else None
-                self.future.set_result(self.buffer if sparse is None else sparse)
+                # The future is complete when what was launched on the current stream is done.
+                with nullcontext() if self._side is None else self._side.use():
+                    self.future.set_result(self.buffer if sparse is None else sparse)
 
         return complete

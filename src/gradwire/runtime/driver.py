@@ -8,6 +8,8 @@ from typing import Any
 from ..verbs import Among, Communication, Compute, Steps
 from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
+from .staging import Staged
+from .streams import SideStream
 from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
 
 COMPUTE = "compute"
@@ -22,7 +24,8 @@ class Driver:
     """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
 
     ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must be done
-    before the message may use its channel.
+    before the message may use its channel. ``side`` is the stream on which it is computed, where a
+    device does so.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class Driver:
         step: int,
         end: Task,
         turn: Sequence[Task],
+        side: SideStream | None,
     ) -> None:
-        self._manager, self._routes = manager, routes
+        self._manager, self._routes, self._side = manager, routes, side
         self.text, self.index, self.lane = text, index, lane
         self.step, self.end, self.turn = step, end, turn
         self._noted: NotedVerb | None = None
@@ -46,7 +50,7 @@ class Driver:
         if self._noted is not None:
             self._noted.done_s, self._noted = wall_clock(), None
         try:
-            with as_on_a_lane():  # this may be the thread of the backward pass
+            with as_on_a_lane(self._side):  # this may be the thread of the backward pass
                 asked = self.text.send(value)
         except StopIteration as stop:
             value = stop.value
@@ -94,6 +98,15 @@ class Driver:
         size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
         name = "+".join(_name(verb) for verb in verbs)
         noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+        if (staged := self._staged(verbs)) is not None:
+
+            def carry_staged() -> None:
+                noted.started_s = wall_clock()
+                staged.wait()
+                carry_out(staged.verbs, routes.of(verbs, index, lane))
+                staged.back()
+
+            return self.task(name, carry_staged, routes.lanes[lane], size_bytes)
 
         # A task that is never done must not keep a channel open: it is looked up late.
         def carry() -> None:
@@ -108,8 +121,18 @@ class Driver:
         task.begin = start if is_begun(verbs) else None
         return task
 
+    def _staged(self, verbs: Sequence[Communication]) -> Staged | None:
+        """The verbs in host memory, where what they send or receive lies on a device."""
+        if self._side is None:
+            return None
+        ranks = [self._routes.circles[verb.among].rank for verb in verbs]
+        side = self._side
+        return side.staging.out(self.index, verbs, ranks, side.kind, side.stream)
+
     def task(self, name: str, fn: Callable[[], Any], lane: str, size_bytes: int) -> Task:
         """A task of this message; tasks that are ready on a lane run in issue order."""
+        if self._side is not None and lane == COMPUTE:
+            fn = self._side.on(fn)
         return Task(
             name,
             fn,

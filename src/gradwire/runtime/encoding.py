@@ -18,26 +18,34 @@ from ..verbs import Compute, Steps
 from .driver import INLINE
 from .engine import Engine
 from .lanes import Task
+from .streams import SideStream
 from .wire import as_on_a_lane
 
 
-def encode_on_lane(engine: Engine, task: Task) -> Task:
-    """Has a task done on its lane; an inline one here and now, and its error is raised."""
+def encode_on_lane(engine: Engine, task: Task, side: SideStream | None) -> Task:
+    """Has a task done on its lane; an inline one here and now, and its error is raised.
+
+    ``side`` is the stream that it is launched on, where a device encodes.
+    """
+    if side is not None:
+        task.fn = side.on(task.fn)
     if task.lane != INLINE:
         return engine.begin(task)
     with as_on_a_lane():
         return engine.do_inline(task)
 
 
-def begun(engine: Engine, step: int, message: int, text: Steps[Any]) -> Steps[Any]:
+def begun(
+    engine: Engine, step: int, message: int, text: Steps[Any], side: SideStream | None
+) -> Steps[Any]:
     """The rest of a message's text, whose computations up to its first other verb are done.
 
-    They are done in the caller's thread. What that has set for its own tensors (a default device,
-    autocast) does not reach them. An error in one of them ends the run, as on a lane, and is
-    raised.
+    They are done in the caller's thread, or launched there on ``side`` where a device encodes. What
+    that has set for its own tensors (a default device, autocast) does not reach them. An error in
+    one of them ends the run, as on a lane, and is raised.
     """
     value: Any = None
-    with as_on_a_lane():
+    with as_on_a_lane(side):
         while True:
             try:
                 asked = text.send(value)

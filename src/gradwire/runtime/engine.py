@@ -30,9 +30,10 @@ from ..trace.span import Span
 from ..verbs import Among, Steps
 from .blame import IN_ATTACH, blamed, failure_of, first_line
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
-from .lanes import Once, Task, TaskManager, wall_clock
+from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
+from .streams import SideStream
 from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
@@ -159,6 +160,7 @@ class Engine:
         last_behind: Sequence[Task] = (),
         last_is_light: bool = False,
         is_news: bool = False,
+        side: SideStream | None = None,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
@@ -169,14 +171,16 @@ class Engine:
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
         returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
-        on the channel that gradients do not take.
+        on the channel that gradients do not take. ``side`` is the stream of the device that
+        computes the message, None where the host does.
         """
         lane = self.num_channels if is_news else index % self.credit
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        driver = Driver(self._manager, self._routes, text, index, lane, self._step, end, [turn])
+        whose = self._manager, self._routes, text, index, lane, self._step, end
+        driver = Driver(*whose, [turn], side)
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
@@ -284,7 +288,7 @@ class Engine:
         It does not wait after a failure, nor longer than the time-out. A thread of a channel or of
         a lane, in which the garbage collector may call this, cannot wait for its own end.
         """
-        if _is_foreign() or self._manager.is_own_thread():
+        if is_foreign() or self._manager.is_own_thread():
             in_background(self.finish_and_close)
             return
         if self._failure is None:
@@ -323,7 +327,7 @@ class Engine:
 
         A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
         """
-        if _is_foreign():
+        if is_foreign():
             failing = in_background(lambda: self._task_failed(task, error))
             failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
             return
@@ -380,8 +384,3 @@ class Engine:
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
             # The last is done first: before anybody sees the error.
             stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
-
-
-def _is_foreign() -> bool:
-    """Whether this thread was not started by Python, as those of channels are not."""
-    return isinstance(threading.current_thread(), threading._DummyThread)

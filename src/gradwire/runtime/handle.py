@@ -16,7 +16,7 @@ from ..error_feedback import residuals as residuals_of
 from ..errors import InvalidSetting
 from ..trace.span import Trace
 from . import checkpoint
-from .accounting import adapted, norm_over_all, spread
+from .accounting import adapted, norm_over_all, spread, whereabouts
 from .controls import Controls, Pilot
 from .engine import Engine
 from .hooked import Hooked, Lent
@@ -147,12 +147,13 @@ class Handle(UnevenInputs):
           ``error`` is the norm of the difference over that of the dense mean, of some elements of a
           few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
-        - ``ways`` says how each embedding's rows last went: by a scheme, or the inner exchange.
+        - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
-        - ``push_imbalance`` and ``pull_imbalance`` are the largest among the messages of the last
-          step (ZEN, definition 8), None where no message was cut into parts.
+        - ``encoded_on`` counts messages by the device that encodes them; what is copied for that is
+          said in `accounting`.
+        - ``push_imbalance`` and ``pull_imbalance`` are the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(map(synchroniser.numel, synchroniser.names))
@@ -174,6 +175,7 @@ class Handle(UnevenInputs):
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
+            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:

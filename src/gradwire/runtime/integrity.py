@@ -36,19 +36,30 @@ class Digested(Protocol):
 
 
 def digest_of(*tensors: Tensor) -> int:
-    """The sum of the 64-bit words of tensors in host memory, modulo 2^64; any bit changes it.
+    """The sum of the 64-bit words of tensors, modulo 2^64; any bit changes it.
 
     >>> digest_of(torch.tensor([1, 2])), digest_of(torch.tensor([1.5], dtype=torch.bfloat16))
     (3, 16320)
     """
     total = 0
     for tensor in tensors:
+        if not tensor.is_cpu:
+            total += _digest_on_device(tensor)
+            continue
         # Not torch's sum: it takes no words that begin within one, as a lent gradient's may.
         bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
         end = bytes_B.size // _WORD_BYTES * _WORD_BYTES
         total += int(np.add.reduce(bytes_B[:end].view(np.int64)))
         total += int.from_bytes(bytes_B[end:].tobytes(), "little")
     return (total + 2**63) % 2**64 - 2**63
+
+
+def _digest_on_device(tensor: Tensor) -> int:
+    """The same sum, which the device adds up; the host waits for it."""
+    bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    padded_B = bytes_B.new_zeros(-(-bytes_B.numel() // _WORD_BYTES) * _WORD_BYTES)
+    padded_B[: bytes_B.numel()] = bytes_B
+    return int(padded_B.view(torch.int64).sum())
 
 
 def same_everywhere(world: int, step: int, messages: Sequence[Digested]) -> Steps[None]:

@@ -244,6 +244,11 @@ class TaskManager:
         return free
 
 
+def is_foreign() -> bool:
+    """Whether this thread was not started by Python, as those of channels are not."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
 class Once:
     """A callback that can be called from several places but runs once."""
 

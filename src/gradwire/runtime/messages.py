@@ -1,6 +1,7 @@
 """Message: gradients that travel together, in one flat buffer.
 
-A message keeps one flat host buffer. Its text gathers ranges of gradients into it and exchanges
+A message keeps one flat buffer, on the device of its gradients or, where those are not encoded
+there, on the host. Its text gathers ranges of gradients into it and exchanges
 them; ``scatter`` puts the mean back. A whole gradient that travels alone may be lent instead: it is
 the buffer of its step itself, and nothing is copied. State is kept by the message but named by
 parameter, so it can be loaded into messages that are fused and cut in another way. Fields that end
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,9 +24,11 @@ from ..contract.state import leaves
 from ..moves.shares import Range, Shares, shares_of
 from ..spec import TensorSpec
 from ..verbs import Compute, Steps
+from .devices import home_of, kept_on
 from .guard import Missed, compared
 from .integrity import digest_of
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
+from .slots import KeptBuffer, Slot, range_in
 from .streams import Copying
 
 Grads = dict[str, Tensor | None]
@@ -44,41 +46,6 @@ class ParamRange(NamedTuple):
     @classmethod
     def whole(cls, name: str, param: Tensor) -> ParamRange:
         return cls(name, param, 0, param.numel())
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a range of one parameter's gradient lies in its message.
-
-    The range starts at ``first`` of the parameter and is ``start:stop`` of the message.
-    """
-
-    name: str
-    first: int
-    start: int
-    stop: int
-    is_whole: bool
-
-    @property
-    def last(self) -> int:
-        return self.first + self.stop - self.start
-
-    def __str__(self) -> str:
-        return self.name if self.is_whole else f"{self.name}[{self.first}:{self.last}]"
-
-
-class KeptBuffer:
-    """A message's flat gradient in host memory, and the part of each slot.
-
-    The part of a whole gradient has its shape, as the gradient may have strides of its own.
-    """
-
-    def __init__(self, spec: TensorSpec, slots: Sequence[Slot]) -> None:
-        self.flat_N = torch.zeros(spec.numel, dtype=spec.dtype, device="cpu")
-        self.views = [
-            self.flat_N[slot.start : slot.stop].view(shape)
-            for slot, shape in zip(slots, spec.shapes, strict=False)  # flags have no slot
-        ]
 
 
 class Message:
@@ -108,12 +75,18 @@ class Message:
         num_flags: int = 0,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
+        self.device = home_of((one.param for one in ranges), host_only=exchange.host_only)
+        """Where the gradients are encoded, and where the buffer and the state lie."""
         self.slots, shapes = _laid_out(ranges)
         end = self.slots[-1].stop
         if num_flags:
             shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
-        self.spec = TensorSpec(f"message {index}", end + num_flags, dtype, shapes=tuple(shapes))
+        self.spec = TensorSpec(
+            *(f"message {index}", end + num_flags, dtype),
+            shapes=tuple(shapes),
+            device=self.device.type,
+        )
         self._buffer: KeptBuffer | None = None
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
@@ -124,7 +97,7 @@ class Message:
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
         """The lanes of tensors that are encoded each by itself as they come, by name."""
         if self.lanes or len(self.slots) > 1 or num_flags:
-            self._buffer = KeptBuffer(self.spec, self.slots)  # threads may need it at the same time
+            self._buffer = self._new_buffer()  # threads may need it at the same time
         self.flags_F = self._kept.flat_N[end:] if num_flags else None
         """The elements behind the gradients; gathering and scattering leave them as they are."""
         if self.flags_F is not None:
@@ -146,8 +119,12 @@ class Message:
     def _kept(self) -> KeptBuffer:
         """The kept buffer. For one gradient it is made in the first step that cannot borrow it."""
         if self._buffer is None:
-            self._buffer = KeptBuffer(self.spec, self.slots)
+            self._buffer = self._new_buffer()
         return self._buffer
+
+    def _new_buffer(self) -> KeptBuffer:
+        with kept_on(self.device):
+            return KeptBuffer(self.spec, self.slots)
 
     @property
     def flat_N(self) -> Tensor:
@@ -170,10 +147,10 @@ class Message:
     def first_state(self) -> State:
         """The state that training begins with.
 
-        It lies in host memory, as the buffer does, and is made of plain tensors, also where the
-        caller is in inference mode or has another default device.
+        What has a value for each element lies where the buffer does. It is made of plain tensors,
+        also where the caller is in inference mode or has another default device.
         """
-        with torch.device("cpu"), torch.inference_mode(False):
+        with kept_on(self.device), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
 
     @property
@@ -188,7 +165,7 @@ class Message:
         """
         for slot, view in zip(self.slots, self._kept.views, strict=True):
             if slot.name == name:
-                copy_scaled([_range(into, slot)], [view], self._scale)
+                copy_scaled([range_in(into, slot)], [view], self._scale)
 
     def can_borrow(self, grads: Grads) -> bool:
         """Whether this step's gradient can be the buffer itself.
@@ -203,8 +180,8 @@ class Message:
             and self.slots[0].is_whole
             and not self.lanes
             and self._scale == 1.0
-            and type(grad) is Tensor
-            and grad.device.type == "cpu"
+            and grad.__class__ is Tensor
+            and grad.device == self.device
             and grad.layout == torch.strided
             and grad.dtype == self.spec.dtype
             and grad.is_contiguous()
@@ -246,7 +223,10 @@ class Message:
         if ahead:
             places = [place for place in places if place not in ahead]
         self._set_aside = {}
-        if self._lent_N is None and self._copy_in(places, grads, copying) < len(places):
+        if self._lent_N is not None:
+            with copying():  # it is waited for, and stays where it is
+                pass
+        elif self._copy_in(places, grads, copying) < len(places):
             absent = [place for place in places if grads[self.slots[place].name] is None]
             torch._foreach_zero_([self._kept.views[place] for place in absent])
             slots = [self.slots[place] for place in absent]
@@ -279,7 +259,7 @@ class Message:
             grad = grads[slot.name]
             if grad is not None:
                 views.append(self._kept.views[place])
-                ranges.append(_range(grad, slot))
+                ranges.append(range_in(grad, slot))
         return views, ranges
 
     def take_back(self, name: str) -> None:
@@ -375,11 +355,6 @@ def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int,
         shapes.append(tuple(one.param.shape) if is_whole else (stop - end,))
         end = stop
     return slots, shapes
-
-
-def _range(grad: Tensor, slot: Slot) -> Tensor:
-    """The range of a gradient that travels in a slot; a gradient that is cut is contiguous."""
-    return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
 
 
 def field_of(path: str) -> str:

@@ -313,7 +313,9 @@ class Overlap:
         mine = [name for name in names if name in self._due]
         if mine:
             self._arrivals.wait(mine)
-            self._make(mine + self._arrived(set(mine)))
+            others = self._arrived(set(mine))
+            self._arrivals.follow(others)
+            self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
         """Due parameters beside ``known``, in order, up to the first whose mean has not arrived."""

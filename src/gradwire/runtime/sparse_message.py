@@ -20,6 +20,7 @@ from ..cost.sparse_schemes import OF_ROWS
 from ..load import load
 from ..moves.rows import average_rows
 from ..verbs import Compute, Steps
+from .devices import HOST
 from .integrity import digest_of
 from .messages import Grads
 from .streams import Copying
@@ -35,6 +36,8 @@ class SparseMessage:
     """
 
     exchange: Exchange | None = None
+    device = HOST
+    """Rows are found, and added up, on the host."""
     digests = False
     digest = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from .integrity import same_everywhere
 from .lanes import Task
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
-from .streams import Copying, Cuda, Mark, Streams
+from .streams import Copying, Mark, SideStream, Streams
 
 AnyMessage = Message | SparseMessage
 _LET_GO = torch.empty(0, device="cpu")
@@ -37,8 +37,8 @@ class Synchroniser:
     ``begin`` opens a step, of all parameters or of those of some messages, ``ready`` hands in
     gradients, ``close`` counts who used which parameter, ``finish`` waits. Means are written into
     the gradients that were handed in. ``params`` are all parameters that are exchanged, by name;
-    one without elements is in no message. ``streams`` orders copies of gradients that do not lie in
-    host memory. In every ``check_every``-th step ranks compare their means; see `integrity`.
+    one without elements is in no message. In every ``check_every``-th step ranks compare their
+    means; see `integrity`.
     """
 
     def __init__(
@@ -46,12 +46,11 @@ class Synchroniser:
         engine: Engine,
         messages: Sequence[AnyMessage],
         params: dict[str, Tensor],
-        streams: Streams | None = None,
         check_every: int | None = None,
     ) -> None:
         self.engine = engine
         self._check_every = check_every if engine.world > 1 else None
-        self._streams = Streams(Cuda()) if streams is None else streams
+        self.streams = Streams()
         self._params = params
         self.names = list(params)
         self._lock = threading.Lock()
@@ -66,6 +65,8 @@ class Synchroniser:
         self.replace(messages)
         self.grads: Grads = {}
         self._marks: dict[str, Mark] = {}
+        self._closing: list[Mark] = []
+        self._over: dict[int, Mark] = {}
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None)
         self._missing: list[int] = []
@@ -79,6 +80,7 @@ class Synchroniser:
         """Has other messages carry the same parameters, from the next step on."""
         assert not self.open, "messages are replaced between two steps"
         self.messages = list(messages)
+        self.streams.staging.clear()
         self.flat_messages = [m for m in self.messages if isinstance(m, Message)]
         """All messages but those of row-sparse gradients, which keep no state."""
         self._messages_of: dict[str, list[AnyMessage]] = {name: [] for name in self.names}
@@ -121,7 +123,7 @@ class Synchroniser:
             for message in self.flat_messages:
                 message.scale = scale
         self.grads = {}
-        self._marks = {}
+        self._marks, self._closing, self._over = {}, [], {}
         self._queue = self.messages if names is None else self.of(names)
         self._shared = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
@@ -153,8 +155,10 @@ class Synchroniser:
             self.grads[name] = grad
             if is_shared:
                 self._shared.add(name)
-            if grad is not None and grad.is_cuda:
-                self._marks[name] = self._streams.mark(grad.device)
+            if grad is not None and not grad.is_cpu:
+                mark = self.streams.mark(grad.device)
+                if mark is not None:
+                    self._marks[name] = mark
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
                 if grad is not None and isinstance(message, Message) and name in message.lanes:
@@ -176,7 +180,9 @@ class Synchroniser:
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched."""
-        grads, copying = self.grads, self._copying([name], allocates=False)
+        grads, side = self.grads, self.streams.side(message.device)
+        numel_bytes = self.numel(name) * message.spec.dtype.itemsize
+        copying = self._copying([name], side, to_host_bytes=numel_bytes)
         task = Task(
             f"encode {name}",
             lambda: message.encode_ahead(name, grads, copying),
@@ -185,34 +191,45 @@ class Synchroniser:
             step=self._step,
             message=message.index,
         )
-        self._ahead.setdefault(message.index, []).append(encode_on_lane(self.engine, task))
+        self._ahead.setdefault(message.index, []).append(encode_on_lane(self.engine, task, side))
 
     def _launch(self, message: AnyMessage) -> Task:
-        grads, num_left = self.grads, self._num_left  # of this step, even if it is abandoned
-        if isinstance(message, Message) and message.flags_F is not None:
-            self._write_flags(message.flags_F)
-        copying = scattering = self._copying(message.names, allocates=False)
+        # All of this step, even if it is abandoned.
+        grads, num_left, over = self.grads, self._num_left, self._over
+        names, side, size_bytes = message.names, self.streams.side(message.device), 0
+        if isinstance(message, Message):
+            size_bytes = message.spec.size_bytes
+            if message.flags_F is not None:
+                with nullcontext() if side is None else side.use():
+                    self._write_flags(message.flags_F)
+        copying = self._copying(names, side, to_host_bytes=size_bytes)
+        scattering = self._copying(names, side, to_device_bytes=size_bytes)
         if isinstance(message, SparseMessage):
-            scattering = self._copying(message.names, allocates=True)
-        is_shared = not self._shared.isdisjoint(message.names)
+            scattering = self._copying(names, side, allocates=True)
+        is_shared = not self._shared.isdisjoint(names)
+
+        def end() -> None:
+            if side is not None:
+                over[message.index] = side.mark()
+            if isinstance(message, Message):
+                _let_go(names, grads, num_left)
 
         def scatter() -> None:
             message.scatter(grads, scattering)
-            if isinstance(message, Message):
-                _let_go(message.names, grads, num_left)
+            end()
 
         def borrowed(text: Steps[None]) -> Steps[None]:
             yield from text
-            _let_go(message.names, grads, num_left)
+            end()
 
         last: tuple[str, Callable[[], None]] | None = ("scatter", scatter)
         text: Steps[None] = message.text(grads, copying)
         if isinstance(message, Message) and not is_shared and message.can_borrow(grads):
-            text, last = borrowed(message.text(grads, borrows=True)), None
+            text, last = borrowed(message.text(grads, copying, borrows=True)), None
         if isinstance(message, Message) and self.commit is not None:
             text = self.commit.keeping(message, text)
         if isinstance(message, Message) and message.is_inline:
-            text = begun(self.engine, self._step, message.index, text)
+            text = begun(self.engine, self._step, message.index, text, side)
         return self.engine.launch(
             message.index,
             f"message {message.index}",
@@ -221,15 +238,21 @@ class Synchroniser:
             after=[self._ends[i] for i in message.after],
             last=last,
             last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=isinstance(message, Message) and scattering is nullcontext,
+            last_is_light=isinstance(message, Message) and (side is not None or not self._marks),
+            side=side,
         )
 
-    def _copying(self, names: Sequence[str], *, allocates: bool) -> Copying:
-        """Makes the block in which gradients are copied from or to their device."""
+    def _copying(self, names: Sequence[str], side: SideStream | None, **counted: Any) -> Copying:
+        """Makes the block in which gradients are copied from and to where they are encoded.
+
+        It is behind their own marks and, where those are there already, behind the backward pass.
+        """
         if not self._marks:
             return nullcontext
-        marks = [self._marks[name] for name in names if name in self._marks]
-        return partial(self._streams.behind, marks, allocates=allocates)
+        marks, closing = [self._marks[n] for n in names if n in self._marks], self._closing
+        if side is not None:
+            return lambda: side.behind([*marks, *closing])
+        return lambda: self.streams.behind([*marks, *closing], **counted)
 
     def abandon(self, name: str) -> None:
         """Gives up a step whose backward pass did not end, as it cannot be ended or repeated.
@@ -245,6 +268,7 @@ class Synchroniser:
             )
         self.engine.begin(self._backward_over)
         self.engine.wait(self.all_ends())
+        self.streams.follow(self._over.values())
         self.open = False
 
     @property
@@ -276,12 +300,22 @@ class Synchroniser:
         return {name for name, used in flags if not used}
 
     def arrived(self, name: str) -> bool:
-        """Whether a parameter's mean of the last step is complete."""
+        """Whether a parameter's mean of the last step is complete, or launched by a device."""
         return all(self._ends[message.index].done for message in self._messages_of[name])
 
     def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; the step's gradients are handed in."""
+        """Blocks until the means of ``names`` are there; the step's gradients are handed in.
+
+        Where a device computes them it is the current stream that waits: see ``follow``.
+        """
         self.engine.wait([self._ends[index] for index in self.ends_of(names)])
+        self.follow(names)
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Has the device's current stream wait for means that have ``arrived``."""
+        if self._over:
+            ends = self.ends_of(names)
+            self.streams.follow(self._over[index] for index in ends if index in self._over)
 
     def is_sparse(self, name: str) -> bool:
         """Whether a parameter's module announces row-sparse gradients."""
@@ -302,18 +336,19 @@ class Synchroniser:
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None."""
         param = self._params[name]
-        mean = torch.empty(param.shape, dtype=param.dtype, device="cpu")
+        mean = torch.empty(param.shape, dtype=param.dtype, device=param.device)
         for message in self._messages_of[name]:
             if isinstance(message, SparseMessage):
                 return message.mean.to(param.device)
             message.copy_mean(name, mean)
-        return mean.to(param.device)
+        return mean
 
     def close(self) -> None:
         """Starts the count of the ranks that used each parameter, once all gradients are handed in.
 
         The count travels while the last messages are on their way, if none of them carries it.
         """
+        self._closing += self._marks_now()
         self.engine.begin(self._backward_over)
         if self._told_F is self._used:
             self._write_flags(self._used)
@@ -340,6 +375,11 @@ class Synchroniser:
             end.done for end in (*self._ends.values(), *self._news)
         )
 
+    def _marks_now(self) -> list[Mark]:
+        """Marks behind the whole backward pass, on each device that has handed a gradient in."""
+        found = {mark.device: self.streams.mark(mark.device) for mark in self._marks.values()}
+        return [mark for mark in found.values() if mark is not None]
+
     def _write_flags(self, into_F: Tensor) -> None:
         """Writes 1 for each parameter that this rank used in the step, else 0."""
         used = [grad is not None for grad in self.grads.values()]
@@ -360,6 +400,7 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
+        self.streams.follow(self._over.values())
         self.open = False
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:

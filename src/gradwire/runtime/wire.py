@@ -30,6 +30,7 @@ from ..verbs import (
 )
 from .lanes import Over
 from .last_verbs import LastVerbs
+from .streams import SideStream
 
 Group = Any
 """A torch.distributed process group."""
@@ -43,7 +44,8 @@ def open_channels(
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of the user's group is: buffers lie in host memory.
+    They are gloo groups whatever the backend of the user's group is: what travels lies in host
+    memory (see `staging`).
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
     groups by how many a process has, so ranks that are in different numbers of groups would wait
     for each other for ever. It also keeps groups, with their connections, until the job ends.
@@ -153,9 +155,10 @@ _REMEDIES = {
 
 
 @contextmanager
-def as_on_a_lane() -> Iterator[None]:
+def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
     """A block that sees nothing of what the caller's thread has set for its own tensors.
 
+    Where a device computes, it is launched on the ``side`` stream.
     What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
     """
     is_plain = not (
@@ -164,7 +167,7 @@ def as_on_a_lane() -> Iterator[None]:
         or torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")
     )
-    if is_plain:  # as within most backward passes
+    if is_plain and side is None:  # as within most backward passes
         yield
         return
     with ExitStack() as undo:
@@ -174,6 +177,8 @@ def as_on_a_lane() -> Iterator[None]:
             undo.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled("cpu"):
             undo.enter_context(torch.autocast("cpu", enabled=False))
+        if side is not None:
+            undo.enter_context(side.use())
         undo.enter_context(torch.no_grad())  # the last, as inference_mode(False) enables gradients
         yield
 

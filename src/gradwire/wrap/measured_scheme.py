@@ -102,7 +102,7 @@ class MeasuredScheme(Wrapper):
         total = num_units(grad_N.numel(), width)
         own = 0 if taken is None else num_units(taken.selected, width)
         merged = 0 if taken is None else num_units(taken.arrived, width)
-        counts = yield from tell_count(me, own, total, grad_N)
+        counts = yield from tell_count(me, own, total)
         step = [1.0, max(counts) / max(1, total), merged / max(1, total)]
         noted = noted + torch.tensor(step, dtype=torch.float64)
         for one in noted_T:

@@ -127,7 +127,7 @@ class Natural(Wrapper):
             grad_N.numel(),
             lambda: (most, None),
         )
-        counts = yield from tell_count(me, own, most, grad_N)
+        counts = yield from tell_count(me, own, most)
         return counts, payload
 
     def _count(

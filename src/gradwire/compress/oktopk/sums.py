@@ -111,8 +111,8 @@ class Turn:
     def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
         """Tells all ranks how many sums this one has, and how many of them reach ``threshold``."""
         me, regions = self.me, self.regions
-        own_T = me.scratch("own told", _TOLD, self.out_N, torch.int64).copy_(torch.tensor(told))
-        told_WT = me.scratch("told", _TOLD * me.world, self.out_N, torch.int64)
+        own_T = me.told("own told", _TOLD).copy_(torch.tensor(told))
+        told_WT = me.told("told", _TOLD * me.world)
         yield AllGather(told_WT, own_T)
         shares = regions.shares(self.asked)
         of_each = [rank for rank in range(me.world) for _ in range(_TOLD)]

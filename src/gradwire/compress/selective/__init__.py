@@ -176,7 +176,7 @@ class selective(Exchange):
         sizes = [mixed.largest.size_bytes] * me.world
         if mixed.varies:
             usual = [mixed.typical.size_bytes] * me.world
-            sizes = yield from tell_all(me, codec, size_bytes, sizes, grad_N, usual=usual)
+            sizes = yield from tell_all(me, codec, size_bytes, sizes, usual=usual)
         slot = slot_bytes(max(sizes))
         gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies)
         yield AllGather(gathered, own[:slot])

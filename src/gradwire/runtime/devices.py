@@ -1,0 +1,123 @@
+"""Devices: what gradwire asks of a kind of device on which gradients may lie.
+
+A device runs what it is told in the order of a stream, and later than it was told. An event is a
+place in a stream: another stream, or the host, waits for it. The host is no such device: what it is
+told is done at once, and there is nothing to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Stream = Any
+"""A stream of a device."""
+Event = Any
+"""A place in a stream, with ``wait(stream)`` for a stream and ``synchronize()`` for the host."""
+
+
+class Device(Protocol):
+    """The functions that a kind of device must have; ``Accelerator`` has torch's own."""
+
+    def current_stream(self, device: torch.device) -> Stream:
+        """The stream that this thread launches on."""
+
+    def new_stream(self, device: torch.device) -> Stream:
+        """A stream that runs beside all others of the device."""
+
+    def record(self, stream: Stream) -> Event:
+        """An event behind all that was launched on a stream so far."""
+
+    def use(self, stream: Stream) -> AbstractContextManager[Any]:
+        """A block in which this thread launches on ``stream``."""
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        """Host memory (uint8) that the device copies from and to by itself."""
+
+    def is_capturing(self) -> bool:
+        """Whether what this thread launches is recorded for later, as for a CUDA graph."""
+
+
+class Accelerator:
+    """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self._module.current_stream(device)
+
+    def new_stream(self, device: torch.device) -> Stream:
+        return self._module.Stream(device)
+
+    def record(self, stream: Stream) -> Event:
+        return stream.record_event()
+
+    def use(self, stream: Stream) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = self._module.stream(stream)
+        return found
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def is_capturing(self) -> bool:
+        asked = getattr(self._module, "is_current_stream_capturing", None)
+        return asked is not None and bool(asked())
+
+
+def side_stream(device: torch.device) -> Stream:
+    """The one stream of a device on which gradwire computes, whatever model it is for."""
+    kind = kind_of(device)
+    assert kind is not None, "the host has no streams"
+    if device not in _SIDES:
+        _SIDES[device] = kind.new_stream(device)
+    return _SIDES[device]
+
+
+@contextmanager
+def kept_on(device: torch.device) -> Iterator[None]:
+    """A block whose new tensors are a device's, and belong to its side stream.
+
+    They may be given up while that stream uses them. The caller's stream goes on when they are
+    made.
+    """
+    kind = kind_of(device)
+    with device, ExitStack() as undo:
+        if kind is not None:
+            side, current = side_stream(device), kind.current_stream(device)
+            undo.callback(lambda: kind.record(side).wait(current))
+            undo.enter_context(kind.use(side))
+        yield
+
+
+HOST = torch.device("cpu")
+_NEEDED = ("current_stream", "Stream", "stream")
+_KINDS: dict[str, Device | None] = {"cpu": None, "meta": None}
+_SIDES: dict[torch.device, Stream] = {}
+
+
+def kind_of(device: torch.device) -> Device | None:
+    """The functions of a device's kind; None where it has no streams, as the host has none."""
+    if device.type not in _KINDS:
+        module = torch.get_device_module(device)
+        fits = all(hasattr(module, name) for name in _NEEDED)
+        _KINDS[device.type] = Accelerator(module) if fits else None
+    return _KINDS[device.type]
+
+
+def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
+    """The device on which gradients of these parameters are encoded: theirs, if all have one.
+
+    It is the host where that has no streams, and where an exchange is ``host_only``.
+    """
+    first, *others = {tensor.device for tensor in tensors}
+    return HOST if host_only or others or kind_of(first) is None else first
+
+
+def register(name: str, kind: Device) -> None:
+    """Has devices of this type be asked by ``kind``, where torch's module does not serve."""
+    _KINDS[name] = kind

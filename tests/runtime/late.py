@@ -1,0 +1,342 @@
+"""Late: a device that is none, whose streams run as late as they may.
+
+Tensors on it (``device="late"``) are what torch takes for those of a device: autograd has a thread
+for them, no kernel of gradwire's C++ is handed their memory, and a host that wants their values
+must copy them. Their kernels are done at once, in host memory, but each is held against all others
+that use the same memory (a clock of streams, as race detectors have). One that no event puts behind
+those before it is noted in ``wrong``, and so is memory that is given up while another stream may
+use it. Copies to and from the host that do not wait are made as late as may be, or at once, as a
+seed draws.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from gradwire.dsl import build
+from gradwire.runtime import devices, refusals
+
+Clock = dict[str, int]
+"""How far each stream is known to have come, by name."""
+
+
+class LateStream:
+    """Kernels in order; ``clock`` is what is known to be over when the next of them runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.clock: Clock = {name: 0}
+
+    def wait_for(self, clock: Clock) -> None:
+        for name, time in clock.items():
+            self.clock[name] = max(self.clock.get(name, 0), time)
+
+
+class LateEvent:
+    def __init__(self, stream: LateStream) -> None:
+        self.clock = dict(stream.clock)
+
+    def wait(self, stream: LateStream) -> None:
+        with _LOCK:
+            stream.wait_for(self.clock)
+
+    def synchronize(self) -> None:
+        LATE.host_waits_for(self.clock)
+
+
+class Memory:
+    """The memory of some tensors: who wrote it last, and who has read it since."""
+
+    def __init__(self, owner: LateStream) -> None:
+        self.owner = owner
+        self.written: Clock = {}
+        self.read: Clock = {}
+        self.landing: list[Callable[[], None]] = []
+        weakref.finalize(self, LATE.given_up, owner, self.written, self.read)
+
+
+class Late(Tensor):
+    """A tensor on the device; ``inner`` has its values, in host memory."""
+
+    inner: Tensor
+    memory: Memory
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, memory: Memory) -> Late:
+        made: Late = Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+        )
+        made.inner, made.memory = inner, memory
+        return made
+
+    @property
+    def __class__(self) -> type:  # a tensor of a device is a plain one
+        return Tensor
+
+    @__class__.setter
+    def __class__(self, other: type) -> None:
+        raise TypeError("a late tensor stays what it is")
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with _LOCK:
+            return LATE.call(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+
+class LateDevice:
+    """The device, as ``devices.Device`` asks for one; see the top of this file."""
+
+    def __init__(self) -> None:
+        self.default = LateStream("default")
+        self.reset(None)
+        self._threads = threading.local()
+        self._num_streams = 0
+        self._host: Clock = {}
+
+    def reset(self, seed: int | None) -> None:
+        """Forgets what was noted; copies are late, where there is a ``seed`` some of them."""
+        self._draws = None if seed is None else random.Random(seed)
+        self.wrong: list[str] = []
+        self.waits: list[str] = []
+        """The streams that the host has waited for, by a copy or a look at a value."""
+        self.num_pinned = 0
+        self._later: list[tuple[str, int, Callable[[], None]]] = []
+        self.is_recording = False
+
+    # What gradwire asks.
+
+    def current_stream(self, device: torch.device) -> LateStream:
+        return getattr(self._threads, "stream", self.default)
+
+    def new_stream(self, device: torch.device) -> LateStream:
+        self._num_streams += 1
+        return LateStream(f"stream {self._num_streams}")
+
+    def record(self, stream: LateStream) -> LateEvent:
+        with _LOCK:
+            return LateEvent(stream)
+
+    @contextmanager
+    def _use(self, stream: LateStream) -> Iterator[None]:
+        before = self.current_stream(DEVICE)
+        self._threads.stream = stream
+        try:
+            yield
+        finally:
+            self._threads.stream = before
+
+    def use(self, stream: LateStream) -> AbstractContextManager[None]:
+        return self._use(stream)
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        self.num_pinned += 1
+        return torch.full((size_bytes,), 0x7F, dtype=torch.uint8)
+
+    def is_capturing(self) -> bool:
+        return self.is_recording
+
+    # What a device does.
+
+    def host_waits_for(self, clock: Clock) -> None:
+        with _LOCK:
+            for name, time in clock.items():
+                self._host[name] = max(self._host.get(name, 0), time)
+            due = [one for one in self._later if clock.get(one[0], -1) >= one[1]]
+            self._later = [one for one in self._later if one not in due]
+            for _, _, copy in due:
+                copy()
+
+    def given_up(self, owner: LateStream, written: Clock, read: Clock) -> None:
+        """Memory goes back to its owner's pool, which may hand it out at once."""
+        owner.wait_for(self._host)
+        for what, clock in (("written", written), ("read", read)):
+            self._check(owner.clock, clock, f"memory of {owner.name} given up, and {what}")
+
+    def _check(self, known: Clock, used: Clock, what: str) -> None:
+        for name, time in used.items():
+            if known.get(name, -1) < time:
+                self.wrong.append(f"{what} by {name}, for which nobody waits")
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Launches one operation of torch's on the current stream."""
+        stream = self.current_stream(DEVICE)
+        stream.wait_for(self._host)
+        if func is torch.ops.aten.copy_.default:
+            return self._copy(stream, *args, **kwargs)
+        to = kwargs.get("device")
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        late = [one for one in leaves if type(one) is Late]
+        if late and (_looks(func) or (to is not None and torch.device(to).type == "cpu")):
+            self._wait(stream)
+        for one in late if not func.is_view else ():
+            self._land(one.memory)
+        if not func.is_view:
+            written = {id(one) for one in _written(func, args, kwargs)}
+            for one in late:
+                self._use_memory(stream, one.memory, func, is_written=id(one) in written)
+        plain_args, plain_kwargs = pytree.tree_unflatten([_inner(one) for one in leaves], spec)
+        if to is not None:
+            plain_kwargs["device"] = torch.device("cpu")
+        found = func(*plain_args, **plain_kwargs)
+        if to is not None and torch.device(to).type == "cpu":
+            return found
+        return pytree.tree_map(lambda one: self._wrapped(stream, one, late), found)
+
+    def _wrapped(self, stream: LateStream, found: Any, given: Sequence[Late]) -> Any:
+        if not isinstance(found, Tensor):
+            return found
+        for one in given:
+            if one.inner is found:
+                return one
+        for one in given:
+            if one.inner.untyped_storage()._cdata == found.untyped_storage()._cdata:
+                return Late(found, one.memory)
+        made = Late(found, Memory(stream))
+        self._use_memory(stream, made.memory, None, is_written=True)
+        return made
+
+    def _use_memory(
+        self, stream: LateStream, memory: Memory, func: Any, *, is_written: bool
+    ) -> None:
+        self._check(stream.clock, memory.written, f"{func} on {stream.name}, of what is written")
+        if is_written:
+            self._check(stream.clock, memory.read, f"{func} on {stream.name} writes what is read")
+            memory.written.clear()
+            memory.read.clear()
+        stream.clock[stream.name] += 1
+        (memory.written if is_written else memory.read)[stream.name] = stream.clock[stream.name]
+
+    def _copy(
+        self, stream: LateStream, to: Tensor, given: Tensor, non_blocking: bool = False
+    ) -> Any:
+        for one in (to, given):
+            if type(one) is Late:
+                self._land(one.memory)
+                self._use_memory(stream, one.memory, "a copy", is_written=one is to)
+        into, values = _inner(to), _inner(given)
+        if type(to) is Late and type(given) is Late:
+            into.copy_(values)
+        elif not non_blocking:
+            self._wait(stream)
+            into.copy_(values)
+        elif type(given) is Late:
+            values = values.clone()  # the device may write there again behind the copy
+            self._do_later(stream, lambda: into.copy_(values))
+        else:
+            assert type(to) is Late
+            once = _Once(lambda: into.copy_(values))
+            to.memory.landing.append(once)
+            self._do_later(stream, once)
+        return to
+
+    def _do_later(self, stream: LateStream, copy: Callable[[], Any]) -> None:
+        if self._draws is not None and self._draws.random() < 0.5:
+            copy()
+        else:
+            self._later.append((stream.name, stream.clock[stream.name], copy))
+
+    def _land(self, memory: Memory) -> None:
+        """Makes copies from the host that what comes now is behind."""
+        landing, memory.landing = memory.landing, []
+        for copy in landing:
+            copy()
+
+    def _wait(self, stream: LateStream) -> None:
+        self.waits.append(stream.name)
+        self.host_waits_for(stream.clock)
+
+
+class _Once:
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+def _looks(func: Any) -> bool:
+    """Whether an operation gives the host a value, or a tensor of a size that follows from one."""
+    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return any(tag in func.tags for tag in tags)
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for place, asked in enumerate(func._schema.arguments):
+        if asked.alias_info is not None and asked.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(asked.name)
+            found += pytree.tree_leaves(given)
+    return found
+
+
+def _inner(one: Any) -> Any:
+    return one.inner if type(one) is Late else one
+
+
+def _made(func: Any, *args: Any, **kwargs: Any) -> Any:
+    with _LOCK:
+        return LATE.call(func, args, kwargs)
+
+
+DEVICE = torch.device("privateuseone:0")
+_LOCK = threading.RLock()
+_PAST_DISPATCH = (
+    "copy_.default",  # that of torch.tensor(device=)
+    "_to_copy.default",
+    "arange.default",  # torch makes these of a tensor that grows, and its size would stay 0
+    "arange.start",
+    "arange.start_step",
+)
+LATE = LateDevice()
+_libraries: list[Any] = []
+
+
+def install() -> LateDevice:
+    """Makes the device known to torch and to gradwire, in this process, and returns it anew."""
+    if not _libraries:
+        _setup_privateuseone_for_python_backend("late")
+        every, own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+        every.fallback(_made, "PrivateUse1")
+        for name in _PAST_DISPATCH:
+            func = attrgetter(name)(torch.ops.aten)
+            own.impl(
+                name.removesuffix(".default"),
+                lambda *args, _func=func, **kwargs: _made(_func, *args, **kwargs),
+                "PrivateUse1",
+            )
+        _libraries.extend([every, own])
+        devices.register("late", LATE)
+        build.has_triton = lambda: False  # which has no driver for it
+        refusals._refuse_odd_tensors = lambda model: None  # a late tensor is a class of its own
+    LATE.reset(None)
+    return LATE
