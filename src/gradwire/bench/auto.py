@@ -161,6 +161,7 @@ def rows_of(
             "speedup_vs_best_single": middle[best] / middle[name],
             "predicted_s": predicted_s,
             "fraction_error": predicted_s and predicted_s / middle[name] - 1,
+            "measuring_s": results[0]["pilot"].get("measuring_s") if name == "auto" else None,
             "fraction_of_cores": core_s / (sum(seconds) * results[0]["num_cores"]),
         }
 

@@ -44,6 +44,8 @@ _TRIAL = 3
 """Dense steps that are measured to compare, behind two that are not: the first of these delivers
 residuals."""
 _MOST_BETWEEN_TRIALS = 4096
+_PACE_S = 0.02
+"""Seconds of each of the ten turns in which the pace beside a busy lane is measured."""
 _MOST_REVIEWED = 24
 """The most steps between two reviews, unless more are asked for."""
 
@@ -197,7 +199,7 @@ class _Watched(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = compressors_of(self._fidelity) if num_hosts > 1 else ()
             codecs = measuring.codecs(engine, names, num_hosts)
-            beside = median_pace(engine) if names else 1.0
+            beside = median_pace(engine, budget_s=_PACE_S) if names else 1.0
         figures = {"codecs": codecs, "beside": beside}
         known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before
         self._cluster = known.model_copy(update=figures)
