@@ -36,6 +36,7 @@ class ShardReduction:
         self._run, self._num_loads, self._wire_bytes = run_of(who), 0, 0
         self.step = 0
         """Number of backward passes whose gradients were reduced."""
+        self._loaded_step = 0
         self._comms: list[PayloadReduceScatter] = []
 
     def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
@@ -80,12 +81,12 @@ class ShardReduction:
             value = found if isinstance(asked, tuple) else found[0]
 
     def stats(self) -> dict[str, Any]:
-        """``steps``, ``wire_bytes_per_step`` that this rank sent, and ``residual_norm`` over all
+        """``steps``, ``wire_bytes_per_step`` that this rank sent since a load, and ``residual_norm`` over all
         shards of all parameters."""
         norms = [torch.linalg.vector_norm(held.double()) for held in self.residuals().values()]
         return {
             "steps": self.step,
-            "wire_bytes_per_step": self._wire_bytes / max(1, self.step),
+            "wire_bytes_per_step": self._wire_bytes / max(1, self.step - self._loaded_step),
             "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
         }
 
@@ -147,7 +148,8 @@ class ShardReduction:
             part.put(residuals)
             for path, held in leaves(part.states) if is_whole else ():
                 held.copy_(saved["messages"][str(place)][path])
-        self.step = saved["step"]
+        self.step = self._loaded_step = saved["step"]
+        self._wire_bytes = 0
 
     def _refuse_other(self, saved: Mapping[str, Any]) -> bool:
         """Raises unless a state fits; returns whether as many ranks have saved it."""
