@@ -61,7 +61,7 @@ DISTRIBUTED = {
 
 PROCESSES = {
     "benchmarks/matrix.py": "forks ranks that run programs, whatever these do",
-    "bench/faults.py": "forks ranks that are to die, for each trial anew",
+    "bench/faults_trial.py": "forks ranks that are to die, for each trial anew",
     "kernels/compiler.py": "runs the C++ compiler",
     "testbed/launch.py": "starts ranks, for all of gradwire",
     "testbed/netns.py": "starts the process that holds the namespaces",

@@ -19,9 +19,9 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.marks import StepMarks
 from gradwire.runtime.staging import Staged
 from gradwire.runtime.streams import SideStream, Streams
-from gradwire.runtime.synchroniser import Synchroniser
 from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
@@ -142,7 +142,7 @@ BROKEN: dict[str, Any] = {
     "sends at once": lambda: mock.patch.object(Staged, "wait"),
     "hands means on at once": lambda: mock.patch.object(Streams, "follow"),
     "writes shared memory within the backward pass": lambda: mock.patch.object(
-        Synchroniser, "_marks_now", return_value=[]
+        StepMarks, "_now", return_value=[]
     ),
     "receives into memory on its way": lambda: mock.patch.object(Staged, "back", _back_later),
 }

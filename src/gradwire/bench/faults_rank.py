@@ -59,7 +59,7 @@ _PR_SET_PDEATHSIG = 1
 _JOIN = timedelta(seconds=60)
 
 
-class Start(NamedTuple):
+class Surroundings(NamedTuple):
     """The surroundings of a trial's ranks: their folder, their hosts, if they have any, and whether
     they go on from the files that others have saved there."""
 
@@ -76,7 +76,7 @@ def keep_store(end: Connection) -> None:
     end.poll(None)
 
 
-def live(end: Connection, accident: Accident, rank: int, start: Start) -> None:
+def live(end: Connection, accident: Accident, rank: int, start: Surroundings) -> None:
     """A rank's life: it joins the group, trains, and tells how that ended.
 
     It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and at last
@@ -155,7 +155,7 @@ class _Training:
         rank: int,
         model: nn.Module,
         striker: Striker | None,
-        start: Start,
+        start: Surroundings,
     ) -> None:
         self._accident, self._rank, self._model, self._striker = accident, rank, model, striker
         self._file = Path(start.folder) / f"state-{rank}.pt"

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..testbed.hosts import Hosts, Testbed, shaped_hosts
-from ..testbed.links import Links
+from ..testbed.links import HostLinks
 from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
 from .faults_judge import GRACE_S, Aftermath, Ending
-from .faults_rank import Start, keep_store, live
+from .faults_rank import Surroundings, keep_store, live
 
 _START_S = 60.0
 _LEFT_S = 10.0
@@ -40,7 +40,7 @@ class Trials:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._stack, self._lock = ExitStack(), threading.Lock()
-        self._free: list[tuple[Hosts, Links]] = []
+        self._free: list[tuple[Hosts, HostLinks]] = []
         self._digests: dict[tuple[str, float], int] = {}
 
     def __enter__(self) -> Trials:
@@ -50,7 +50,7 @@ class Trials:
         self._stack.close()
 
     def observe(self, accident: Accident) -> Aftermath:
-        """What becomes of the ranks of a trial."""
+        """The outcome of a trial for its ranks."""
         with TemporaryDirectory(prefix="gradwire-faults-") as folder:
             if accident.kind == "resume":
                 return self._resumed(accident, folder)
@@ -79,11 +79,11 @@ class Trials:
         accident: Accident,
         folder: str,
         hosts: Hosts | None = None,
-        links: Links | None = None,
+        links: HostLinks | None = None,
         *,
         resume: bool = False,
     ) -> Aftermath:
-        start = Start(folder, None if hosts is None else hosts.namespaces, resume)
+        start = Surroundings(folder, None if hosts is None else hosts.namespaces, resume)
         watched = _Watched(self._context, accident, start, links)
         try:
             watched.watch()
@@ -92,12 +92,12 @@ class Trials:
         return seen
 
     @contextmanager
-    def _bed(self) -> Iterator[tuple[Hosts, Links]]:
+    def _bed(self) -> Iterator[tuple[Hosts, HostLinks]]:
         """Shaped hosts for a trial, whose links are whole before and after it."""
         with self._lock:
             if not self._free:
                 hosts = self._stack.enter_context(shaped_hosts(_BED))
-                self._free.append((hosts, Links(hosts, _BED)))
+                self._free.append((hosts, HostLinks(hosts, _BED)))
             bed = self._free.pop()
         try:
             yield bed
@@ -110,7 +110,9 @@ class Trials:
 class _Watched:
     """The processes of one trial, and what they tell."""
 
-    def __init__(self, context: Any, accident: Accident, start: Start, links: Links | None) -> None:
+    def __init__(
+        self, context: Any, accident: Accident, start: Surroundings, links: HostLinks | None
+    ) -> None:
         self.accident, self._folder, self._links = accident, Path(start.folder), links
         self._ends: list[Connection] = []
         self._processes: list[Any] = []

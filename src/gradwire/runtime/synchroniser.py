@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from .encoding import begun, encode_on_lane
 from .engine import Engine
 from .integrity import same_everywhere
 from .lanes import Task
+from .marks import StepMarks
 from .messages import Grads, Message
 from .sparse_message import SparseMessage
-from .streams import Copying, Mark, SideStream, Streams
+from .streams import Streams
 
 AnyMessage = Message | SparseMessage
 _LET_GO = torch.empty(0, device="cpu")
@@ -51,8 +51,7 @@ class Synchroniser:
         self.engine = engine
         self._check_every = check_every if engine.world > 1 else None
         self.streams = Streams()
-        self._params = params
-        self.names = list(params)
+        self._params, self.names = params, list(params)
         self._lock = threading.Lock()
         # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
@@ -64,9 +63,7 @@ class Synchroniser:
         self._scale = 1.0
         self.replace(messages)
         self.grads: Grads = {}
-        self._marks: dict[str, Mark] = {}
-        self._closing: list[Mark] = []
-        self._over: dict[int, Mark] = {}
+        self._marks = StepMarks(self.streams)
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None)
         self._missing: list[int] = []
@@ -123,7 +120,7 @@ class Synchroniser:
             for message in self.flat_messages:
                 message.scale = scale
         self.grads = {}
-        self._marks, self._closing, self._over = {}, [], {}
+        self._marks = StepMarks(self.streams)
         self._queue = self.messages if names is None else self.of(names)
         self._shared = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
@@ -155,10 +152,8 @@ class Synchroniser:
             self.grads[name] = grad
             if is_shared:
                 self._shared.add(name)
-            if grad is not None and not grad.is_cpu:
-                mark = self.streams.mark(grad.device)
-                if mark is not None:
-                    self._marks[name] = mark
+            if grad is not None:
+                self._marks.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
                 if grad is not None and isinstance(message, Message) and name in message.lanes:
@@ -182,7 +177,7 @@ class Synchroniser:
         """Has one tensor encoded where the plan says, before its message is launched."""
         grads, side = self.grads, self.streams.side(message.device)
         numel_bytes = self.numel(name) * message.spec.dtype.itemsize
-        copying = self._copying([name], side, to_host_bytes=numel_bytes)
+        copying = self._marks.copying([name], side, to_host_bytes=numel_bytes)
         task = Task(
             f"encode {name}",
             lambda: message.encode_ahead(name, grads, copying),
@@ -195,22 +190,21 @@ class Synchroniser:
 
     def _launch(self, message: AnyMessage) -> Task:
         # All of this step, even if it is abandoned.
-        grads, num_left, over = self.grads, self._num_left, self._over
+        grads, num_left, marks = self.grads, self._num_left, self._marks
         names, side, size_bytes = message.names, self.streams.side(message.device), 0
         if isinstance(message, Message):
             size_bytes = message.spec.size_bytes
             if message.flags_F is not None:
                 with nullcontext() if side is None else side.use():
                     self._write_flags(message.flags_F)
-        copying = self._copying(names, side, to_host_bytes=size_bytes)
-        scattering = self._copying(names, side, to_device_bytes=size_bytes)
+        copying = self._marks.copying(names, side, to_host_bytes=size_bytes)
+        scattering = self._marks.copying(names, side, to_device_bytes=size_bytes)
         if isinstance(message, SparseMessage):
-            scattering = self._copying(names, side, allocates=True)
+            scattering = self._marks.copying(names, side, allocates=True)
         is_shared = not self._shared.isdisjoint(names)
 
         def end() -> None:
-            if side is not None:
-                over[message.index] = side.mark()
+            marks.end(message.index, side)
             if isinstance(message, Message):
                 _let_go(names, grads, num_left)
 
@@ -242,18 +236,6 @@ class Synchroniser:
             side=side,
         )
 
-    def _copying(self, names: Sequence[str], side: SideStream | None, **counted: Any) -> Copying:
-        """Makes the block in which gradients are copied from and to where they are encoded.
-
-        It is behind their own marks and, where those are there already, behind the backward pass.
-        """
-        if not self._marks:
-            return nullcontext
-        marks, closing = [self._marks[n] for n in names if n in self._marks], self._closing
-        if side is not None:
-            return lambda: side.behind([*marks, *closing])
-        return lambda: self.streams.behind([*marks, *closing], **counted)
-
     def abandon(self, name: str) -> None:
         """Gives up a step whose backward pass did not end, as it cannot be ended or repeated.
 
@@ -268,7 +250,7 @@ class Synchroniser:
             )
         self.engine.begin(self._backward_over)
         self.engine.wait(self.all_ends())
-        self.streams.follow(self._over.values())
+        self._marks.follow()
         self.open = False
 
     @property
@@ -313,9 +295,8 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        if self._over:
-            ends = self.ends_of(names)
-            self.streams.follow(self._over[index] for index in ends if index in self._over)
+        if self._marks:
+            self._marks.follow(self.ends_of(names))
 
     def is_sparse(self, name: str) -> bool:
         """Whether a parameter's module announces row-sparse gradients."""
@@ -348,7 +329,7 @@ class Synchroniser:
 
         The count travels while the last messages are on their way, if none of them carries it.
         """
-        self._closing += self._marks_now()
+        self._marks.close()
         self.engine.begin(self._backward_over)
         if self._told_F is self._used:
             self._write_flags(self._used)
@@ -359,9 +340,8 @@ class Synchroniser:
         if self.commit is not None and self.engine.world > 1:
             text, ends = self.commit.text(self._step + 1, self.flat_messages), self.all_ends()
             index = len(self.messages) + 2
-            self._committing = [
-                self.engine.launch(index, "commit", text, behind=ends, is_news=True)
-            ]
+            commit = self.engine.launch(index, "commit", text, behind=ends, is_news=True)
+            self._committing = [commit]
 
     @property
     def copied_bytes(self) -> int:
@@ -374,11 +354,6 @@ class Synchroniser:
         return bool(self.open and self._committing) and all(
             end.done for end in (*self._ends.values(), *self._news)
         )
-
-    def _marks_now(self) -> list[Mark]:
-        """Marks behind the whole backward pass, on each device that has handed a gradient in."""
-        found = {mark.device: self.streams.mark(mark.device) for mark in self._marks.values()}
-        return [mark for mark in found.values() if mark is not None]
 
     def _write_flags(self, into_F: Tensor) -> None:
         """Writes 1 for each parameter that this rank used in the step, else 0."""
@@ -400,7 +375,7 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        self.streams.follow(self._over.values())
+        self._marks.follow()
         self.open = False
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:

@@ -1,4 +1,4 @@
-"""Links that fail: what may happen to the links of shaped hosts while ranks run on them."""
+"""HostLinks that fail: what may happen to the links of shaped hosts while ranks run on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .netns import set_link, set_reach, shape_one
 from .tc import choose_shaper
 
 
-class Links:
+class HostLinks:
     """The links of shaped hosts that were made with these settings."""
 
     def __init__(self, hosts: Hosts, settings: Testbed) -> None:
