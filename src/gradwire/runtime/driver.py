@@ -38,7 +38,7 @@ class Driver:
         step: int,
         end: Task,
         turn: Sequence[Task],
-        side: SideStream | None,
+        side: SideStream | None = None,
     ) -> None:
         self._manager, self._routes, self._side = manager, routes, side
         self.text, self.index, self.lane = text, index, lane

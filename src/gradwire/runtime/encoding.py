@@ -36,7 +36,7 @@ def encode_on_lane(engine: Engine, task: Task, side: SideStream | None) -> Task:
 
 
 def begun(
-    engine: Engine, step: int, message: int, text: Steps[Any], side: SideStream | None
+    engine: Engine, step: int, message: int, text: Steps[Any], side: SideStream | None = None
 ) -> Steps[Any]:
     """The rest of a message's text, whose computations up to its first other verb are done.
 
