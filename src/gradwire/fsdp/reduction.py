@@ -81,8 +81,8 @@ class ShardReduction:
             value = found if isinstance(asked, tuple) else found[0]
 
     def stats(self) -> dict[str, Any]:
-        """``steps``, ``wire_bytes_per_step`` that this rank sent since a load, and ``residual_norm`` over all
-        shards of all parameters."""
+        """``steps``, ``wire_bytes_per_step`` of this rank since a load, and ``residual_norm`` over
+        all shards of all parameters."""
         norms = [torch.linalg.vector_norm(held.double()) for held in self.residuals().values()]
         return {
             "steps": self.step,
