@@ -1,6 +1,6 @@
 """Programs as people write them, by every kind of exchange: do all ranks end in the right bits?
 
-A program is a file that runs under torchrun; ``examples/matrix/common.py`` says what else it must
+A program is a file that runs under torchrun; ``examples/matrix/one_run.py`` says what else it must
 do. It is run natively, then attached to each exchange: once through, saving on the way, and once
 from what was saved, in new processes. Each cell then works or is refused by name. Anything else is
 wrong: ranks that hold other parameters than one another, than a native run where nothing is lost,
@@ -84,7 +84,7 @@ class Matrix:
     def programs(self) -> list[ProgramFile]:
         """The programs asked for, in order of their names."""
         found = {path.stem: path for path in sorted(self.folder.glob("*.py"))}
-        found.pop("common", None)
+        found.pop("one_run", None)
         if not found:
             raise invalid("programs", self.folder, "a folder with programs", "write its path")
         if unknown := set(self.only) - set(found):

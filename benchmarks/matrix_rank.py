@@ -88,7 +88,7 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
     os.dup2(file, 2)
     os.environ.update(_of_torchrun(task, rank), **{last_verbs.FOLDER: str(log.parent)})
     sys.argv = [str(task.path), *task.arguments]
-    sys.path[:0] = [str(task.path.parent), str(PROGRAMS)]  # the second for common.py
+    sys.path[:0] = [str(task.path.parent), str(PROGRAMS)]  # the second for one_run.py
     torch.set_num_threads(1)
     handles = _take_over(task.exchange)
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(task.path)}

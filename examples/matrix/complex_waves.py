@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Run
+from one_run import Run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 

@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Run
+from one_run import Run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from common import Run
+from one_run import Run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 

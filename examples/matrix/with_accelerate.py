@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator
-from common import Run
+from one_run import Run
 from torch import nn
 
 from gradwire.integrations.accelerate import prepare  # gradwire

@@ -1,9 +1,9 @@
 """Fabric: a loop of one's own that accumulates under ``no_backward_sync``."""
 
 import torch
-from common import Run
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
+from one_run import Run
 from torch import nn
 
 from gradwire.integrations.lightning import GradwireFabric  # gradwire

@@ -1,10 +1,10 @@
 """Lightning's Trainer, with clipping and its own checkpoints."""
 
 import torch
-from common import Run
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from one_run import Run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -1,7 +1,7 @@
 """Transformers' Trainer on a small GPT-2, with its own checkpoints."""
 
 import torch
-from common import Run
+from one_run import Run
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from gradwire.integrations.transformers import hook_trainer  # gradwire

@@ -87,7 +87,7 @@ def test_a_refusal_is_that_of_the_rank_that_refused() -> None:
 
 def test_too_many_lines_and_absent_packages_are_shown(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("x = 1  # gradwire\n" * 4)
-    (tmp_path / "odd.py").write_text("import no_such_package\nfrom common import Run\n")
+    (tmp_path / "odd.py").write_text("import no_such_package\nfrom one_run import Run\n")
     found = cells(Matrix(tmp_path, exchanges=("none",)))
     assert found["long"]["none"] == Cell("WRONG", "4 lines more than the native program")
     assert found["odd"]["none"] == Cell("skipped", "no_such_package not installed")
@@ -126,6 +126,6 @@ def test_the_page_has_every_program() -> None:
 
 
 def test_programs_add_few_lines() -> None:
-    programs = [read(path) for path in PROGRAMS.glob("*.py") if path.stem != "common"]
+    programs = [read(path) for path in PROGRAMS.glob("*.py") if path.stem != "one_run"]
     assert len(programs) > 20
     assert all(2 <= one.num_lines <= 3 for one in programs)
