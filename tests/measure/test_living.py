@@ -60,10 +60,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-class Buckets:
-    """What of DDP's hooks tells that a bucket is ready."""
+class Bucketed:
+    """As much of a DDP model as tells its buckets: one of all parameters, last ones first."""
 
-    on_bucket: Any = None
+    def __init__(self, model: nn.Module) -> None:
+        self.reducer, self._model = self, model
+
+    def _get_zeros_like_grad_buckets(self) -> list[Any]:
+        return [self]
+
+    def parameters(self) -> list[Tensor]:
+        return list(self._model.parameters())[::-1]
 
 
 def model_on(clock: Clock) -> nn.Sequential:
@@ -145,13 +152,12 @@ def test_nothing_is_left_behind(clock: Clock) -> None:
 
 def test_under_ddp_gradients_are_ready_with_their_bucket(clock: Clock) -> None:
     """Both layers' gradients are one bucket, full when the first layer's is there."""
-    model, buckets = model_on(clock), Buckets()
-    told = ["1.linear.weight", "0.linear.weight"]
-    model[0].linear.weight.register_post_accumulate_grad_hook(lambda _: buckets.on_bucket(told))
-    watch = LayerWatch(model, dict(model.named_parameters()), buckets)  # type: ignore[arg-type]
+    model = model_on(clock)
+    ddp: Any = Bucketed(model)
+    watch = LayerWatch(model, dict(model.named_parameters()), ddp)
     watch.step_ended()
     for _ in range(3):
-        model(torch.ones(2, 4))  # of a step under no_sync, whose gradients no bucket tells of
+        model(torch.ones(2, 4)).sum().backward()  # of a step under no_sync
         clock.now_s += 7.0
         model(torch.ones(2, 4)).sum().backward()
         watch.step_ended()
@@ -159,4 +165,3 @@ def test_under_ddp_gradients_are_ready_with_their_bucket(clock: Clock) -> None:
     assert [layer.forward_s for layer in found.layers] == [1.0, 2.0]
     assert [layer.backward_s for layer in found.layers] == [0.0, 8.0]
     watch.remove()
-    assert buckets.on_bucket is None

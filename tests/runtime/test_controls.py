@@ -324,3 +324,23 @@ def test_what_a_pilot_cannot_fly_is_refused_by_name(one: Ranks) -> None:
         assert word in text
         assert ";" in text, "it says what to do"
     assert "review_steps" in told[4]
+
+
+def averaged_by(rank: int, world: int) -> list[str]:
+    """Who averaged each step under DDP: plans come and go, and residuals are delivered."""
+    net = Net()
+    optimizer = momentum(net.parameters())
+    model, handle = put(net, "ddp", Route({2: lossy(1), 4: None, 7: lossy(2)}))
+    found = []
+    for step in range(8):
+        found.append(handle.stats()["averaged_by"])
+        train(model, optimizer, rank, [step])
+    assert handle.step == 8
+    handle.detach()
+    return [*found, digest(net)]
+
+
+def test_under_ddp_what_is_dense_is_left_to_ddps_own_reducer(two: Ranks) -> None:
+    (*found, bits), other = two.run(averaged_by)
+    assert found == ["DDP"] * 2 + ["gradwire"] * 3 + ["DDP"] * 2 + ["gradwire"]
+    assert other[-1] == bits

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..data.profile import Profile
-from ..runtime.ddp import DDPHooks
 from ..runtime.hooked import Hooked
 from .layers import Seen, device_waiter, in_order, layers_of, scaled_medians
 
@@ -50,11 +50,14 @@ class LayerWatch:
 
     ``params`` are the parameters whose gradients count, by name. Of several backward passes that
     accumulate before an exchange the last one counts, and those before it are ``other_s``. Under
-    DDP ``model`` is the module inside, and ``buckets`` tell when its gradients are ready.
+    DDP ``model`` is the module inside, and the buckets of ``ddp`` tell when gradients are ready.
     """
 
     def __init__(
-        self, model: nn.Module, params: Mapping[str, Tensor], buckets: DDPHooks | None = None
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        ddp: DistributedDataParallel | None = None,
     ) -> None:
         self._model, self._params = model, dict(params)
         self._wait = device_waiter({param.device for param in params.values()})
@@ -64,7 +67,7 @@ class LayerWatch:
         a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
         self._last_s: float | None = None
         self._batch_size = 1
-        self._is_bucketed = buckets is not None
+        self._ddp = ddp
         self._clear()
         self._undo = ExitStack()
         # Hooks inside of a compiled model would cut its graph: it is one layer.
@@ -72,12 +75,8 @@ class LayerWatch:
             hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
             self._undo.callback(hook.remove)
         self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
-        if buckets is not None:
-            buckets.on_bucket = self._ready
-            self._undo.callback(setattr, buckets, "on_bucket", None)
-        else:
-            for name, param in self._params.items():
-                self._undo.callback(self._watch(name, param).remove)
+        for name, param in self._params.items():
+            self._undo.callback(self._watch(name, param).remove)
 
     def remove(self) -> None:
         """Removes all hooks."""
@@ -110,8 +109,8 @@ class LayerWatch:
 
     def profile(self) -> Profile:
         """The profile of the steps so far; there is at least one."""
-        seen = self._seen()
-        charged = [_charged(step, seen) for step in self._steps]
+        seen, buckets = self._seen(), self._buckets()
+        charged = [_charged(step, seen, buckets) for step in self._steps]
         forward_s, backward_s = ([pair[part] for pair in charged] for part in (0, 1))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return Profile(
@@ -131,6 +130,17 @@ class LayerWatch:
         watched: dict[str, Any] = dict(self._params)
         return in_order(self._model, watched, order, self._batch_size)
 
+    def _buckets(self) -> list[list[str]]:
+        """The names of parameters whose gradients DDP has ready together, in the order of buckets.
+
+        Without DDP there are none.
+        """
+        if self._ddp is None:
+            return []
+        names = {id(param): name for name, param in self._params.items()}
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()  # as DDP itself asks for them
+        return [[names[id(p)] for p in bucket.parameters() if id(p) in names] for bucket in buckets]
+
     def _clear(self) -> None:
         self._entered: list[tuple[nn.Module, float]] = []
         self._grads: list[tuple[str, float]] = []
@@ -141,8 +151,8 @@ class LayerWatch:
         # A forward pass inside of a backward one is a recomputation, and counts there.
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
-        # Of a backward pass that accumulated; under DDP's no_sync no gradient tells of one.
-        if self._grads or (self._is_bucketed and module is self._model):
+        # Of a backward pass that accumulated.
+        if self._grads:
             self._clear()
         self._wait()
         if not self._entered:
@@ -158,10 +168,9 @@ class LayerWatch:
             self._wait()
             self._left_s = clock()
 
-    def _ready(self, names: Sequence[str]) -> None:
+    def _ready(self, name: str) -> None:
         self._wait()
-        now_s = clock()
-        self._grads += [(name, now_s) for name in names]
+        self._grads.append((name, clock()))
         self._ended = threading.get_ident(), thread_time()
 
     def _watch(self, name: str, param: Any) -> Any:
@@ -170,7 +179,7 @@ class LayerWatch:
         def ready(param: Tensor) -> None:
             watch = this()
             if watch is not None:
-                watch._ready([name])
+                watch._ready(name)
 
         hook = param.register_post_accumulate_grad_hook(ready)
         # First: behind the exchange's hook it would keep the gradient from being lent.
@@ -178,7 +187,28 @@ class LayerWatch:
         return hook
 
 
-def _charged(step: _Marks, seen: Seen) -> tuple[list[float], list[float]]:
+def _in_buckets(
+    ready: Sequence[tuple[str, float]], buckets: Sequence[Sequence[str]]
+) -> list[tuple[str, float]]:
+    """Gradients as DDP has them ready: those of a bucket with the last of them, in its order.
+
+    A bucket is ready after all those before it.
+
+    >>> _in_buckets([("c", 1.0), ("a", 2.0), ("b", 3.0)], [["c", "b"], ["a"]])
+    [('c', 3.0), ('b', 3.0), ('a', 3.0)]
+    """
+    if not buckets:
+        return list(ready)
+    at_s, found, now_s = dict(ready), list[tuple[str, float]](), 0.0
+    for names in buckets:
+        now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
+        found += [(name, now_s) for name in names]
+    return found
+
+
+def _charged(
+    step: _Marks, seen: Seen, buckets: Sequence[Sequence[str]]
+) -> tuple[list[float], list[float]]:
     """Seconds of a step's layers, forward and backward."""
     place = {module: number for number, (_, module) in enumerate(seen.layers)}
     forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
@@ -190,7 +220,7 @@ def _charged(step: _Marks, seen: Seen) -> tuple[list[float], list[float]]:
     end_s = max(step.left_s, last_s)
     forward_s[at] += end_s - last_s
     last_s = end_s
-    for name, now_s in step.ready:
+    for name, now_s in _in_buckets(step.ready, buckets):
         backward_s[seen.parameters[name][1]] += now_s - last_s
         last_s = now_s
     return forward_s, backward_s

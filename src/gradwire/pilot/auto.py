@@ -170,7 +170,7 @@ class _Watched(Flight):
         longest_s = max(row[0] for row in figures_of_all(engine, [taken_s]))
         if self._layers is None:
             if self._num_steps >= _WARM_UP or longest_s >= _LONG_S:
-                self._layers = LayerWatch(controls.model, controls.params, controls.buckets)
+                self._layers = LayerWatch(controls.model, controls.params, controls.ddp)
                 self._layers.step_ended()
                 self._skipped = 0
             return

@@ -20,6 +20,7 @@ from .arrivals import Arrivals
 from .attachment import Attachment
 from .cautions import caution, overlaps
 from .controls import Controls, Pilot
+from .ddp_in_turn import DDPInTurn
 from .dtensors import has_dtensors, sharded_modules
 from .fused import fused_messages
 from .handle import Handle
@@ -79,7 +80,7 @@ class _EveryBackward(Attachment):
             if is_left_to_ddp(model, settings, progress.synchroniser.messages):
                 undo.callback(count_steps(progress, model, params))
             else:
-                buckets = ddp.register(progress, model, params)
+                buckets = _buckets(model, params, settings, progress)
                 undo.callback(buckets.remove)
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
@@ -97,6 +98,8 @@ class _EveryBackward(Attachment):
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
             controls = Controls(inner, params, progress, served, made, cut)
+            controls.ddp = model if isinstance(model, DistributedDataParallel) else None
+            controls.in_turn = served if isinstance(served, DDPInTurn) else None
             undo.callback(controls.end)
             controls.begin(settings.exchange)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
@@ -107,6 +110,20 @@ class _EveryBackward(Attachment):
 
 
 EVERY_BACKWARD = _EveryBackward()
+
+
+def _buckets(
+    model: DistributedDataParallel,
+    params: list[NamedParam],
+    settings: Settings,
+    progress: Progress,
+) -> ddp.DDPHooks | DDPInTurn:
+    """The hooks of a DDP model that has messages, or may come to have some."""
+    is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
+    # A static graph gives its gradients to DDP late, and in the first step once more.
+    if isinstance(settings.exchange, Pilot) and is_flat and not model.static_graph:
+        return DDPInTurn(progress, model, params)
+    return ddp.register(progress, model, params)
 
 
 def _refuse_pilot(model: nn.Module, settings: Settings) -> None:

@@ -17,10 +17,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
 from ..data.plan import Plan
@@ -68,6 +69,20 @@ class Pilot(ABC):
         """Takes over a model, whose gradients travel dense."""
 
 
+class InTurn(Protocol):
+    """Hooks of a DDP model whose dense steps DDP's own reducer averages: see `ddp_in_turn`."""
+
+    overlap: Overlap | None
+    on_end: Callable[[], None] | None
+
+    @property
+    def is_left_to_ddp(self) -> bool:
+        """Whether DDP's own reducer averages at present."""
+
+    def use_messages(self, wanted: bool) -> None:
+        """Has the next steps averaged by messages, or by DDP; called between two steps."""
+
+
 class Controls:
     """One attached model, as its pilot reaches it.
 
@@ -80,7 +95,7 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks | DDPHooks,
+        hooks: ModuleHooks | DDPHooks | InTurn,
         make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
@@ -93,16 +108,15 @@ class Controls:
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._flight: Flight | None = None
+        self.ddp: DistributedDataParallel | None = None
+        """The DDP model around ``model``, if there is one."""
+        self.in_turn: InTurn | None = None
+        """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 
     @property
     def engine(self) -> Engine:
         return self._progress.synchroniser.engine
-
-    @property
-    def buckets(self) -> DDPHooks | None:
-        """The hooks that hand gradients in by DDP's buckets; None for a plain module."""
-        return self._hooks if isinstance(self._hooks, DDPHooks) else None
 
     @property
     def can_overlap(self) -> bool:
@@ -170,6 +184,8 @@ class Controls:
         engine, plan = self.engine, self.plan
         most = engine.num_channels if plan is None else plan.credit
         engine.use(min(most, max(1, len(messages))))
+        if self.in_turn is not None:
+            self.in_turn.use_messages(plan is not None or self._is_delivering)
 
     def guard(self, every: int) -> None:
         """Has means compared with dense ones every so many steps, unless the user has asked so."""
@@ -198,6 +214,9 @@ class Controls:
             "overlapped_steps": self._num_overlapped + (overlap.num_overlapped if overlap else 0),
             "fallbacks": dict(self._fallbacks + (overlap.fallbacks if overlap else Counter())),
             "pilot": None if self._flight is None else self._flight.stats(),
+            "averaged_by": "DDP"
+            if self.in_turn is not None and self.in_turn.is_left_to_ddp
+            else "gradwire",
         }
 
     def end(self) -> None:

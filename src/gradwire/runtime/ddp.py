@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -94,8 +94,8 @@ def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
 class DDPHooks:
     """Hands DDP's buckets to the synchroniser and completes their futures.
 
-    ``on_bucket`` is called with the names of a bucket's parameters when their gradients are ready,
-    ``on_end`` when all means of a backward pass are in DDP's buckets, still inside backward().
+    ``on_end`` is called when all means of a backward pass are in DDP's buckets, still inside
+    backward().
     """
 
     overlap: Overlap | None = None
@@ -104,7 +104,6 @@ class DDPHooks:
     def __init__(self, progress: Progress, params: list[tuple[str, Tensor]], slot: _Slot) -> None:
         self._progress, self._synchroniser, self._slot = progress, progress.synchroniser, slot
         self.on_end: Callable[[], None] | None = None
-        self.on_bucket: Callable[[Sequence[str]], None] | None = None
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
         self._has_ended = False
@@ -119,8 +118,6 @@ class DDPHooks:
         if not synchroniser.open:
             self._begin()
         names = [self._names[id(param)] for param in bucket.parameters()]
-        if self.on_bucket is not None:
-            self.on_bucket(names)
         buffer = bucket.buffer()
         entry = _Bucket(names, buffer, synchroniser.ends_of(names))
         self._waiting.append(entry)

@@ -81,6 +81,10 @@ class Progress:
         turn = self.step // self.num_fragments
         self.synchroniser.begin(self.step, scale_of(self._scaler), names, turn=turn)
 
+    def begin_without_messages(self) -> None:
+        """Notes that no message of gradwire's is in the step that begins."""
+        self._in_step = []
+
     def _looks(self) -> bool:
         return _looks_after(self.step // self.num_fragments + 1)
 

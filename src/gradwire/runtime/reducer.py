@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from ..compress.none import none
 from ..data.plan import Plan
@@ -52,11 +53,16 @@ def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[obje
 
 
 def count_steps(
-    progress: Progress, ddp: DistributedDataParallel, params: Sequence[NamedParam]
+    progress: Progress,
+    ddp: DistributedDataParallel,
+    params: Sequence[NamedParam],
+    *,
+    on_end: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
     """Counts the steps of a model that is left to DDP until the function returned is called.
 
-    Raises ``InvalidSetting`` where a communication hook of the user's own averages the gradients.
+    ``on_end`` is called at the end of each, still inside backward(). Raises ``InvalidSetting``
+    where a communication hook of the user's own averages the gradients.
     """
     found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
     if found and not hook.has_own_hook(ddp):
@@ -66,8 +72,9 @@ def count_steps(
             "none: it averages gradients, and mixed_precision= takes it too",
             "build the model without it, then attach",
         )
-    _log.info("all gradients are dense, so DDP's own reducer averages them, and gradwire counts")
-    return _Counter(progress, ddp, params).remove
+    if on_end is None:
+        _log.info("all gradients are dense: DDP's own reducer averages them, and gradwire counts")
+    return _Counter(progress, ddp, params, on_end).remove
 
 
 class _Counter:
@@ -78,9 +85,14 @@ class _Counter:
     """
 
     def __init__(
-        self, progress: Progress, ddp: DistributedDataParallel, params: Sequence[NamedParam]
+        self,
+        progress: Progress,
+        ddp: DistributedDataParallel,
+        params: Sequence[NamedParam],
+        on_end: Callable[[], None] | None,
     ) -> None:
         self._progress, self._engine = progress, progress.synchroniser.engine
+        self._on_end = on_end
         self._lock, self._is_armed = threading.Lock(), False
         tensors: list[Any] = [param for _, param in params]
         counted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -93,21 +105,37 @@ class _Counter:
 
         def began(_: Tensor) -> None:
             counter = this()
-            if counter is not None and counter._disarmed():
-                counter._begin()
+            if counter is not None:
+                counter._began()
 
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
         self._joined = InPlaceOf(ddp, "_match_all_reduce_for_bwd_pass", self._after_join)
         watched = tensors if some_unused else tensors[-1:]
-        self._first = [param.register_post_accumulate_grad_hook(began) for param in watched]
+        self._hooks = [param.register_post_accumulate_grad_hook(began) for param in watched]
 
     def remove(self) -> None:
-        for one in (self._forward, self._joined, *self._first):
+        for one in (self._forward, self._joined, *self._hooks):
             one.remove()
 
     def _arm(self, ddp: DistributedDataParallel, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._is_armed = True
+            if self._on_end is not None:
+                self._begin_with(output)
+
+    def _begin_with(self, output: Any) -> None:
+        """Has the step begin where the backward pass enters the model, which is not in a segment.
+
+        The first gradient may come in the nested pass of a reentrant checkpoint, at whose end the
+        step is not over.
+        """
+        for one in tree_leaves(output):
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
+
+    def _began(self) -> None:
+        if self._disarmed():
+            self._begin()
 
     def _disarmed(self) -> bool:
         """Disarms the count, if it is armed; returns whether it was."""
@@ -117,7 +145,11 @@ class _Counter:
 
     def _begin(self) -> None:
         self._engine.check()
-        self._engine.begin_step(self._progress.step, launched=1)
+        self._open()
+        self._queue_end()
+
+    def _queue_end(self) -> None:
+        """Has autograd call back when this backward pass and DDP's averages have ended."""
         queue = torch.autograd.Variable._execution_engine.queue_callback
 
         def computed() -> None:
@@ -130,12 +162,20 @@ class _Counter:
 
     def _end(self, computed_s: float) -> None:
         self._progress.mark_wait(computed_s, wall_clock())
+        self._close()
+
+    def _open(self) -> None:
+        self._progress.begin_without_messages()
+        self._engine.begin_step(self._progress.step, launched=1)
+
+    def _close(self) -> None:
         self._engine.counters.sent_bytes = self._step_bytes
         self._progress.end_step()
+        if self._on_end is not None:
+            self._on_end()
 
     def _after_join(self, match: Callable[[], None]) -> None:
         """Counts a step of the others in which this rank, whose data have ended, takes part."""
         match()
-        self._engine.begin_step(self._progress.step, launched=1)
-        self._engine.counters.sent_bytes = self._step_bytes
-        self._progress.end_step()
+        self._open()
+        self._close()
