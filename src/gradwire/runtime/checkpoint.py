@@ -73,7 +73,9 @@ def collect(
                 first, last = message.range_of(slot, own)
                 fields[path][first:last] = own
         if rest := message.rest_of_state():
-            whole[message.key] = {path: tensor.clone() for path, tensor in rest.items()}
+            whole[message.key] = {
+                path: tensor.to("cpu", copy=True) for path, tensor in rest.items()
+            }
     return {
         "version": SCHEMA,
         **origin._asdict(),

@@ -130,8 +130,7 @@ class Handle(UnevenInputs):
 
         - ``averaged_by`` is "gradwire", or "DDP" where DDP's own reducer averages (see `reducer`);
           steps, bytes by the size of the gradients, and waits are counted then, and no messages.
-        - ``wire_bytes_per_step`` counts the bytes that the collectives send, those to ranks of the
-          same host with them.
+        - ``wire_bytes_per_step`` counts what collectives send, also to ranks of the same host.
         - ``wait_s_per_step`` is how long backward waited for the network after its own end.
         - ``inline_s_per_step`` is how long backward took for encodes and scaling within it.
         - ``communication_s_per_step`` adds up all channels, waits for peers included.
@@ -151,9 +150,8 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
-        - ``encoded_on`` counts messages by the device that encodes them; what is copied for that is
-          said in `accounting`.
-        - ``push_imbalance`` and ``pull_imbalance`` are the last step's largest (ZEN, definition 8).
+        - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
+        - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(map(synchroniser.numel, synchroniser.names))

@@ -331,8 +331,8 @@ class Message:
         return field_of(path).endswith("_T")
 
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
-        """Copies of one slot's part of the message's state, by path."""
-        return {path: tensor.clone() for path, tensor in self.state_of(slot).items()}
+        """Copies of one slot's part of the message's state by path, in host memory."""
+        return {path: tensor.to("cpu", copy=True) for path, tensor in self.state_of(slot).items()}
 
     @property
     def key(self) -> str:
