@@ -54,7 +54,7 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
 def collect(
     messages: Sequence[Message], origin: Origin, *, step: int = 0, run: str = ""
 ) -> dict[str, Any]:
-    """The state_dict of one rank: plain tensors, numbers and strings.
+    """The state_dict of one rank: plain tensors of host memory, numbers and strings.
 
     ``run`` is the same on all ranks that train together, and on no others.
     """
@@ -64,7 +64,8 @@ def collect(
     for message in messages:
         for slot in message.slots:
             fields = params[slot.name]
-            for path, own in message.own_state(slot).items():
+            for path, kept in message.own_state(slot).items():
+                own = kept.cpu()
                 if path.endswith("_T"):
                     fields[path] = own
                     continue

@@ -82,11 +82,8 @@ class Message:
         if num_flags:
             shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
-        self.spec = TensorSpec(
-            *(f"message {index}", end + num_flags, dtype),
-            shapes=tuple(shapes),
-            device=self.device.type,
-        )
+        numel, device = end + num_flags, self.device.type
+        self.spec = TensorSpec(f"message {index}", numel, dtype, tuple(shapes), device)
         self._buffer: KeptBuffer | None = None
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
@@ -331,8 +328,8 @@ class Message:
         return field_of(path).endswith("_T")
 
     def own_state(self, slot: Slot) -> dict[str, Tensor]:
-        """Copies of one slot's part of the message's state by path, in host memory."""
-        return {path: tensor.to("cpu", copy=True) for path, tensor in self.state_of(slot).items()}
+        """Copies of one slot's part of the message's state, by path."""
+        return {path: tensor.clone() for path, tensor in self.state_of(slot).items()}
 
     @property
     def key(self) -> str:
