@@ -27,12 +27,7 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     """
     if pulse is None:
         return _of_the_network(step)
-    asking = in_background(pulse.roll_call.ask)
-    silent = pulse.silent_ranks()
-    reach, told = _answer(asking)
-    if told:  # another rank has found out before
-        return Alarm.decoded(told, step)
-    if found := alarm_of(pulse.rank, world, step, silent, reach, store_lost=pulse.store_is_silent):
+    if found := silence(pulse, step, world):
         return found
     if name.endswith(AMONG_SHARDS):
         text = "a rank with another shard of these layers is lost, and none with this one"
@@ -40,6 +35,16 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     if last := pulse.last_ranks():
         return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far")
     return _of_the_network(step)
+
+
+def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
+    """An alarm about ranks or a store that show no sign of life for seconds; None if all do."""
+    asking = in_background(pulse.roll_call.ask)
+    silent = pulse.silent_ranks()
+    reach, told = _answer(asking)
+    if told:  # another rank has found out before
+        return Alarm.decoded(told, step)
+    return alarm_of(pulse.rank, world, step, silent, reach, store_lost=pulse.store_is_silent)
 
 
 def _of_the_network(step: int) -> Alarm:

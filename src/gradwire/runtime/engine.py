@@ -28,7 +28,7 @@ from torch import Tensor
 from ..errors import ExitCode, RankFailed
 from ..trace.span import Span
 from ..verbs import Among, Steps
-from .blame import IN_ATTACH, blamed, failure_of, first_line
+from .blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
 from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
@@ -356,10 +356,19 @@ class Engine:
             text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
             text += ", and all ranks answer elsewhere"
             alarm = Alarm((self.rank,), step, text, alarm.code)
+        return self._told(alarm, f"{name}: {first_line(error)}")
+
+    def refuse_silence(self, step: int) -> None:
+        """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
+        if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
+            raise self._told(alarm, "it waited for them")
+
+    def _told(self, alarm: Alarm, how: str) -> BaseException:
+        """The failure by an alarm that all others are told, or an earlier one."""
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)
-            self._fail(failure_of(alarm, self.rank, f"{name}: {first_line(error)}"))
+            self._fail(failure_of(alarm, self.rank, how))
         assert self._failure is not None
         return self._failure
 
@@ -367,8 +376,8 @@ class Engine:
         self._fail(failure_of(alarm, self.rank, "told by another rank"))
 
     def _lose_store(self) -> None:
-        alarm = blamed(self._pulse, "", self._step, self.world)
-        self._fail(failure_of(alarm, self.rank, "its store is lost"))
+        # Others that ask later must not take this rank, which ends, for the cause.
+        self._told(blamed(self._pulse, "", self._step, self.world), "its store is lost")
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -43,22 +43,27 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
     if who.world == 1:
         return
     found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
-    for rank, other in enumerate(found):
-        if refusal := refusal_in(other):
-            raise RanksDiffer(f"rank {rank} refused to attach: {refusal}")
-    for rank, other in enumerate(found):
-        if difference := _difference(found[0], other):
-            raise RanksDiffer(
-                f"rank 0 and rank {rank} do not train the same thing: {difference}; start all "
-                "ranks with the same model, settings and versions"
-            )
+    with who.lingering():
+        for rank, other in enumerate(found):
+            if refusal := refusal_in(other):
+                raise RanksDiffer(f"rank {rank} refused to attach: {refusal}")
+        for rank, other in enumerate(found):
+            if difference := _difference(found[0], other):
+                raise RanksDiffer(
+                    f"rank 0 and rank {rank} do not train the same thing: {difference}; start all "
+                    "ranks with the same model, settings and versions"
+                )
 
 
 def post_refusal(who: Membership, error: Exception) -> None:
-    """Tells the other ranks, who may wait for this one, why it refuses to go on."""
+    """Tells the other ranks, who may wait for this one, why it refuses to go on.
+
+    It gives those that do wait the time to hear it.
+    """
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters
             who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
+            who.linger()
 
 
 def refusal_in(told: dict[str, Any]) -> str | None:

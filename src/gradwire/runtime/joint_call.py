@@ -24,7 +24,7 @@ from ..verbs import AllReduce, Recv, Send
 from .engine import Engine
 from .fingerprint import post_refusal, refusal_in
 from .membership import Membership
-from .pulse import STORE_PATIENCE_S
+from .pulse import PATIENCE_S, STORE_PATIENCE_S
 from .wire import Channel, carry_out, in_background, open_channels
 
 SILENCE_S = STORE_PATIENCE_S
@@ -77,35 +77,42 @@ class JointCall:
             for name, fields in saved[key].items()
         }
         try:
-            self._compare(self._group, own, "rank")
+            with self._group.lingering():
+                self._compare(self._group, own, "rank")
         except Exception as error:
             post_refusal(self._shards, error)
             raise
         # Ranks with other shards are other groups, whose runs have names of their own.
-        self._compare(
-            self._shards, {"call": self._call, "step": saved["step"]}, "the rank of shard"
-        )
+        told = {"call": self._call, "step": saved["step"]}
+        with self._shards.lingering():
+            self._compare(self._shards, told, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
         if who.world == 1:
             return
+        timeout, call = self._engine.timeout, self._call
+        # Who is silent takes so long to find out, and is to be known at the time-out.
+        early_s = max(0.0, timeout.total_seconds() - PATIENCE_S)
+        begin_s = heard_s = time.monotonic()
 
         def look(absent: Sequence[int], found: Mapping[int, str]) -> None:
+            nonlocal heard_s
             self._engine.check()
             self._refuse_if_one_did(found, kind)
             if kind == "rank":
                 self._refuse_to_wait_for(absent)  # of shards of other groups nothing is known
+            now_s = time.monotonic()
+            heard_s = now_s if found else heard_s  # without notes, the store does not answer
+            if now_s - (begin_s if absent else heard_s) > early_s:
+                self._engine.refuse_silence(self._next_step)
 
-        timeout, call = self._engine.timeout, self._call
         try:
             notes = who.share(json.dumps(own), timeout, what=call, look=look)
         except RankFailed as error:
             if error.step >= 0:
                 raise  # all were told
-            if error.__cause__ is not None:  # the store is lost, and nobody can be told
-                raise RankFailed(
-                    str(error), ranks=error.ranks, step=self._next_step
-                ) from error.__cause__
+            if (cause := error.__cause__) is not None:  # the store is lost, and perhaps no rank
+                raise self._engine.unreachable(f"finish {call}", cause, self._next_step) from cause
             absent = ", ".join(map(str, error.ranks))
             text = f"{kind} {absent} of {who.world} did not call {call} within {timeout}"
             raise self._lose(error.ranks if kind == "rank" else (), text) from error

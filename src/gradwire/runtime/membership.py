@@ -11,7 +11,8 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from datetime import timedelta
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ..errors import GradwireError, RankFailed
+from ..errors import GradwireError, RankFailed, RanksDiffer
 from .wire import Group, default_store, in_background
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
@@ -87,6 +88,32 @@ class Membership(NamedTuple):
     def post(self, note: str) -> None:
         """Leaves this rank's note without waiting for the others."""
         self._ask(lambda store: store.set(f"note/{self.rank}", note), _AT_ONCE)
+
+    def linger(self) -> None:
+        """Waits until all ranks are about to raise, for a second at most.
+
+        Each calls it before it raises what ends the matter for all, as its process may hold the
+        store, in which others have still to read why.
+        """
+        if self.world > 1:
+            wait([in_background(self._until_all_heard)], _LINGER_S)
+
+    @contextlib.contextmanager
+    def lingering(self) -> Iterator[None]:
+        """``RanksDiffer``, which all ranks raise in this context, leaves it once all have heard."""
+        try:
+            yield
+        except RanksDiffer:
+            self.linger()
+            raise
+
+    def _until_all_heard(self) -> None:
+        store = PrefixStore(f"gradwire/{self.name}", default_store().clone())
+        keys = [f"heard/{rank}" for rank in range(self.world)]
+        store.set(keys[self.rank], "")
+        until_s = time.monotonic() + _LINGER_S
+        while time.monotonic() < until_s and not store.check(keys):
+            time.sleep(_POLL_S)
 
     def one_of(self, drawn: str) -> str:
         """The text that one of the ranks has drawn; all ranks get the same one."""

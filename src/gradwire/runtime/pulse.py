@@ -142,7 +142,8 @@ class Pulse:
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._watching = self._lost = self._announced = self._is_silent = False
+        self._lost = self._announced = self._is_silent = False
+        self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
         self._old: list[str] = []
@@ -203,14 +204,14 @@ class Pulse:
         silent = set(range(self._world)) - {self.rank}
         before: list[Sign] = []
         with self._news:
-            self._watching, reads = True, self._num_reads
+            self._watching, reads = self._watching + 1, self._num_reads
             self._wake.set()
             while silent and not self._lost and (left_s := deadline - time.monotonic()) > 0:
                 self._news.wait(left_s)
                 if self._num_reads > reads:
                     before = before or self._signs
                     silent = {r for r in silent if self._signs[r].beat == before[r].beat}
-            self._watching = False
+            self._watching -= 1
             self._is_silent = self._lost or self._num_reads < reads + 2
             if self._is_silent:
                 return (0,)
@@ -219,10 +220,10 @@ class Pulse:
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
         with self._news:
-            self._watching, reads = True, self._num_reads
+            self._watching, reads = self._watching + 1, self._num_reads
             self._wake.set()
             self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
-            self._watching = False
+            self._watching -= 1
             return self._signs if self._num_reads > reads else []
 
     def last_ranks(self) -> tuple[int, ...]:

@@ -97,15 +97,16 @@ def agree_among_shards(
         "numels": [_numel(message) for message in messages],
     }
     found = [json.loads(note) for note in shards.share(json.dumps(own), timeout)]
-    for index, other in enumerate(found):
-        if refusal := refusal_in(other):
-            raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
-        if difference := _difference(found[0], other):
-            raise RanksDiffer(
-                f"shard 0 and shard {index} of a layer would not travel together: {difference}; "
-                "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
-                "alike, such as one below the size of each"
-            )
+    with shards.lingering():
+        for index, other in enumerate(found):
+            if refusal := refusal_in(other):
+                raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
+            if difference := _difference(found[0], other):
+                raise RanksDiffer(
+                    f"shard 0 and shard {index} of a layer would not travel together: {difference};"
+                    " give all ranks the same settings, and a bucket_cap_mb that cuts their "
+                    "parameters alike, such as one below the size of each"
+                )
     for place, message in enumerate(messages):
         numels = tuple(int(other["numels"][place]) for other in found)
         message.member.shards = Shards(shards.rank, numels)
