@@ -89,6 +89,20 @@ def run(
     return Run(means, stats, state, list(noted.wrong), waits, num_pinned)
 
 
+def leaving_out(rank: int, world: int, exchange: Any) -> list[str]:
+    """What was noted where a parameter that was used is used by no rank for some steps."""
+    noted = late.install()
+    model = layers("late")
+    handle = gw.attach(
+        model, exchange, bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True
+    )
+    for step in range(4):
+        model.zero_grad()
+        backward(model, rank, step, (0, 1) if step else ())
+    handle.detach()
+    return list(noted.wrong)
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one.cpu(), other.cpu())
@@ -185,6 +199,10 @@ def test_payloads_alone_are_copied_and_nobody_is_waited_for(late_two: Ranks) -> 
     ways = ("to_host_bytes_per_step", "to_device_bytes_per_step")
     there, back = (sum(one.stats[way] for one in runs) for way in ways)
     assert there == back, "each byte that is sent arrives at one rank"
+
+
+def test_messages_that_no_rank_uses_are_behind_the_step_before(late_two: Ranks) -> None:
+    assert late_two.run(leaving_out, TOPK) == [[], []]
 
 
 def test_what_is_encoded_on_the_host_is_copied_whole(late_two: Ranks) -> None:

@@ -89,8 +89,10 @@ def shrinking(
         assert commit is not None
         if rank == victim and how == "in backward":
             net.middle.weight.register_hook(die)
-        elif rank == victim and how == "between steps":
+        elif rank == victim and how.startswith("between steps"):
             die()
+        elif how == "between steps, nobody looks":
+            time.sleep(8.0)  # until all have heard of it
         elif rank == victim:
             die_committing(commit)
         elif rank == 0 and how == "committing":
@@ -125,6 +127,14 @@ def survivors(ranks: Ranks, lost: set[int], body: Callable[..., Any], *args: Any
         assert one.error is None, one.error
     assert all(one.value.bits == found[0].value.bits for one in found)
     return [one.value for one in found]
+
+
+@pytest.mark.slow
+def test_a_step_that_counted_is_not_undone_by_who_hears_late(doomed: Ranks) -> None:
+    accident = {3: (2, "between steps, nobody looks")}
+    for report in survivors(doomed, {2}, shrinking, TOPK, accident, 5):
+        assert report.lost == [((2,), 3, 3)]
+        assert report.residuals_are_kept
 
 
 def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> None:

@@ -20,6 +20,7 @@ from ..error_feedback import residuals
 from ..verbs import AllToAll, Compute, Steps
 from .accounting import norm_over_all
 from .messages import Message
+from .streams import Streams
 
 NORM_EVERY = 64
 """Steps between two norms that ranks tell each other, but for the first ones."""
@@ -59,16 +60,20 @@ class Commit:
             yield Compute("keep", lambda: self._copy(message), message.spec.numel)
         yield from text
 
-    def text(self, num_steps: int, messages: Iterable[Message]) -> Steps[None]:
+    def text(self, num_steps: int, messages: Iterable[Message], streams: Streams) -> Steps[None]:
         """The text by which ranks confirm that they have all means: 16 bytes to each other one.
 
         These are the norm of this rank's residuals, anew after ``num_steps`` of 1, 2, 4 and so on
         to 64, 128, 192 and so on, and the number of steps that it was taken after.
         """
         if num_steps % NORM_EVERY == 0 or (num_steps < NORM_EVERY and num_steps.bit_count() == 1):
-            yield Compute("norm", lambda: self._note_norm(num_steps, messages))
+            yield Compute("norm", lambda: self._note_norm(num_steps, messages, streams))
         sizes = (2,) * self._world
         yield AllToAll(self._told_W2.view(-1), self._own_W2.view(-1), sizes, sizes)
+
+    def settle(self) -> None:
+        """Ends a step that counts, which nothing undoes any more."""
+        self._before = {}
 
     @property
     def kept_bytes(self) -> int:
@@ -98,6 +103,7 @@ class Commit:
         self._kept[message.index] = kept
         self._before[message.index] = message, message.state
 
-    def _note_norm(self, num_steps: int, messages: Iterable[Message]) -> None:
+    def _note_norm(self, num_steps: int, messages: Iterable[Message], streams: Streams) -> None:
         owed = [tensor for one in messages for tensor in residuals(one.state).values()]
-        self._own_W2[:, 0], self._own_W2[:, 1] = norm_over_all(owed), num_steps
+        with streams.beside():
+            self._own_W2[:, 0], self._own_W2[:, 1] = norm_over_all(owed), num_steps

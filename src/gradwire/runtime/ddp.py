@@ -183,7 +183,8 @@ class DDPHooks:
             try:
                 if failure is None:
                     progress.mark_wait(backward_end_s, wall_clock())
-                    progress.end_step()
+                    with synchroniser.streams.beside():
+                        progress.end_step()
             finally:
                 complete(failure)
                 over.set()

@@ -307,6 +307,7 @@ class Engine:
             for channel in self._routes.all_channels():
                 channel.abort()  # closing it would wait for peers that may never come
         self._routes.clear()
+        self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
         if self.shards.name:
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()

@@ -163,7 +163,7 @@ class Handle(UnevenInputs):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel, synchroniser.copied_bytes),
+            "memory": memory_of(messages, numel, synchroniser.commit),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),

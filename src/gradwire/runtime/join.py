@@ -171,9 +171,9 @@ def _take_state(optimizer: Optimizer, engine: Engine, source: int) -> None:
     file = io.BytesIO()
     if engine.rank == source:
         torch.save(optimizer.state_dict(), file)
-    size = torch.tensor([file.tell()])
+    size = torch.tensor([file.tell()], device="cpu")
     engine.broadcast([size], source)
-    data = torch.zeros(int(size), dtype=torch.uint8)
+    data = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
     if engine.rank == source:
         data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
     engine.broadcast([data], source)

@@ -157,7 +157,10 @@ class LocalSteps(Handle):
             chosen.count(waited_s, (now_s - before_s - waited_s) / self._rhythm.gap)
         if chosen.is_due and not self._position:
             self.synchronize()
-            self._rhythm = self._rhythm.with_gap(chosen.choose(self._engine))
+            before = self._rhythm
+            self._rhythm = before.with_gap(chosen.choose(self._engine))
+            if self._rhythm != before:
+                self._progress.recorder.forget_times()
         self._exchanged_at_s = wall_clock()
 
     def end_period(self) -> None:

@@ -7,7 +7,7 @@ Differences: fragments are runs of parameters of about equal size in order of re
 sets of transformer blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
 
 Each parameter costs an anchor, the outer optimizer's state (with momentum as much again), its place
-in a message, which lies in host memory, and while it travels its pseudo-gradient. All of these are
+in a message, and while it travels its pseudo-gradient. All of these are
 float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm, stay each rank's
 own, but for the first ones, which all have from rank 0. Embeddings travel whole, also those with
 ``sparse=True``. The optimizer may hold some of the model's parameters only; those of others are

@@ -12,6 +12,7 @@ from ..contract import Member, State
 from ..contract.passing import passing_bytes
 from ..contract.state import leaves
 from ..error_feedback import residuals
+from .commit import Commit
 
 KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
 """The kinds are what was not sent yet; velocities; the rest of states; copies of gradients; what is
@@ -33,12 +34,14 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
     return found
 
 
-def memory_of(messages: Iterable[Any], numel: int, copies: int = 0) -> dict[str, float]:
+def memory_of(
+    messages: Iterable[Any], numel: int, commit: Commit | None = None
+) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of the ``numel`` parameters.
 
-    ``passing`` is of all threads of this process. ``copies`` are bytes of copies of states.
+    ``passing`` is of all threads of this process. ``commit`` keeps copies of states.
     """
-    found = Counter(passing=passing_bytes(), state=copies)
+    found = Counter(passing=passing_bytes(), state=0 if commit is None else commit.kept_bytes)
     for message in messages:
         found += kept_bytes(getattr(message, "state", None), message.member)
         found["messages"] += getattr(message, "buffer_bytes", 0)

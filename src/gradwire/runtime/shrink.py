@@ -162,6 +162,7 @@ class Shrinking:
         old, synchroniser = self._engine, self._progress.synchroniser
         old.close()  # its threads have ended: nobody writes into gradients or state any more
         assert synchroniser.commit is not None
+        synchroniser.streams.catch_up()
         if undoes:
             synchroniser.commit.undo()
             self._drop_gradients()  # some may be means of the step that does not count

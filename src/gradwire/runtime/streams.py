@@ -114,6 +114,24 @@ class Streams:
         stream = kind.current_stream(device)
         return Mark(device, stream, kind.record(stream))
 
+    def lead(self) -> None:
+        """Has side streams wait for all that the streams current in this thread have launched."""
+        for device, side in self._sides.items():
+            if (mark := self.mark(device)) is not None:
+                mark.event.wait(side.stream)
+
+    def catch_up(self) -> None:
+        """Has the streams current in this thread wait for all that side streams have launched."""
+        self.follow([side.mark() for side in self._sides.values()])
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """A block whose kernels are launched on the side streams, behind what is there."""
+        with ExitStack() as undo:
+            for side in self._sides.values():
+                undo.enter_context(side.use())
+            yield
+
     def follow(self, marks: Iterable[Mark]) -> None:
         """Has the streams that are current in this thread wait for ``marks``; the host does not."""
         for mark in marks:

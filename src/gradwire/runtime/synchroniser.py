@@ -121,6 +121,7 @@ class Synchroniser:
                 message.scale = scale
         self.grads = {}
         self._marks = StepMarks(self.streams)
+        self.streams.lead()  # a message without gradients of this rank is behind no mark
         self._queue = self.messages if names is None else self.of(names)
         self._shared = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
@@ -239,8 +240,7 @@ class Synchroniser:
     def abandon(self, name: str) -> None:
         """Gives up a step whose backward pass did not end, as it cannot be ended or repeated.
 
-        ``name`` is the parameter whose gradient showed that. Where this rank is alone, nobody waits
-        for the old step, and it is forgotten.
+        ``name`` is the parameter whose gradient showed that. A rank that is alone forgets the step.
         """
         if self.engine.world > 1:
             raise self.engine.give_up(
@@ -338,15 +338,13 @@ class Synchroniser:
                 end = self.engine.launch(len(self.messages), "presence", text, is_news=True)
                 self._news.append(end)
         if self.commit is not None and self.engine.world > 1:
-            text, ends = self.commit.text(self._step + 1, self.flat_messages), self.all_ends()
+            text, ends = (
+                self.commit.text(self._step + 1, self.flat_messages, self.streams),
+                self.all_ends(),
+            )
             index = len(self.messages) + 2
             commit = self.engine.launch(index, "commit", text, behind=ends, is_news=True)
             self._committing = [commit]
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the copies of states by which a step can be undone."""
-        return 0 if self.commit is None else self.commit.kept_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -377,6 +375,8 @@ class Synchroniser:
         """Closes a step whose means are all here; returns as ``finish``."""
         self._marks.follow()
         self.open = False
+        if self.commit is not None:
+            self.commit.settle()
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:
             return set()

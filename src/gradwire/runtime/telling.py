@@ -21,8 +21,8 @@ def news(engine: Engine, verb: Verb) -> None:
 
 def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    own_R = torch.tensor(own, dtype=torch.float64)
-    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64)
+    own_R = torch.tensor(own, dtype=torch.float64, device="cpu")
+    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64, device="cpu")
     if engine.world == 1:
         return [list(own)]
     news(engine, AllGather(all_WR, own_R))
