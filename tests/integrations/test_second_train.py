@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from tests.runtime.ranks import Ranks
@@ -58,6 +59,25 @@ def trains_twice(rank: int, world: int, folder: str, wraps_again: bool) -> list[
     bits = [p.detach().clone() for p in trainer.model.parameters()]
     attachment.handle.detach()
     return [steps, any(bool(one.any()) for one in owed.values()), bits]
+
+
+def prepares_two(rank: int, world: int) -> int:
+    """How many models are attached once two are prepared one by one."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    from accelerate import Accelerator
+
+    from gradwire.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=True)
+    attachment = prepare(accelerator, gw.compress.topk(density=0.1))
+    models = [accelerator.prepare(torch.nn.Linear(8, 8)) for _ in range(2)]
+    assert all(isinstance(model, DistributedDataParallel) for model in models)
+    return len(attachment.handles)
+
+
+def test_a_second_model_leaves_the_first_one_attached(two: Ranks) -> None:
+    assert two.run(prepares_two) == [2, 2]
 
 
 @pytest.mark.parametrize("wraps_again", [False, True])

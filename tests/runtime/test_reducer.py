@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import gradwire as gw
+from gradwire.runtime.controls import Controls, Flight, Pilot
+from gradwire.runtime.telling import figures_of_all
 from gradwire.travel import bytes_sent
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
@@ -124,6 +127,43 @@ def uneven(rank: int, world: int) -> tuple[int, int]:
 
 def test_a_rank_that_has_joined_counts_the_steps_of_others(two: Ranks) -> None:
     assert two.run(uneven) == [(4, 5), (4, 5)]
+
+
+@dataclass(frozen=True)
+class Telling(Pilot):
+    """Has ranks tell each other something at the end of every step."""
+
+    def begin(self, controls: Controls) -> Flight:
+        return OnTelling(controls)
+
+
+class OnTelling(Flight):
+    def __init__(self, controls: Controls) -> None:
+        self.controls = controls
+
+    def step_ended(self) -> None:
+        assert figures_of_all(self.controls.engine, [1.0]) == [[1.0], [1.0]]
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+def telling(rank: int, world: int, finds_unused: bool) -> int:
+    model = ddp(Net(), find_unused_parameters=finds_unused)
+    handle = gw.attach(model, Telling())
+    with model.join():
+        train(model, adamw(model.parameters()), rank, range(2 + 2 * rank))
+    return handle.step
+
+
+@pytest.mark.parametrize("finds_unused", [False, True])
+def test_a_rank_that_has_joined_takes_part_in_what_a_pilot_tells(
+    finds_unused: bool, two: Ranks
+) -> None:
+    assert two.run(telling, finds_unused) == [4, 4]
 
 
 def at_times(step: int) -> tuple[bool, bool]:

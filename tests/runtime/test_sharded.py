@@ -176,3 +176,20 @@ def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
         assert "handle.sharded_state(saved_by=2)" in rows
         for text in others:
             assert "save what gather_state() returns" in text
+
+
+def test_complex_parameters_are_kept_as_reals() -> None:
+    net = nn.Module()
+    net.weight = nn.Parameter(torch.randn(40, 30, dtype=torch.complex64))
+    handle = gw.attach(net, gw.compress.topk(density=0.1))
+    net.weight.abs().square().sum().backward()
+    state = handle.state_dict()
+    for field in state["params"]["weight"].values():
+        field.normal_()
+    handle.load_state_dict(state)
+    owed = handle.residuals()["weight"]
+    saved = handle.sharded_state()
+    handle.load_state_dict(saved)
+    assert owed.any()
+    assert torch.equal(handle.residuals()["weight"], owed)
+    handle.detach()

@@ -55,8 +55,8 @@ def reduce_scatter(
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
     who = join(group, timeout)
-    dense = {name for name, param in params.items() if not compress_if(name, param)}
     try:
+        dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]
         held = {one.name for _, columns in found for one in columns}
         if outside := sorted(set(params) - held):

@@ -47,7 +47,8 @@ class ColumnsOfCodec:
         mine, anyones = whole.for_world(world, who.rank), whole.for_world(world)
         bounds = tuple((r * self.numel, (r + 1) * self.numel) for r in range(world))
         codecs = tuple(mine.chunk(a, b) for a, b in bounds)
-        specs = tuple(TensorSpec("", self.numel, dtype) for _ in bounds)
+        first = columns[0].name  # streams of random numbers follow from names
+        specs = tuple(TensorSpec(f"{first}[{a}:{b}]", self.numel, dtype) for a, b in bounds)
         formats = tuple(one.format(spec) for one, spec in zip(codecs, specs, strict=True))
         self._chunks = Chunks(bounds, codecs, specs, formats)
         self.states: Any = tuple(
@@ -55,9 +56,11 @@ class ColumnsOfCodec:
         )
         self.residual_N: Tensor | None = None
         if codec.traits.error_feedback:
-            self.residual_N = torch.zeros(world * self.numel, dtype=working_dtype(dtype))
-        self._sent_N = torch.empty(world * self.numel, dtype=dtype)
-        self._mean_C = torch.empty(self.numel, dtype=dtype)
+            self.residual_N = torch.zeros(
+                world * self.numel, dtype=working_dtype(dtype), device="cpu"
+            )
+        self._sent_N = torch.empty(world * self.numel, dtype=dtype, device="cpu")
+        self._mean_C = torch.empty(self.numel, dtype=dtype, device="cpu")
 
     def text(self, given_N: Tensor, out_C: Tensor) -> Steps[None]:
         """One reduce-scatter of these columns; what a module hands in is a row for each rank."""

@@ -60,7 +60,8 @@ def attaching_handler(
     class AttachingKwargs(DistributedDataParallelKwargs):  # type: ignore[misc]
         def to_kwargs(self) -> dict[str, Any]:
             """The settings of a DDP that is about to be made, maybe of a module that had one."""
-            attachment.keep_only(accelerator._models)
+            *others, coming = accelerator._models
+            attachment.let_go_but_of(others, coming)
             found: dict[str, Any] = super().to_kwargs()
             return found
 

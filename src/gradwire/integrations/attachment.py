@@ -86,11 +86,16 @@ class FrameworkAttachment:
             held.handle.detach()
             held.handle = held.ddp = None  # each of which holds the old DDP
 
-    def keep_only(self, models: Iterable[nn.Module]) -> None:
-        """Lets go of all modules whose DDP is in none of ``models``: a framework has dropped it."""
-        kept = {id(one) for model in models for one in model.modules()}
+    def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
+        """Lets go of modules whose DDP a framework has dropped, or is about to make anew.
+
+        The framework still has ``others``, whether as DDPs or as what is in them, and wraps what is
+        in ``coming`` next.
+        """
+        kept = {id(one) for model in others for one in model.modules()}
+        kept -= {id(one) for one in coming.modules()}
         for held in self._held:
-            if held.handle is not None and id(held.ddp) not in kept:
+            if held.handle is not None and id(held.module) not in kept:
                 self.let_go(held.module)
 
     def attach_to(self, model: DistributedDataParallel) -> Handle:

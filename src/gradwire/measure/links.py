@@ -125,8 +125,11 @@ def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
     if not cases:
         return None
     rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
+    means = [statistics.fmean(row) for row in zip(*rows, strict=True)]
+    if min(means) <= 0:  # a clock of processors that ticks more slowly than messages go
+        return None
     sizes = [bytes_sent("all_reduce", case.numel * ITEM_BYTES, engine.world) for case in cases]
-    return fit_line(zip(sizes, map(statistics.fmean, zip(*rows, strict=True)), strict=True))
+    return fit_line(zip(sizes, means, strict=True))
 
 
 def measure_hosts(

@@ -192,14 +192,17 @@ def _in_buckets(
 ) -> list[tuple[str, float]]:
     """Gradients as DDP has them ready: those of a bucket with the last of them, in its order.
 
-    A bucket is ready after all those before it.
+    A bucket is ready after all those before it. First ones without any gradient take no time.
 
     >>> _in_buckets([("c", 1.0), ("a", 2.0), ("b", 3.0)], [["c", "b"], ["a"]])
     [('c', 3.0), ('b', 3.0), ('a', 3.0)]
+    >>> _in_buckets([("a", 5.0)], [["unused"], ["a"]])
+    [('unused', 5.0), ('a', 5.0)]
     """
     if not buckets:
         return list(ready)
-    at_s, found, now_s = dict(ready), list[tuple[str, float]](), 0.0
+    at_s, found = dict(ready), list[tuple[str, float]]()
+    now_s = min(at_s.values(), default=0.0)
     for names in buckets:
         now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
         found += [(name, now_s) for name in names]

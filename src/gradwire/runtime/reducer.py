@@ -109,7 +109,10 @@ class _Counter:
                 counter._began()
 
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
-        self._joined = InPlaceOf(ddp, "_match_all_reduce_for_bwd_pass", self._after_join)
+        # What a rank whose data have ended does last in a step, so that others are as far.
+        unused = ddp.find_unused_parameters
+        last = "unused_params_allreduce" if unused else "all_reduce_for_bwd_pass"
+        self._joined = InPlaceOf(ddp, f"_match_{last}", self._after_join)
         watched = tensors if some_unused else tensors[-1:]
         self._hooks = [param.register_post_accumulate_grad_hook(began) for param in watched]
 

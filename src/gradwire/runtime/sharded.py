@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import InvalidSetting, invalid
 from .checkpoint import Origin
 from .dtensors import is_dtensor, shard_of
+from .reals import as_reals
 from .wire import Group
 
 _REST = "rest"
@@ -132,7 +133,7 @@ def _rows(
     from torch.distributed.tensor import DTensor, Shard
 
     is_cut = is_dtensor(param)
-    local = shard_of(param)
+    local = as_reals(shard_of(param))
     most = -(-count // owners.replicas)  # as a DTensor is cut
     num_own = max(0, min(most, count - owners.replica * most))
     if count == owners.replicas:
@@ -142,7 +143,7 @@ def _rows(
     if mesh is None:
         return held
     cut = [Shard(p.dim + 1) if p.is_shard() else p for p in param.placements] if is_cut else []
-    shape = torch.Size((count, *param.shape))
+    shape = torch.Size((count, *as_reals(param).shape))
     layout: Any = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
     return DTensor.from_local(held, mesh, [Shard(0), *cut], run_check=False, **layout)
 
