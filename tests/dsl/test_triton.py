@@ -329,13 +329,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Tensor]:
 def test_what_does_not_lie_on_the_cpu_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     operands, made = elsewhere(monkeypatch), uniform(bitwidth=2).kernels()
     kernels: list[str] = []
-    real = Launcher.run
+    real = Launcher.run_many
 
-    def run(launcher: Launcher, kernel: Kernel, *given: Any) -> int:
+    def run_many(launcher: Launcher, kernel: Kernel, parts: Any) -> list[int]:
         kernels.append(kernel.name)
-        return real(launcher, kernel, *given)
+        return real(launcher, kernel, parts)
 
-    monkeypatch.setattr(Launcher, "run", run)
+    monkeypatch.setattr(Launcher, "run_many", run_many)
     made.built.run(made.encode, operands, 100, Draws())
     assert kernels == ["uniform_encode"]
     assert operands["codes"].any()

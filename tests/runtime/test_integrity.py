@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.bench.faults import judge, observe
+from gradwire.bench.accidents import Accident
+from gradwire.bench.faults_judge import judge
 from gradwire.bench.faults_rank import DDP, HOSTS, OVERLAP
-from gradwire.bench.striking import Accident, flip
+from gradwire.bench.faults_trial import Trials
+from gradwire.bench.striking import flip
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.integrity import digest_of, odd_ranks
@@ -84,8 +86,8 @@ def test_a_flipped_bit_of_one_rank_is_named_on_all() -> None:
     place = (VICTIM,), "verb", "after", 3, 0.5, 0.99, 0.8, 5.0, 1
     drawn = [Accident(0, way, "flip received", *place) for way in ways]
     drawn.append(Accident(0, HOSTS, "straggle", *place))
-    with ThreadPoolExecutor() as pool:
-        for one, found in zip(drawn, pool.map(observe, drawn), strict=True):
+    with Trials() as trials, ThreadPoolExecutor() as pool:
+        for one, found in zip(drawn, pool.map(trials.observe, drawn), strict=True):
             assert judge(one, found).wrong == {}, (one.way, found)
             named = {ending and ending.ranks for ending in found.endings}
             assert named == {() if one.way == HOSTS else (VICTIM,)}, (one.way, found)
