@@ -18,30 +18,42 @@ beside 0.001 or 0.002."""
 
 
 class MuonWithAdamW(Optimizer):
-    """One optimizer of two: its groups of parameters are those of torch's own."""
+    """One optimizer of two, of all parameters of a model.
+
+    A convolution's kernels are a matrix with a row for each channel that comes out.
+    """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
-        matrices = hidden_matrices(model)
+        matrices = hidden(model)
         chosen = set(matrices)
         others = [param for param in model.parameters() if param not in chosen]
-        muon = torch.optim.Muon(matrices, lr=TIMES_RATE * rate)
-        adamw = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        self._parts: tuple[Optimizer, ...] = (muon, adamw)
-        # A group is the same dict here and there, so a rate that is set here holds there.
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        groups = [
+            {"params": matrices, "lr": TIMES_RATE * rate},
+            {"params": others, "lr": rate},
+        ]
+        super().__init__(groups, {})
+        # Torch's Muon takes matrices alone, so it is given views of the same memory.
+        self._views = [nn.Parameter(param.detach().flatten(1)) for param in matrices]
+        self._parts: tuple[Optimizer, ...] = (
+            torch.optim.Muon(self._views),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters; a closure is called once, before."""
         loss = None if closure is None else closure()
-        for part in self._parts:
+        for param, view in zip(self.param_groups[0]["params"], self._views, strict=True):
+            view.grad = None if param.grad is None else param.grad.flatten(1)
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups[0]["lr"] = group["lr"]
             part.step()
         return loss
 
 
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of a model but for tables, from which rows are taken: those suit no Muon."""
+def hidden(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices and kernels of a model, but for tables, whose rows are taken one by one."""
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    return [param for param in model.parameters() if param.dim() == 2 and param not in tables]
+    return [param for param in model.parameters() if param.dim() >= 2 and param not in tables]
 
 
 def rate_of_adamw(optimizer: Optimizer) -> float:

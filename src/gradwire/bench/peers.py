@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import invalid
-from .muon import TIMES_RATE, hidden_matrices, rate_of_adamw
+from .muon import TIMES_RATE, hidden, rate_of_adamw
 from .trainer import Trainer
 
 RANK = 4
@@ -55,7 +55,7 @@ def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
 def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
     """Dion is the optimizer of matrices, and its own AdamW that of all else."""
     rate = rate_of_adamw(made.optimizer)
-    matrices = hidden_matrices(made.plain)
+    matrices = [param for param in hidden(made.plain) if param.dim() == 2]
     others = [param for param in made.plain.parameters() if param not in set(matrices)]
     groups = [
         {"params": matrices, "lr": TIMES_RATE * rate},
