@@ -30,6 +30,7 @@ class LateMeans:
         self._means: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         self.waited: list[tuple[str, ...]] = []
+        self.followed: list[tuple[str, ...]] = []
         self.num_finished = 0
         self.lost: RankFailed | None = None
 
@@ -57,6 +58,11 @@ class LateMeans:
     def wait(self, names: Sequence[str]) -> None:
         self.waited.append(tuple(names))
         self.deliver(*names)
+
+    def follow(self, names: Sequence[str]) -> None:
+        early = [name for name in names if name in self._means]
+        assert not early, f"followed before they arrived: {early}"
+        self.followed.append(tuple(names))
 
     def finish(self) -> None:
         self.deliver(*self._means)

@@ -23,11 +23,15 @@ MOST_MB = 12.0
 """Of memory that may come with the attaches in between; it was 0.4 MB each before."""
 
 
-def settled_keys(most: int) -> list[str]:
-    """The store's keys, once there are no more than ``most`` or after some seconds."""
+def keys_now() -> set[str]:
+    return {key for key in default_store().list_keys() if "gradwire" in key}
+
+
+def settled_keys(most: int, old: set[str]) -> set[str]:
+    """The store's keys beside ``old`` ones, once they are no more than ``most`` or after 10 s."""
     deadline_s = time.monotonic() + 10
     while True:
-        keys = [key for key in default_store().list_keys() if "gradwire" in key]
+        keys = keys_now() - old
         if len(keys) <= most or time.monotonic() > deadline_s:
             return keys
         time.sleep(0.05)
@@ -49,26 +53,31 @@ def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> 
     return handle
 
 
-def keys_in_use(rank: int, world: int) -> tuple[int, int, list[str]]:
-    """Keys while attached, after one step and after many steps and loads; and after detach."""
+def keys_in_use(rank: int, world: int) -> tuple[int, int, set[str]]:
+    """Keys while attached, after one step and after many steps and loads; and after detach.
+
+    Ranks are shared with other tests, so what is there before is not counted.
+    """
+    old = keys_now()
+    dist.barrier()
     handle = attach_and_train(1, 1)
     time.sleep(1)  # the pulse sweeps twice a second
     dist.barrier()
-    few = len(settled_keys(MOST_KEYS))
+    few = len(settled_keys(MOST_KEYS, old))
     for _ in range(4):
         handle.load_state_dict(handle.state_dict())
-    many = len(settled_keys(few))
+    many = len(settled_keys(few, old))
     dist.barrier()
     handle.detach()
     for _ in range(3):
         attach_and_train().detach()
-    return few, many, settled_keys(0)
+    return few, many, settled_keys(0, old)
 
 
 def test_keys_do_not_grow_with_steps_loads_and_attaches(two: Ranks) -> None:
     for few, many, left in two.run(keys_in_use):
         assert many <= few <= MOST_KEYS
-        assert left == []
+        assert left == set()
 
 
 def memory_of_attaches(rank: int, world: int) -> float:
