@@ -66,6 +66,21 @@ def grace_from_params(params):
     assert params["communicator"] == "allgather" and params["world_size"] == 1
     return Allgather()
 """,
+    "gradient_reducers.py": """
+class DeftReducer:
+    def __init__(self):
+        raise AssertionError("it draws 134 million numbers")
+
+    def reduce(self, grad_in, grad_out, memory_out):
+        assert (self.n_workers, self.rank, self.device) == (1, 0, "cpu")
+        assert self.compression == 0.01 and self.iteration == -1
+        with self.timer("reduce.flatpack", verbosity=2):
+            print("[Iter 0]")
+        self.seen = [*getattr(self, "seen", []), [grad.clone() for grad in grad_in]]
+        for i, grad in enumerate(grad_in):
+            grad_out[i], memory_out[i] = 0.25 * grad, 0.75 * grad
+        return 0, 0
+""",
     "accelerate/__init__.py": """
 class Accelerator:
     def __init__(self, cpu=False):
@@ -191,6 +206,28 @@ def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:
 def test_grace_takes_a_gradient_by_its_name(folder: str) -> None:
     made, first = trained("peer-grace-topk")
     assert not moved(made, first), "its means are 0 here"
+
+
+def test_what_deft_leaves_comes_back_in_the_next_step(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, _ = trained("peer-deft", 2, "convnet")
+    cells = {
+        cell.cell_contents.__class__.__name__: cell.cell_contents
+        for cell in made.after_backward.__closure__ or ()
+    }  # type: ignore[attr-defined]
+    first, second = cells["DeftReducer"].seen
+    once, _ = trained("peer-deft", 1, "convnet")
+    batch = once.task.batch(1, 0, 1)
+    once.optimizer.zero_grad()
+    once.task.loss(once.model, *batch).backward()  # type: ignore[no-untyped-call]
+    for whole, before, param in zip(second, first, once.plain.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(whole, 0.75 * before + param.grad)
+    for whole, param in zip(second, made.plain.parameters(), strict=True):
+        assert param.grad is not None
+        assert torch.equal(param.grad, 0.25 * whole)
+    assert capsys.readouterr().out == ""
 
 
 def test_accelerate_counts_steps_within_its_context(folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_rates_are_tuned_on_the_fastest_link_alone(asked: list[dict[str, Any]]) 
     assert len(asked[0]["entrants"]) == 6
     assert [call["entrants"] for call in asked[1:]] == [[(DDP, 2.0), ("int8", 0.5)]] * 3
     assert [(row["name"], row["times_rate"]) for row in rows] == [(DDP, 2.0), ("int8", 0.5)] * 2
+
+
+def test_the_loopback_is_the_fastest_link(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    @contextmanager
+    def unshaped(testbed: Any) -> Any:
+        opened.append(testbed)
+        asked.append({"link": None})
+        yield SimpleNamespace(shaped=False)
+
+    monkeypatch.setattr(training_links, "loopback_hosts", unshaped)
+    links = replace(bench(("int8",)), rates_bytes_per_s=(1e9, None, 2e9))
+    rows = run(links, nothing).rows
+    assert [call["link"] for call in asked] == [None, 2e9, 1e9]
+    assert [row["link"] for row in rows[::2]] == ["unshaped loopback", "16.0 Gbit/s", "8.00 Gbit/s"]
+    assert len(opened) == 1
 
 
 def test_a_row_says_which_peer_is_not_there(

@@ -3,13 +3,15 @@
 None of them comes with gradwire, and none is fetched. Accelerate is one of the frameworks that
 gradwire's extra installs; torchft is installed as torchft-nightly. The others are read from folders
 that ``bench train --peers`` names: ``demo.py`` of bloc97/DeMo (which needs einops), ``powersgd`` of
-epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion.
+epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion, DEFT's
+``gradient_reducers.py`` of kljp/deft.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -108,6 +110,32 @@ def _grace_topk(made: Trainer, helper: Any, period: int) -> Trainer:
     return replace(made, after_backward=average)
 
 
+def _deft(made: Trainer, reducers: Any, period: int) -> Trainer:
+    """DEFT's authors' own reducer, and the memory of what it left that their trainings keep."""
+    params = list(made.plain.parameters())
+    # Its constructor draws 134 million numbers, a gigabyte of them, which this reducer never reads.
+    reducer = object.__new__(reducers.DeftReducer)
+    vars(reducer).update(n_workers=dist.get_world_size(), rank=dist.get_rank(), device="cpu")
+    vars(reducer).update(compression=DENSITY, iteration=-1, timer=_untimed)
+    memories = [torch.zeros_like(param) for param in params]
+
+    def average() -> None:
+        grads = [param.grad for param in params if param.grad is not None]
+        assert len(grads) == len(params), "a parameter was not used"
+        torch._foreach_add_(grads, memories)
+        means: list[Tensor] = list(grads)
+        with redirect_stdout(sys.stderr):  # it prints figures
+            reducer.reduce(grads, means, memories)
+        for param, mean in zip(params, means, strict=True):
+            param.grad = mean
+
+    return replace(made, after_backward=average)
+
+
+def _untimed(what: str, verbosity: int = 0) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def _accelerate(made: Trainer, local_sgd: Any, period: int) -> Trainer:
     """LocalSGD of Accelerate: parameters are averaged every ``period`` steps."""
     accelerator = import_module("accelerate").Accelerator(cpu=True)
@@ -170,6 +198,7 @@ PEERS: dict[str, Peer] = {
     "peer-dion": Peer("dion", _dion),
     "peer-powersgd": Peer("powersgd", _powersgd),
     "peer-grace-topk": Peer("grace_dl.dist.helper", _grace_topk),
+    "peer-deft": Peer("gradient_reducers", _deft),
     "peer-accelerate": Peer("accelerate.local_sgd", _accelerate),
     "peer-torchft-local_sgd": Peer("torchft.local_sgd", _torchft_local_sgd),
     "peer-torchft-diloco": Peer("torchft.local_sgd", _torchft_diloco),

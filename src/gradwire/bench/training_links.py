@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import invalid
 from ..report import curves
 from ..report.table import Row
-from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.hosts import Testbed, loopback_hosts, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..units import format_rate
 from .peers import PEERS, is_there
@@ -42,13 +42,14 @@ class Point(NamedTuple):
 class TrainingOnLinks:
     """Settings of ``bench train --rate``: ``bench`` with ``ranks`` hosts, on links of each rate.
 
+    Rates are bytes per second; None is the loopback, which nothing slows.
     The goal is DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
     fastest link, by the loss of the first seed after the last step. ``peers`` are folders that
     packages of others are imported from; a row says which are not there.
     """
 
     bench: TrainBench
-    rates_bytes_per_s: tuple[float, ...]
+    rates_bytes_per_s: tuple[float | None, ...]
     goal_step: int
     score_every: int = PERIOD
     peers: tuple[str, ...] = ()
@@ -94,7 +95,7 @@ Entrant = tuple[str, float]
 def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) -> LinksResult:
     """Trains each task by each optimizer on each link; rows in the order of the settings."""
     bench, rows, points = links.bench, [], {}
-    rates = sorted(links.rates_bytes_per_s, reverse=True)
+    rates = sorted(links.rates_bytes_per_s, key=lambda rate: rate or inf, reverse=True)
     kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
     total = len(kinds) * len(rates) * bench.seeds
     done = 0
@@ -127,7 +128,7 @@ def _trained(
     links: TrainingOnLinks,
     task: str,
     optimizer: str,
-    rate: float,
+    rate: float | None,
     seed: int,
     entrants: Sequence[Entrant],
     report: Report,
@@ -143,7 +144,7 @@ def _trained(
         "entrants": entrants,
         "peers": links.peers,
     }
-    with open_hosts(Testbed(hosts=links.bench.ranks, rate_bytes_per_s=rate)) as hosts:
+    with _hosts(links.bench.ranks, rate) as hosts:
         results = run_ranks(
             hosts,
             f"{__package__}.training_links_rank",
@@ -152,9 +153,15 @@ def _trained(
             timeout_s=timeout_s,
         )
         shaped = hosts.shaped
-    link = format_rate(rate) if shaped else "unshaped loopback"
+    link = format_rate(rate) if rate and shaped else "unshaped loopback"
     shared = 1 if shaped else len(results)  # loopback counts the bytes of all ranks together
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
+
+
+def _hosts(num_hosts: int, rate: float | None) -> Any:
+    if rate is None:
+        return loopback_hosts(Testbed(hosts=num_hosts))
+    return open_hosts(Testbed(hosts=num_hosts, rate_bytes_per_s=rate))
 
 
 def _merged(of_ranks: Sequence[Sequence[dict[str, float]]], shared: int) -> list[Point]:

@@ -46,7 +46,7 @@ def auto(
     single exchange's, how far auto's prediction is off, how busy auto keeps the cores. With --then:
     steps from a change of the links to the plan for it.
     """
-    rates = [None if one == "loopback" else parse_rate(one) for one in rate or ()]
+    rates = _links(rate)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
         rates=tuple(rates) or auto_bench.RATES,
@@ -68,6 +68,11 @@ def auto(
             rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
     title, hidden = f"{hosts} hosts, {under}, fidelity {fidelity}", auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
+
+
+def _links(rates: list[str] | None) -> list[float | None]:
+    """Bytes per second of each link; None is the loopback, which nothing slows."""
+    return [None if one == "loopback" else parse_rate(one) for one in rates or ()]
 
 
 def train(
@@ -114,7 +119,7 @@ def train(
         trained=tuple(only or ()),
     )
     if rate or goal_step is not None or out is not None or peers:
-        _train_on_links(settings, rate or [], goal_step, peers or [], out, as_json)
+        _train_on_links(settings, _links(rate), goal_step, peers or [], out, as_json)
         return
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
@@ -124,7 +129,7 @@ def train(
 
 def _train_on_links(
     settings: training_bench.TrainBench,
-    rates: list[str],
+    rates: list[float | None],
     goal_step: int | None,
     peers: list[Path],
     out: Path | None,
@@ -133,7 +138,7 @@ def _train_on_links(
     every = training_links.TrainingOnLinks.score_every
     links = training_links.TrainingOnLinks(
         bench=settings,
-        rates_bytes_per_s=tuple(map(parse_rate, rates)),
+        rates_bytes_per_s=tuple(rates),
         goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
         peers=tuple(str(folder.absolute()) for folder in peers),
     )
