@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.interp import from_bytes, to_bytes
 from gradwire.dsl.ir import DType
 from gradwire.dsl.language import (
@@ -24,7 +21,6 @@ from gradwire.dsl.language import (
     concat,
     extract,
     filter,
-    float32,
     indices,
     map,
     reduce,
@@ -37,9 +33,7 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire.dsl.library.zero_run import zero_run
-from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
-from gradwire.dsl.text.compile import compile_coder
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
@@ -273,6 +267,11 @@ REFUSED = {
         lambda self, g: concat(q=zero_run(ones(g)), i=indices(filter(g, lambda x: x > 0))),
         "send either",
     ),
+    "runs": (
+        lambda self, g: concat(q=map(runs(g, 0, 14), lambda byte, n: byte)),
+        r"zero_run\(v\)",
+    ),
+    "repeat": (lambda self, g: repeat(g, g), r"zero_run\(v\)"),
 }
 
 
@@ -287,195 +286,3 @@ def test_what_cannot_be_coded_is_refused_with_the_line(case):
 def test_a_coded_field_has_no_exact_size():
     with pytest.raises(InvalidSetting, match="exact_size=False just with kept or coded fields"):
         attempt(lambda self, g: concat(q=zero_run(ones(g))))
-
-
-# ---- coders that are programs -------------------------------------------------------------------
-
-
-def test_the_texts_zero_run_is_the_librarys():
-    found = compile_coder(Path(__file__).with_name("zero_run.compll"), takes=(uint_3,))
-    assert found.texts == zero_run.texts
-
-
-@compiled
-@bounded(100)
-@given(
-    of=st.sampled_from([0, 1, 242]),
-    most=st.integers(2, 13),
-    plain=st.lists(st.sampled_from([0, 1, 2, 242]), max_size=120),
-)
-def test_any_byte_may_run(of, most, plain):
-    """Bytes of five codes are 242 at most, whatever runs."""
-    made = coder(
-        f"runs_of_{of}_up_to_{most}",
-        takes=(uint_3,),
-        encode=lambda v: map(runs(v, of, most), lambda byte, n: where(n > 1, 241 + n, byte)),
-        decode=lambda v: repeat(
-            map(v, lambda code: where(code > 242, of, code)),
-            map(v, lambda code: where(code > 242, code - 241, 1)),
-        ),
-    )
-    plain_U = torch.tensor(plain, dtype=torch.uint8)
-    lengths, coded_C = made.encode(plain_U, 26)
-    back_U = torch.full_like(plain_U, 9)
-    assert made.decode(lengths, coded_C, back_U, 26) == -1
-    assert torch.equal(back_U, plain_U)
-    adjacent = [len([*same]) for byte, same in groupby(plain_U[:26].tolist()) if byte == of]
-    others = int((plain_U[:26] != of).sum())
-    if lengths.numel():
-        assert int(lengths[0]) == others + sum(-(-count // most) for count in adjacent)
-
-
-def coding(encode: Any, decode: Any = None) -> Coder:
-    return coder("attempt", takes=(uint_3,), encode=encode, decode=decode or whole_codes)
-
-
-def whole_codes(v: Vector) -> Any:
-    return repeat(v, map(v, lambda code: 1 + 0 * code))
-
-
-def cut(v: Vector) -> Vector:
-    return map(runs(v, 0, 14), lambda byte, n: where(n > 1, 241 + n, byte))
-
-
-NO_CODERS = {
-    "two alike": (
-        lambda: coding(lambda v: cut_to(v, 2)),
-        "2 times byte 0 sent as 0, which comes back as 1 times byte 0; give every run a code",
-    ),
-    "no byte": (lambda: coding(lambda v: map(runs(v, 0, 2), lambda b, n: b * 300)), "0 to 255"),
-    "other decode": (
-        lambda: coding(cut),
-        "2 times byte 0 sent as 243, which comes back as 1 times",
-    ),
-    "no runs": (lambda: coding(lambda v: v), "return map(runs(v, 0, 14), f)"),
-    "runs twice": (lambda: coding(lambda v: (cut(v), cut(v))[1]), "cut the bytes once"),
-    "runs of runs": (lambda: coding(lambda v: cut(cut(v))), "runs(plain, 0, 14)"),
-    "too long": (lambda: coding(lambda v: cut_to(v, 257)), "a length of 2 to 256"),
-    "no whole number": (lambda: coding(lambda v: cut_to(v, 2.0)), "a length of 2 to 256"),
-    "beside its runs": (
-        lambda: coding(lambda v: map((*runs(v, 0, 2), v), lambda byte, n, x: byte + x)),
-        "map of more than a byte and its length",
-    ),
-    "filtered": (lambda: coding(lambda v: filter(cut(v), lambda c: c > 0)), "of more than a byte"),
-    "reduced": (
-        lambda: coding(lambda v: map(cut(v), lambda c: c + reduce(cut_to(v, 2), add))),
-        "cut the bytes once",
-    ),
-    "floats": (lambda: coding(lambda v: map(cut(v), lambda c: c / 2)), "to whole numbers"),
-    "no repeat": (lambda: coding(cut, lambda v: v), "return repeat(v, times)"),
-    "repeat of one": (lambda: coding(cut, lambda v: repeat(v, 1)), "repeat(map(coded, value)"),
-    "runs in a program": (lambda: attempt(lambda self, g: concat(q=cut(g))), "zero_run(v)"),
-    "repeat in a program": (lambda: attempt(lambda self, g: repeat(g, g)), "zero_run(v)"),
-}
-
-
-def cut_to(v: Vector, most: Any) -> Vector:
-    return map(runs(v, 0, most), lambda byte, n: byte)
-
-
-@pytest.mark.parametrize("case", NO_CODERS)
-def test_what_is_no_coder_is_refused_with_the_line(case):
-    make, remedy = NO_CODERS[case]
-    with pytest.raises(InvalidSetting) as caught:
-        make()
-    assert str(caught.value).startswith(__file__)
-    assert remedy in str(caught.value)
-
-
-def test_a_text_that_is_no_coder_is_refused():
-    with pytest.raises(InvalidSetting, match="bytes to bytes"):
-        compile_coder("void encode(uint8* a, uint8* b) { b = a; }", takes=(uint_3,))
-    twice = Path(__file__).with_name("zero_run.compll").read_text().replace("241 + ", "240 + ")
-    with pytest.raises(InvalidSetting, match="2 times byte 0 sent as 242, which comes back as 1"):
-        compile_coder(twice, takes=(uint_3,))
-
-
-# ---- a coder of one's own ----------------------------------------------------------------------
-
-
-def _cut(plain_U: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
-    blocks = plain_U.split(block_bytes) if plain_U.numel() else ()
-    lengths = [int(block.ne(0).nonzero().amax()) + 1 if block.any() else 0 for block in blocks]
-    parts = [block[:length] for block, length in zip(blocks, lengths, strict=True)]
-    return torch.tensor(lengths), torch.cat(parts)
-
-
-def _filled(lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int) -> int:
-    parts = coded_C.split(lengths_B.tolist())
-    for block_U, part_U in zip(plain_U.zero_().split(block_bytes), parts, strict=True):
-        block_U[: part_U.numel()] = part_U
-    return -1
-
-
-without_tail = register(
-    Coder(
-        "without_tail",
-        takes=(uint1, uint_3),
-        encode=_cut,
-        decode=_filled,
-        cpp_support="""\
-static int64_t without_tail_encode(uint8_t* bytes, int64_t n) {
-  while (n && !bytes[n - 1]) --n;
-  return n;
-}
-static bool without_tail_decode(const uint8_t* in, int64_t length, uint8_t* out, int64_t n) {
-  std::memcpy(out, in, length);
-  std::memset(out + length, 0, n - length);
-  return true;
-}""",
-    )
-)
-
-
-class front(Program, exact_size=False):
-    """Whether elements are positive, without the zeros behind the last that is."""
-
-    def encode(self, gradient: Vector) -> Compressed:
-        return concat(bits=without_tail(map(gradient, lambda x: uint1(x > 0))))
-
-    def decode(self, compressed: Compressed) -> Vector:
-        return map(extract(compressed)[0], lambda bit: bit)
-
-
-@compiled
-def test_a_coder_of_ones_own_serves_like_any():
-    grad_N = torch.zeros(1000)
-    grad_N[[3, 150, 600]] = 1.0
-    payload, _ = front(block=128).encode(None, grad_N)
-    assert without_tail.library() is not None
-    assert payload["bits_lengths"].tolist() == [1, 3, 0, 0, 12, 0, 0, 0]
-    assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
-    with reference_only():
-        reference, _ = front(block=128).encode(None, grad_N)
-        assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
-    assert same_bits(payload.buffer, reference.buffer)
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"name": "two words"}, "coder name must be a name of its own"),
-        ({"name": "floor"}, "coder name must be a name of its own"),
-        ({"takes": ()}, "takes must be one or more unsigned types"),
-        ({"takes": (float32,)}, "takes must be one or more unsigned types"),
-        ({"decode": None}, "decode must be a function"),
-        ({"cpp_support": "static int other;"}, "C\\+\\+ with attempt_encode"),
-    ],
-)
-def test_forms_that_do_not_fit_are_refused(changed, text):
-    forms = {"takes": (uint1,), "encode": _cut, "decode": _filled}
-    forms["cpp_support"] = "void attempt_encode(); void attempt_decode();"
-    with pytest.raises(InvalidSetting, match=text):
-        Coder(changed.pop("name", "attempt"), **{**forms, **changed})
-
-
-@compiled
-def test_a_length_that_no_block_has_is_refused():
-    text = """\
-static int64_t longer_encode(uint8_t*, int64_t n) { return n + 1; }
-static bool longer_decode(const uint8_t*, int64_t, uint8_t*, int64_t) { return true; }"""
-    longer = Coder("longer", takes=(uint1,), encode=_cut, decode=_filled, cpp_support=text)
-    plain_U, coded_C = torch.zeros(2, 4, dtype=torch.uint8)
-    with pytest.raises(InvalidSetting, match="length of a block by coder longer"):
-        longer.pack(plain_U, 2, torch.zeros(2, dtype=torch.int32), coded_C)
