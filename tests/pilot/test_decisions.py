@@ -66,6 +66,8 @@ CASES = {
     ),
     "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),
     "faster than it was": ({**PLANNED, "step_s": 0.05}, Move.PROBE),
+    "slower, where steps often are so": ({**PLANNED, "step_s": 0.14, "off": 1.5}, Move.STAY),
+    "much slower, where steps differ": ({**PLANNED, "step_s": 0.2, "off": 2.0}, Move.PROBE),
     "the rate has halved": ({**PLANNED, "step_s": 0.2, "slowness": 2.0}, Move.PLAN),
     "the rate has doubled": ({**PLANNED, "step_s": 0.05, "slowness": 0.5}, Move.PLAN),
     "slower on the same link": ({**PLANNED, "step_s": 0.2, "slowness": 1.1}, Move.TRY_DENSE),

@@ -160,6 +160,29 @@ def test_another_link_is_planned_for_anew(two: Ranks) -> None:
     assert step <= 16 + 4, "at the first review after the change"
 
 
+def unquiet(rank: int, world: int) -> tuple[int, str]:
+    """How often the link was timed in 100 steps of a machine whose steps differ, and bits."""
+    net, num_probes = Net(), 0
+
+    def slowness(engine: Any, known: Any) -> float:
+        nonlocal num_probes
+        num_probes += 1
+        return 1.0
+
+    with seen(step_s=[0.4, 0.5, *(0.4, 0.56) * 20], slowness=1.0):
+        sys.modules["gradwire.pilot.auto"].measuring.slowness = slowness
+        model, handle = put(net, "plain", gw.pilot.auto(**SETTINGS))
+        train(model, momentum(net.parameters()), rank, range(100))
+        handle.detach()
+    return num_probes, digest(net)
+
+
+def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(two: Ranks) -> None:
+    (num_probes, bits), other = two.run(unquiet)
+    assert other == (num_probes, bits)
+    assert 2 <= num_probes <= 10, "of 20 reviews, all but one after other steps than those before"
+
+
 def resumed(rank: int, world: int) -> tuple[float, float, int, bool]:
     """A planned run, saved and gone on with by a new one, which measures and plans anew."""
     net = Net()

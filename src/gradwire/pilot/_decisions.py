@@ -23,6 +23,8 @@ gain.
 """
 OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
+MOST_OFF = 2.0
+"""The same on a machine whose steps differ as much while its link stays as it is: see `wider`."""
 HALF = 0.5
 """A link whose messages take this share of their time, or one over it, is another link."""
 REACH = 1.25
@@ -88,6 +90,8 @@ class Review:
     """Seconds of a step by the plan whose rival this one is; None where it is no rival."""
     slowness: float | None = None
     """The seconds of a message over those when the link was measured; None where not probed."""
+    off: float = OFF
+    """Times longer, or shorter, that steps must take to be looked into."""
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
     error: float | None = None
@@ -113,6 +117,24 @@ def is_worth(predicted_s: float, dense_s: float) -> bool:
     return predicted_s <= WORTH * dense_s
 
 
+def wider(off: float) -> float:
+    """What steps must be off by after they were for nothing: the link is the one that it was.
+
+    >>> wider(OFF), wider(wider(OFF)), wider(wider(wider(OFF)))
+    (1.5, 2.0, 2.0)
+    """
+    return min(MOST_OFF, 1 + 2 * (off - 1))
+
+
+def narrower(off: float) -> float:
+    """What steps must be off by after a review in which they were as expected: a tenth less.
+
+    >>> narrower(2.0), narrower(OFF)
+    (1.9, 1.25)
+    """
+    return max(OFF, 1 + 0.9 * (off - 1))
+
+
 def decide(review: Review) -> Decision:
     """The next move.
 
@@ -127,7 +149,7 @@ def decide(review: Review) -> Decision:
             "measured and planned anew",
         )
     if review.is_trial:
-        is_off = not 1 / OFF < step_s / review.dense_s < OFF
+        is_off = not 1 / review.off < step_s / review.dense_s < review.off
         if is_off and slowness is None:
             return Decision(Move.PROBE)
         return _compared(step_s, review.planned_s or step_s)
@@ -143,7 +165,7 @@ def decide(review: Review) -> Decision:
         )
     if review.expected_s is None:
         return Decision(Move.EXPECT)
-    is_off = not 1 / OFF < step_s / review.expected_s < OFF
+    is_off = not 1 / review.off < step_s / review.expected_s < review.off
     if is_off and slowness is None:
         return Decision(Move.PROBE)
     if review.is_planned and (is_off or review.is_trial_due):

@@ -31,7 +31,18 @@ from ..runtime.controls import Controls, Flight, Pilot
 from ..runtime.telling import figures_of_all
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
-from ._decisions import Decision, Move, Review, decide, is_worth, num_to_judge, typical_s
+from ._decisions import (
+    OFF,
+    Decision,
+    Move,
+    Review,
+    decide,
+    is_worth,
+    narrower,
+    num_to_judge,
+    typical_s,
+    wider,
+)
 from ._planning import Proposal, compressors_of, proposal
 
 _log = logging.getLogger("gradwire")
@@ -98,6 +109,7 @@ class _Watched(Flight):
         self._proposal: Proposal | None = None
         self._is_trial = False
         self._error: float | None = None
+        self._off = OFF
         self._expected_s: float | None = None
         self._planned_s: float | None = None
         self._before_s: float | None = None
@@ -260,6 +272,9 @@ class _Watched(Flight):
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:
             decision = decide(self._reviewed(step_s, self._slowness()))
+            self._off = OFF if decision.move is Move.PLAN else wider(self._off)
+        elif decision.move is Move.STAY:
+            self._off = narrower(self._off)
         self._act(decision, step_s)
 
     def _reviewed(self, step_s: float, slowness: float | None) -> Review:
@@ -274,6 +289,7 @@ class _Watched(Flight):
             rival_s=self._predicted_s(made.rival_s) if made and self._may_rival else None,
             before_s=self._before_s,
             slowness=slowness,
+            off=self._off,
             is_trial_due=self._until_trial <= 0,
             error=self._error,
             allowed=MOST_ERROR[self._fidelity],
