@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import gradwire as gw
+from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.period import FIRST, LEAST, MOST, ChosenGap, shortest
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, adamw, digest, train
@@ -55,6 +56,38 @@ def test_a_period_stays_short_where_exchanges_take_little(two: Ranks) -> None:
     (periods, _, _), _ = two.run(by_itself, 0.0, 1)
     assert set(periods[:12]) == {LEAST}, "the first exchanges are counted, not chosen by"
     assert periods[-1] < MOST
+
+
+def loaded(rank: int, world: int, gaps: Sequence[Any]) -> str:
+    """What a rank says of a state of so many steps between two exchanges."""
+    net = Net()
+    handle = gw.local_steps(net, adamw(net.parameters()), "none", every="auto")
+    saved = handle.state_dict()
+    saved["outer"]["gap"] = gaps[rank]
+    try:
+        handle.load_state_dict(saved)
+    except (InvalidSetting, RanksDiffer) as error:
+        return str(error)
+    finally:
+        handle.detach()
+    return f"loaded {handle.stats()['every']}"
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ((7, 7), ("loaded 7", "loaded 7")),
+        ((7, 9), ("local steps between two exchanges",) * 2),
+        ((7, "many"), ("refused", "gap of the state")),
+    ],
+    ids=["alike", "other ones", "no number"],
+)
+def test_a_loaded_period_is_that_of_all_ranks(
+    gaps: Sequence[Any], said: Sequence[str], two: Ranks
+) -> None:
+    for found, expected in zip(two.run(loaded, gaps), said, strict=True):
+        assert expected in found
 
 
 def test_a_choice_counts_what_no_rank_can_help() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..bounds import check_whole
 from ..contract import Exchange
 from ..errors import invalid
 from .handle import Handle
@@ -243,6 +244,8 @@ class LocalSteps(Handle):
         if type(local_step) is not int or not 0 <= local_step < math.inf:
             remedy = "pass what handle.state_dict() returned"
             raise invalid("local_step of the state", local_step, "a whole number", remedy)
+        if outer is not None and (gap := outer.get("gap")) is not None:
+            check_whole("gap of the state", gap, "pass what handle.state_dict() returned")
 
         def put_in_place() -> None:
             put_exchanges()
