@@ -1,7 +1,8 @@
-"""A mesh of hosts of several ranks among four, and models attached in it."""
+"""Meshes that all tests of a pool share, and models attached in one of hosts of several ranks."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,17 @@ from gradwire.runtime.handle import Handle
 from tests.runtime.training import ONEBIT, SMALL_MB
 
 
+@cache
+def device_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """The mesh of these dimensions in this process, made once.
+
+    Each group of a mesh has a thread that wakes a hundred times a second, until its process ends.
+    """
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
 def mesh(num_hosts: int = 2) -> DeviceMesh:
-    return init_device_mesh("cpu", (num_hosts, 4 // num_hosts), mesh_dim_names=("hosts", "local"))
+    return device_mesh((num_hosts, 4 // num_hosts), ("hosts", "local"))
 
 
 def attached_to(model: nn.Module, num_hosts: int, **settings: Any) -> Handle:

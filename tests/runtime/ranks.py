@@ -205,7 +205,6 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
                 body, args = pickle.loads(end.recv_bytes())
             except (EOFError, ConnectionError):
                 os._exit(0)  # Nothing here is worth a goodbye to peers that may be gone.
-            _leave_groups()
             torch.manual_seed(1234)
             try:
                 answer = (body(rank, world, *args), None)
@@ -216,17 +215,6 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
             # A model that is dropped while it is attached is in a circle with its threads, which
             # would go on beside the next test.
             gc.collect()
-
-
-def _leave_groups() -> None:
-    """Leaves the groups that the test before has made, when all ranks have ended it.
-
-    Each has a thread that wakes a hundred times a second, and a mesh makes groups of its own.
-    """
-    for group in [
-        one for one in dist.distributed_c10d._world.pg_map if one is not dist.group.WORLD
-    ]:
-        dist.destroy_process_group(group)
 
 
 def _join(rank: int, world: int, end: Connection) -> None:

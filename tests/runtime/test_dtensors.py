@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
@@ -24,6 +24,7 @@ import gradwire as gw
 from gradwire.compress.sharded_dgc import sharded_dgc
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.multi
 
 def grid(names: tuple[str, str] = ("replicate", "shard")) -> DeviceMesh:
     """Two replicas of two shards: rank 2 * r + s holds shard s of replica r."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    return device_mesh((2, 2), names)
 
 
 def by_blocks(mesh: DeviceMesh, net: Any) -> Any:
@@ -270,7 +271,7 @@ class Parallel(nn.Module):
 def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, str]:
     found, shard = [], ""
     for own in (False, True):
-        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
+        mesh = device_mesh((2, 1, 2), ("dp", "shard", "tp"))
         cut = {"norm": SequenceParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
         net = parallelize_module(Parallel(), mesh["tp"], cut)
         if is_sharded:

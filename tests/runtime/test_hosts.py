@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.contract import Exchange, Member
@@ -23,7 +23,7 @@ from gradwire.runtime.wire import Circle, Routes
 from gradwire.spec import TensorSpec
 from gradwire.verbs import AllReduce, Among
 from gradwire.wrap.hosts import with_hosts
-from tests.runtime.meshes import mesh
+from tests.runtime.meshes import device_mesh, mesh
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, DENSE, ONEBIT, SMALL_MB, Net, ddp, digest, swift, train
@@ -155,8 +155,8 @@ def given_wrongly(rank: int, world: int) -> list[str]:
         told.append(f"{type(refused.value).__name__}: {refused.value}")
 
     attached(mesh="slurm")
-    attached(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("local", "hosts")))
-    attached(mesh=init_device_mesh("cpu", (4,)))
+    attached(mesh=device_mesh((2, 2), ("local", "hosts")))
+    attached(mesh=device_mesh((4,)))
     attached(mesh=grid, group=grid["hosts"])
     attached(mesh=grid, shards=grid["local"])
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))

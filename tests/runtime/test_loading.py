@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire as gw
 from gradwire.contract import Exchange
@@ -20,6 +19,7 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime import joint_call
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.membership import Membership
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
 
@@ -268,7 +268,7 @@ def test_a_rank_that_dies_instead_is_noticed(victim: int, doomed: Ranks) -> None
 
 def on_a_grid(rank: int, world: int) -> list[str]:
     """The ranks of one shard load an older step than those of the other, then one has none."""
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    grid = device_mesh((2, 2), ("dp", "tp"))
     shard = rank % 2
     model = nn.Linear(8, 40 + 20 * shard, bias=False)
     exchange = gw.with_density_warmup(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.multi
 
 def in_a_mesh(rank: int, world: int) -> tuple[int, list[float]]:
     """Each rank of a column of the mesh holds the same shard; the columns' shards differ."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = device_mesh((2, 2), ("dp", "tp"))
     shard = nn.Linear(3, 2, bias=False)
     nn.init.constant_(shard.weight, float(rank))
     with pytest.raises(InvalidSetting, match=r"write group=mesh\['dp'\]"):

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import digest
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def sharded(world: int, **settings: Any) -> Any:
-    net, mesh = Net(), init_device_mesh("cpu", (world,))
+    net, mesh = Net(), device_mesh((world,))
     fully_shard(net.first, mesh=mesh, **settings)
     return fully_shard(net, mesh=mesh, **settings)
 
@@ -209,10 +209,10 @@ def wrong(rank: int, world: int) -> list[str]:
 
     refused(Net())
     refused(sharded(world), gw.compress.powersgd())
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = device_mesh((2, 2), ("replicate", "shard"))
     refused(fully_shard(Net(), mesh=mesh))
     partly = Net()
-    fully_shard(partly.first, mesh=init_device_mesh("cpu", (world,)))
+    fully_shard(partly.first, mesh=device_mesh((world,)))
     refused(partly)
     net = sharded(world)
     handle = gw.fsdp.reduce_scatter(net, UNIFORM)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed._composable.replicate import replicate
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, digest, momentum, train
 
@@ -157,7 +157,7 @@ def later(rank: int, world: int, name: str) -> tuple[str, list[bool]]:
     """What takes an attached model in raises where it does, before any gradient is there."""
     net = Net()
     wholly = nn.Sequential(net)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = device_mesh((world,))
     if name == "replicate, marked before":
         replicate(wholly)
     handle = gw.attach(net, DENSE)
@@ -228,7 +228,7 @@ def test_a_ddp_around_that_is_met_in_the_forward_pass(two: Ranks) -> None:
 
 
 def sharded(rank: int, world: int) -> list[str]:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = device_mesh((world,))
     return [
         refused(fully_shard(Net(), mesh=mesh)),
         refused(parallelize_module(Net(), mesh, {"deep": ColwiseParallel()})),

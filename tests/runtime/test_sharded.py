@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +19,7 @@ from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import exchange_for
 from gradwire.runtime.handle import Handle
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, digest
 
@@ -37,7 +38,7 @@ def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, 
     net = nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 3))
     group: Any = None
     if grid[1] > 1:
-        mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
+        mesh = device_mesh(grid, ("replicate", "shard"))
         fully_shard(net, mesh=mesh["shard"])
         group = mesh["replicate"]
     handle = gw.attach(net, exchange, group=group, bucket_cap_mb=SMALL_MB)
@@ -167,7 +168,7 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
 
 
 def hosts() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "local"))
+    return device_mesh((2, 2), ("hosts", "local"))
 
 
 def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire as gw
 from gradwire.compress.sharded_dgc import sharded_dgc
@@ -17,6 +16,7 @@ from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.runtime.wire import Circle, Routes
 from gradwire.verbs import AllGather, Among
 from tests.compress.grid import Grid
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi
@@ -29,7 +29,7 @@ EXCHANGE = sharded_dgc(density=0.02, sample_share=0.1)
 
 def mesh() -> Any:
     """Two ranks average each of two shards; rank 2 * r + s is rank r of shard s."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return device_mesh((2, 2), ("dp", "tp"))
 
 
 def grad_of(shard: int, rank: int, layer: int, step: int) -> Tensor:

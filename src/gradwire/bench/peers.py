@@ -4,7 +4,7 @@ None of them comes with gradwire, and none is fetched. Accelerate is one of the 
 gradwire's extra installs; torchft is installed as torchft-nightly. The others are read from folders
 that ``bench train --peers`` names: ``demo.py`` of bloc97/DeMo (which needs einops), ``powersgd`` of
 epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion, DEFT's
-``gradient_reducers.py`` of kljp/deft.
+``gradient_reducers`` of kljp/deft.
 """
 
 from __future__ import annotations
