@@ -6,21 +6,25 @@ must copy them. Their kernels are done at once, in host memory, but each is held
 that use the same memory (a clock of streams, as race detectors have). One that no event puts behind
 those before it is noted in ``wrong``, and so is memory that is given up while another stream may
 use it. Copies to and from the host that do not wait are made as late as may be, or at once, as a
-seed draws.
+seed draws. Where a test says that it ``has_network``, it has process groups of its own: gloo on its
+memory, behind what is launched, and over only for streams that wait for a work.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroupGloo
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -129,7 +133,7 @@ class LateDevice:
         """The streams that the host has waited for, by a copy or a look at a value."""
         self.num_pinned = 0
         self._later: list[tuple[str, int, Callable[[], None]]] = []
-        self.is_recording = False
+        self.is_recording = self.has_network = self.is_shared = False
 
     # What gradwire asks.
 
@@ -162,6 +166,26 @@ class LateDevice:
 
     def is_capturing(self) -> bool:
         return self.is_recording
+
+    def network_name(self, device: torch.device) -> str | None:
+        name = "of all" if self.is_shared else f"of process {os.getpid()}"
+        return name if self.has_network else None
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> LateGroup:
+        assert self.has_network, "asked for a group where there is no network"
+        return LateGroup(store, rank, world, timeout, self.new_stream(device))
+
+    def launch(self, stream: LateStream, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Notes that a process group uses memory, on a stream of its own."""
+        with _LOCK:
+            stream.wait_for(self.current_stream(DEVICE).clock)
+            for given, is_written in ((reads, False), (writes, True)):
+                for one in given:
+                    assert type(one) is Late, "memory of the host in a group of the device"
+                    self._land(one.memory)
+                    self._use_memory(stream, one.memory, "a group", is_written=is_written)
 
     # What a device does.
 
@@ -272,6 +296,77 @@ class LateDevice:
     def _wait(self, stream: LateStream) -> None:
         self.waits.append(stream.name)
         self.host_waits_for(stream.clock)
+
+
+class LateGroup:
+    """A process group of the device's own; sends and receives must be launched together."""
+
+    def __init__(
+        self, store: Any, rank: int, world: int, timeout: timedelta, stream: LateStream
+    ) -> None:
+        self._gloo: Any = ProcessGroupGloo(store, rank, world, timeout)
+        self._stream = stream
+        self._together: list[Any] | None = None
+
+    def allreduce(self, bufs: list[Tensor]) -> LateWork:
+        return self._begin(bufs, bufs, lambda: self._gloo.allreduce([_inner(bufs[0])]))
+
+    def broadcast(self, bufs: list[Tensor], options: Any) -> LateWork:
+        is_root = options.rootRank == self._gloo.rank()
+        ways = (bufs, []) if is_root else ([], bufs)
+        return self._begin(*ways, lambda: self._gloo.broadcast([_inner(bufs[0])], options))
+
+    def _allgather_base(self, out: Tensor, buf: Tensor) -> LateWork:
+        work = self._gloo._allgather_base
+        return self._begin([buf], [out], lambda: work(_inner(out), _inner(buf)))
+
+    def alltoall_base(
+        self, out: Tensor, buf: Tensor, out_sizes: list[int], in_sizes: list[int]
+    ) -> LateWork:
+        sizes, work = (out_sizes, in_sizes), self._gloo.alltoall_base
+        return self._begin([buf], [out], lambda: work(_inner(out), _inner(buf), *sizes))
+
+    def send(self, bufs: list[Tensor], dst: int, tag: int) -> None:
+        assert self._together is not None, "a send by itself"
+        self._begin(bufs, [], lambda: self._gloo.send([_inner(bufs[0])], dst, tag))
+
+    def recv(self, bufs: list[Tensor], src: int, tag: int) -> None:
+        assert self._together is not None, "a receive by itself"
+        self._begin([], bufs, lambda: self._gloo.recv([_inner(bufs[0])], src, tag))
+
+    def _begin(
+        self, reads: list[Tensor], writes: list[Tensor], work: Callable[[], Any]
+    ) -> LateWork:
+        LATE.launch(self._stream, reads, writes)
+        begun = work()
+        if self._together is None:
+            begun.wait()
+        else:
+            self._together.append(begun)
+        return LateWork(self._stream)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: torch.device) -> LateWork:
+        begun, self._together = self._together, None
+        for work in begun or ():
+            work.wait()
+        return LateWork(self._stream)
+
+    def abort(self) -> None:
+        self._gloo.abort()
+
+    def shutdown(self) -> None:
+        self._gloo.shutdown()
+
+
+class LateWork:
+    def __init__(self, stream: LateStream) -> None:
+        self._over = LATE.record(stream)
+
+    def wait(self) -> None:
+        self._over.wait(LATE.current_stream(DEVICE))
 
 
 class _Once:

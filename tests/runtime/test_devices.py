@@ -63,9 +63,16 @@ def backward(model: nn.ParameterList, rank: int, step: int, used: Sequence[int] 
 
 
 def run(
-    rank: int, exchange: Any, device: str, use: Callable[[Handle], None] | None = None, **how: Any
+    rank: int,
+    exchange: Any,
+    device: str,
+    use: Callable[[Handle], None] | None = None,
+    *,
+    has_network: bool = False,
+    **how: Any,
 ) -> Run:
     noted = late.install()
+    noted.has_network = has_network
     model = layers(device)
     settings = {"bucket_cap_mb": SMALL_MB, "compress_if": lambda name, param: True, **how}
     handle = gw.attach(model, exchange, **settings)

@@ -25,11 +25,12 @@ from ..errors import invalid
 from ..kernels.build import backend
 from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
+from .backends import Backend, choose, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
 from .engine import Engine
-from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
+from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .guard import Guard
 from .handle import Handle
 from .hosts import join_mesh, ranks_per_host
@@ -74,6 +75,7 @@ def attach(
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
     on_failure: str = "end",
+    backend: str = "auto",
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -100,12 +102,13 @@ def attach(
     bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one. Every
     ``guard_every`` steps some means are compared with dense ones, and every ``check_every`` all
     among ranks. ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
+    ``backend`` is "gloo" or "nccl" for what goes between hosts (see `backends`).
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every, on_failure
+    every = guard_every, check_every, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
 
 
@@ -158,18 +161,20 @@ def attach_in(
         own = _fingerprint(model, held, settings, shards, special)
         messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
+        own[NETWORK] = network_of(messages)
     except Exception as error:
         post_refusal(who, error)
         post_refusal(shards, error)
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
-        agree(who, own, settings.timeout)
+        networks = agree(who, own, settings.timeout)
+        chosen = choose(settings.backend, networks, settings.ranks_per_host)
     except Exception as error:
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, held, settings, messages)
+    return _connect(way, grid, model, params, held, settings, messages, chosen)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -204,6 +209,7 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
+    chosen: Backend,
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
@@ -217,6 +223,7 @@ def _connect(
     )
     undo.callback(engine.close)
     try:
+        serves = connect(engine, chosen, messages)
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
         way.caution(model, params, settings)
@@ -225,6 +232,7 @@ def _connect(
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
+        handle.backend = serves
         handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
     except BaseException:
         undo.close()
@@ -276,6 +284,7 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
+        "backend": settings.backend,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from . import nccl
 
 Stream = Any
 """A stream of a device."""
@@ -41,6 +44,14 @@ class Device(Protocol):
     def is_capturing(self) -> bool:
         """Whether what this thread launches is recorded for later, as for a CUDA graph."""
 
+    def network_name(self, device: torch.device) -> str | None:
+        """The name that no other device has; None where it has no network back end of its own."""
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> Any:
+        """A process group that sends from the device's own memory; its works wait on streams."""
+
 
 class Accelerator:
     """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU."""
@@ -67,6 +78,14 @@ class Accelerator:
     def is_capturing(self) -> bool:
         asked = getattr(self._module, "is_current_stream_capturing", None)
         return asked is not None and bool(asked())
+
+    def network_name(self, device: torch.device) -> str | None:
+        return nccl.name_of(device)
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> Any:
+        return nccl.connect(device, store, rank, world, timeout)
 
 
 def side_stream(device: torch.device) -> Stream:

@@ -9,19 +9,19 @@ and scatter does not hold it: while one message has the network, others have the
 
 Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
 where hosts have several ranks a group for those of one host and one for those across hosts. That
-adds no deadlock: shards issue the same messages, and a text's verbs do not depend on its rank's
-values, so all ranks have one order of (message, verb). A rank that waits, waits for ranks that are
-behind it in that order; the rank furthest back waits for nobody.
+adds no deadlock: shards issue the same messages, and all ranks have one order of (message, verb). A
+rank that waits, waits for ranks that are behind it in that order; the one furthest back for nobody.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Engine:
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
     On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
-    ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
+    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
@@ -75,7 +76,7 @@ class Engine:
         # One channel more than asked for: small news must not wait behind a large message.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
-        self._routes = Routes(lanes)
+        self.routes = Routes(lanes)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
@@ -101,36 +102,40 @@ class Engine:
                 self.sweep("note")  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
-                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
-                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
+                for level in (Among.HOST, Among.HOSTS):
+                    self._open(level, who.among(level, ranks_per_host), num_channels)
         except BaseException:
             self.close()
             raise
 
     def _open(self, among: Among, who: Membership, count: int) -> None:
-        """Connects ``count`` channels, if there is somebody to connect to.
+        """Connects ``count`` channels, if there is somebody to connect to."""
+        if who.name and count:
+            what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
+            channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
+            self.routes.circles[among] = Circle(who.rank, who.world, channels)
+
+    def meanwhile(self, what: str, work: Callable[[], T]) -> T:
+        """What ``work`` returns, for which it waits for other ranks, outside of messages.
 
         Raises as soon as another rank says that it cannot.
         """
-        if not who.name or not count:
-            return
-        opening = in_background(lambda: open_channels(*who, count, self.timeout))
+        working: Future[T] = in_background(work)
         over = threading.Event()
-        opening.add_done_callback(lambda _: over.set())
+        working.add_done_callback(lambda _: over.set())
         with self._lock:
             self._waiters.append(Once(lambda failure: over.set()))
         over.wait((self.timeout + STORE_PATIENCE).total_seconds())
         self.check()
         try:
-            self._routes.circles[among] = Circle(who.rank, who.world, opening.result(0))
+            return working.result(0)
         except (RuntimeError, TimeoutError) as error:
-            end = AMONG_SHARDS if among is Among.SHARDS else ""
-            raise self.unreachable(f"connect{end}", error) from error
+            raise self.unreachable(what, error) from error
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; to be called between two steps."""
         try:
-            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0], src=source)
+            broadcast_all(tensors, self.routes.circles[Among.RANKS].channels[0], src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 
@@ -165,21 +170,21 @@ class Engine:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
         The text begins when all tasks are done ``behind`` which it stands; its place among messages
-        is taken before that.
-        Its first verb for the network waits for the end of the message before it on its channel,
-        for all of ``after``, and until the message launched before it may use its own channel.
+        is taken before that. Its first verb for the network waits for the end of the message before
+        it on its channel, for all of ``after``, and until the message launched before it may use
+        its own channel.
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
         returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
         on the channel that gradients do not take. ``side`` is the stream of the device that
         computes the message, None where the host does.
         """
-        lane = self.num_channels if is_news else index % self.credit
+        lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        whose = self._manager, self._routes, text, index, lane, self._step, end
+        whose = self._manager, self.routes, text, index, lane, self._step, end
         driver = Driver(*whose, [turn], side)
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
@@ -304,9 +309,9 @@ class Engine:
             self._pulse.stop()
         self._manager.stop()
         if not self._manager.join(_JOIN_S):
-            for channel in self._routes.all_channels():
+            for channel in self.routes.all_channels():
                 channel.abort()  # closing it would wait for peers that may never come
-        self._routes.clear()
+        self.routes.clear()
         self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
         if self.shards.name:
             leave_later(self.shards.name, self.shards.world)
@@ -390,7 +395,7 @@ class Engine:
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:
                 stack.callback(waiter, error)
-            for channel in self._routes.all_channels():
+            for channel in self.routes.all_channels():
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
             # The last is done first: before anybody sees the error.
-            stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
+            stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))

@@ -60,6 +60,7 @@ class Handle(UnevenInputs):
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self.attached = True
         self.left: list[dict[str, Any]] = []
+        self.backend: dict[str, Any] = {}
         self.group: Any = None
         """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
@@ -151,6 +152,8 @@ class Handle(UnevenInputs):
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
         - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
+        - ``backend`` names what carries payloads of a device ``within_hosts`` and
+          ``between_hosts``, and says ``why`` NCCL cannot; see `backends`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
@@ -170,6 +173,7 @@ class Handle(UnevenInputs):
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(synchroniser.flat_messages),
             "left": [dict(one) for one in self.left],
+            "backend": dict(self.backend),
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
@@ -351,6 +355,7 @@ class Handle(UnevenInputs):
     def go_on_in(self, group: Group | None) -> None:
         """Belongs to a group of fewer ranks from now on, and to a run of its own."""
         self.group, self._run = group, run_of(self._engine.who)
+        self.backend = {"within_hosts": None, "between_hosts": "gloo", "why": "ranks were lost"}
 
     def enter_model(self) -> None:
         """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.

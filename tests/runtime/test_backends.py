@@ -1,0 +1,269 @@
+"""Device memory travels by the device's own process groups within a host, and between if asked.
+
+The device is `late`, with groups of its own: gloo on its memory stands for NCCL, and ranks for
+hosts. What is staged is counted where it is staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.runtime import backends, nccl
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.staging import Staging
+from gradwire.runtime.streams import Mark, SideStream
+from gradwire.runtime.wire import carry_out
+from gradwire.verbs import AllGather, AllReduce, AllToAll, Among
+from tests.runtime import late
+from tests.runtime.meshes import mesh
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_devices import ALL, FEW, Run, layers, run, same
+from tests.runtime.training import CHOSEN, ONEBIT
+
+pytestmark = pytest.mark.multi
+
+ENDS = {Among.HOST: " among a host's ranks", Among.HOSTS: " among hosts"}
+
+
+@contextmanager
+def staged() -> Iterator[set[Among]]:
+    """The ranks that verbs are among which are staged in the block."""
+    found: set[Among] = set()
+    real = Staging.out
+
+    def out(self: Staging, message: int, verbs: Sequence[Any], *args: Any) -> Any:
+        made = real(self, message, verbs, *args)
+        found.update(verb.among for verb in verbs if made is not None)
+        return made
+
+    with mock.patch.object(Staging, "out", out):
+        yield found
+
+
+class Sent:
+    """The bytes a step that verbs among some ranks have sent, as the trace counts them."""
+
+    def __init__(self) -> None:
+        self.by_end: dict[str, float] = {}
+
+    def __call__(self, handle: Handle) -> None:
+        spans = [one for one in handle.trace().spans if one.lane == "communication"]
+        steps = len({one.step for one in spans})
+        for end in ENDS.values():
+            total = sum(one.size_bytes for one in spans if one.name.endswith(end))
+            self.by_end[end] = total / steps
+
+
+def directly(rank: int, exchange: Any, **how: Any) -> Run:
+    return run(rank, exchange, "late", has_network=True, **how)
+
+
+def agrees(device: Run, host: Run, exchange: Any) -> None:
+    assert not device.wrong, (exchange, device.wrong[:3])
+    pairs = zip(device.means, host.means, strict=True)
+    assert all(torch.equal(*pair) for pair in pairs), exchange
+    assert same(device.state, host.state), exchange
+
+
+def on_two_levels(rank: int, world: int, places: Sequence[int]) -> list[tuple[Any, ...]]:
+    """What is staged of each exchange on two hosts, and what it sent."""
+    found = []
+    for exchange in map(CHOSEN.__getitem__, places):
+        sent, host = Sent(), run(rank, exchange, "cpu", mesh=mesh())
+        with staged() as among:
+            device = run(
+                rank, exchange, "late", sent, has_network=True, mesh=mesh(), backend="gloo"
+            )
+        agrees(device, host, exchange)
+        assert host.stats["backend"]["why"] == "on rank 0 gradients are encoded on the host"
+        found.append((among, sent.by_end, device.stats, device.waits, device.num_pinned))
+    return found
+
+
+@pytest.fixture(scope="module")
+def late_two() -> Iterator[Ranks]:
+    """Ranks of their own, as the device stays in their processes."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def late_four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+def test_a_hosts_sums_stay_on_the_device_and_a_shares_payload_is_staged(late_four: Ranks) -> None:
+    for rank in late_four.run(on_two_levels, [CHOSEN.index(ONEBIT)]):
+        for among, sent, stats, waits, num_pinned in rank:
+            assert among == {Among.HOSTS}, "only what goes to other hosts is staged"
+            assert sent[ENDS[Among.HOST]] > 10 * sent[ENDS[Among.HOSTS]] > 0
+            assert stats["to_host_bytes_per_step"] == sent[ENDS[Among.HOSTS]]
+            assert stats["backend"]["within_hosts"] == "nccl"
+            assert stats["backend"]["between_hosts"] == "gloo"
+            assert waits == [], "the host waited for a stream"
+            assert len(set(num_pinned)) == 1, "memory is pinned again"
+
+
+@pytest.mark.slow
+def test_every_exchange_on_two_levels_makes_the_hosts_bits(late_four: Ranks) -> None:
+    for rank in late_four.run(on_two_levels, range(len(CHOSEN))):
+        assert all(among <= {Among.HOSTS} for among, *_ in rank)
+
+
+def between_hosts(rank: int, world: int, places: Sequence[int]) -> None:
+    for exchange in map(ALL.__getitem__, places):
+        host = run(rank, exchange, "cpu")
+        device = directly(rank, exchange, backend="nccl")
+        agrees(device, host, exchange)
+        if exchange.host_only:
+            continue
+        assert device.stats["backend"] == {
+            "within_hosts": None,
+            "between_hosts": "nccl",
+            "why": "",
+        }
+        assert device.stats["to_host_bytes_per_step"] == device.stats["pinned_bytes"] == 0
+        assert device.stats["wire_bytes_per_step"] == host.stats["wire_bytes_per_step"]
+
+
+def test_nothing_is_staged_where_the_device_sends_to_other_hosts(late_two: Ranks) -> None:
+    late_two.run(between_hosts, FEW)
+
+
+ON_DEVICE = [place for place, exchange in enumerate(ALL) if not exchange.host_only]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_every_exchange_by_the_device_makes_the_hosts_bits(part: int, late_two: Ranks) -> None:
+    late_two.run(between_hosts, ON_DEVICE[part::3])
+
+
+@contextmanager
+def _at_once(self: SideStream, ready: Mark) -> Iterator[None]:
+    """A group's work that waits for no kernel, and that no kernel waits for."""
+    with self.kind.use(self.wire):
+        yield
+
+
+def unordered(rank: int, world: int) -> None:
+    assert not directly(rank, ONEBIT, backend="nccl").wrong
+    with mock.patch.object(SideStream, "wired", _at_once):
+        assert directly(rank, ONEBIT, backend="nccl").wrong, "nothing was found"
+
+
+def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
+    late_two.run(unordered)
+
+
+def by_link(rank: int, world: int, limit: float) -> dict[str, Any]:
+    with mock.patch.object(backends, "GLOO_LIMIT_BYTES_PER_S", limit):
+        found: dict[str, Any] = directly(rank, ONEBIT).stats["backend"]
+    return found
+
+
+@pytest.mark.parametrize(("limit", "serves"), [(0.0, "nccl"), (1e15, "gloo")])
+def test_auto_follows_the_measured_link(limit: float, serves: str, late_two: Ranks) -> None:
+    one, other = late_two.run(by_link, limit)
+    assert one == other, "ranks measured other links"
+    assert one["between_hosts"] == serves
+    assert 1e5 < one["link_bytes_per_s"] < 1e11
+
+
+def refused(rank: int, world: int, device: str, is_shared: bool) -> str:
+    noted = late.install()
+    noted.has_network = noted.is_shared = is_shared
+    with pytest.raises(InvalidSetting) as raised:
+        gw.attach(layers(device), ONEBIT, backend="nccl")
+    noted.reset(None)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_shared", "why"),
+    [
+        ("cpu", False, "on rank 0 gradients are encoded on the host"),
+        ("late", False, "on rank 0 this torch has no NCCL for late:0"),
+        ("late", True, "ranks 0 and 1 share a device"),
+    ],
+)
+def test_nccl_is_refused_where_it_cannot_be(
+    device: str, is_shared: bool, why: str, late_two: Ranks
+) -> None:
+    for text in late_two.run(refused, device, is_shared):
+        assert text.startswith(f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; ")
+
+
+def falls_back(rank: int, world: int) -> dict[str, Any]:
+    noted = late.install()
+    noted.has_network = noted.is_shared = True
+    handle = gw.attach(layers("late"), ONEBIT)
+    found: dict[str, Any] = handle.stats()["backend"]
+    handle.detach()
+    return found
+
+
+def test_a_fallback_is_told(late_two: Ranks) -> None:
+    for found in late_two.run(falls_back):
+        assert found["between_hosts"] == "gloo"
+        assert found["why"] == "ranks 0 and 1 share a device"
+
+
+def differing(rank: int, world: int) -> str:
+    with pytest.raises(RanksDiffer) as raised:
+        gw.attach(layers("cpu"), ONEBIT, backend="gloo" if rank else "auto")
+    return str(raised.value)
+
+
+def test_ranks_that_differ_are_told(late_two: Ranks) -> None:
+    for text in late_two.run(differing):
+        assert "setting backend is 'auto' against 'gloo'" in text
+
+
+def test_a_backend_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="backend must be 'auto', 'gloo' or 'nccl', got 'mpi'"):
+        gw.attach(layers("cpu"), ONEBIT, backend="mpi")
+
+
+class AsNccl(ProcessGroupGloo):
+    """Gloo by the arguments that NCCL's back end takes."""
+
+    class Options:
+        _timeout = timedelta(0)
+
+    def __init__(self, store: Any, rank: int, world: int, options: Any) -> None:
+        super().__init__(store, rank, world, options._timeout)
+        assert options.global_ranks_in_group == [0]
+
+
+def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NCCL's own back end alone the name stays untried without a GPU."""
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", AsNccl, raising=False)
+    group = nccl.connect(torch.device("cpu"), HashStore(), 0, 1, timedelta(seconds=30))
+    given_N, out_N = torch.arange(3.0), torch.zeros(3)
+    makes: list[Callable[[], Any]] = [
+        lambda: AllReduce(given_N),
+        lambda: AllGather(out_N, given_N),
+        lambda: AllToAll(out_N, given_N, (3,), (3,)),
+    ]
+    for make in makes:
+        carry_out([make()], [group])
+    assert torch.equal(out_N, torch.arange(3.0))
+    group.shutdown()
+
+
+def test_the_host_has_no_network() -> None:
+    assert nccl.name_of(torch.device("cpu")) is None
