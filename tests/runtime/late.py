@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,13 +59,22 @@ class LateEvent:
         LATE.host_waits_for(self.clock)
 
 
+class Use(NamedTuple):
+    """The time at which a stream has used the bytes ``start:stop`` of some memory."""
+
+    stream: str
+    time: int
+    start: int
+    stop: int
+
+
 class Memory:
-    """The memory of some tensors: who wrote it last, and who has read it since."""
+    """The memory of some tensors: who wrote which bytes last, and who has read them since."""
 
     def __init__(self, owner: LateStream) -> None:
         self.owner = owner
-        self.written: Clock = {}
-        self.read: Clock = {}
+        self.written: list[Use] = []
+        self.read: list[Use] = []
         self.landing: list[Callable[[], None]] = []
         weakref.finalize(self, LATE.given_up, owner, self.written, self.read)
 
@@ -185,7 +194,7 @@ class LateDevice:
                 for one in given:
                     assert type(one) is Late, "memory of the host in a group of the device"
                     self._land(one.memory)
-                    self._use_memory(stream, one.memory, "a group", is_written=is_written)
+                    self._use_memory(stream, one, "a group", is_written=is_written)
 
     # What a device does.
 
@@ -198,16 +207,16 @@ class LateDevice:
             for _, _, copy in due:
                 copy()
 
-    def given_up(self, owner: LateStream, written: Clock, read: Clock) -> None:
+    def given_up(self, owner: LateStream, written: list[Use], read: list[Use]) -> None:
         """Memory goes back to its owner's pool, which may hand it out at once."""
         owner.wait_for(self._host)
-        for what, clock in (("written", written), ("read", read)):
-            self._check(owner.clock, clock, f"memory of {owner.name} given up, and {what}")
+        for what, uses in (("written", written), ("read", read)):
+            self._check(owner.clock, uses, f"memory of {owner.name} given up, and {what}")
 
-    def _check(self, known: Clock, used: Clock, what: str) -> None:
-        for name, time in used.items():
-            if known.get(name, -1) < time:
-                self.wrong.append(f"{what} by {name}, for which nobody waits")
+    def _check(self, known: Clock, uses: list[Use], what: str) -> None:
+        for one in uses:
+            if known.get(one.stream, -1) < one.time:
+                self.wrong.append(f"{what} by {one.stream}, for which nobody waits")
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Launches one operation of torch's on the current stream."""
@@ -225,7 +234,7 @@ class LateDevice:
         if not func.is_view:
             written = {id(one) for one in _written(func, args, kwargs)}
             for one in late:
-                self._use_memory(stream, one.memory, func, is_written=id(one) in written)
+                self._use_memory(stream, one, func, is_written=id(one) in written)
         plain_args, plain_kwargs = pytree.tree_unflatten([_inner(one) for one in leaves], spec)
         if to is not None:
             plain_kwargs["device"] = torch.device("cpu")
@@ -244,19 +253,27 @@ class LateDevice:
             if one.inner.untyped_storage()._cdata == found.untyped_storage()._cdata:
                 return Late(found, one.memory)
         made = Late(found, Memory(stream))
-        self._use_memory(stream, made.memory, None, is_written=True)
+        self._use_memory(stream, made, None, is_written=True)
         return made
 
-    def _use_memory(
-        self, stream: LateStream, memory: Memory, func: Any, *, is_written: bool
-    ) -> None:
-        self._check(stream.clock, memory.written, f"{func} on {stream.name}, of what is written")
+    def _use_memory(self, stream: LateStream, one: Late, func: Any, *, is_written: bool) -> None:
+        memory, (start, stop) = one.memory, _extent(one.inner)
+        written, read = (
+            [use for use in uses if use.start < stop and start < use.stop]
+            for uses in (memory.written, memory.read)
+        )
+        self._check(stream.clock, written, f"{func} on {stream.name}, of what is written")
         if is_written:
-            self._check(stream.clock, memory.read, f"{func} on {stream.name} writes what is read")
-            memory.written.clear()
-            memory.read.clear()
+            self._check(stream.clock, read, f"{func} on {stream.name} writes what is read")
         stream.clock[stream.name] += 1
-        (memory.written if is_written else memory.read)[stream.name] = stream.clock[stream.name]
+        own = Use(stream.name, stream.clock[stream.name], start, stop)
+        if is_written:  # what lies within it counts no more
+            _forget(memory.written, own)
+            _forget(memory.read, own)
+            memory.written.append(own)
+        else:
+            _forget(memory.read, own, of=own.stream)
+            memory.read.append(own)
 
     def _copy(
         self, stream: LateStream, to: Tensor, given: Tensor, non_blocking: bool = False
@@ -264,7 +281,7 @@ class LateDevice:
         for one in (to, given):
             if type(one) is Late:
                 self._land(one.memory)
-                self._use_memory(stream, one.memory, "a copy", is_written=one is to)
+                self._use_memory(stream, one, "a copy", is_written=one is to)
         into, values = _inner(to), _inner(given)
         if type(to) is Late and type(given) is Late:
             into.copy_(values)
@@ -377,6 +394,24 @@ class _Once:
         work, self._work = self._work, None
         if work is not None:
             work()
+
+
+def _forget(uses: list[Use], own: Use, of: str | None = None) -> None:
+    """Forgets uses of bytes within those of ``own``, of all streams or of one."""
+    uses[:] = [
+        use
+        for use in uses
+        if use.start < own.start or own.stop < use.stop or of not in (None, use.stream)
+    ]
+
+
+def _extent(inner: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its memory, and the one behind its last."""
+    if not inner.numel():
+        return 0, 0
+    steps = zip(inner.size(), inner.stride(), strict=True)
+    last = inner.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return inner.storage_offset() * inner.itemsize, (last + 1) * inner.itemsize
 
 
 def _looks(func: Any) -> bool:

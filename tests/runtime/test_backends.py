@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.runtime import backends, nccl
+from gradwire.runtime import backends
+from gradwire.runtime.devices import Accelerator
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.staging import Staging
 from gradwire.runtime.streams import Mark, SideStream
@@ -169,18 +170,19 @@ def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
     late_two.run(unordered)
 
 
-def by_link(rank: int, world: int, limit: float) -> dict[str, Any]:
-    with mock.patch.object(backends, "GLOO_LIMIT_BYTES_PER_S", limit):
+def by_link(rank: int, world: int, faster: float) -> dict[str, Any]:
+    with mock.patch.object(backends, "FASTER", faster):
         found: dict[str, Any] = directly(rank, ONEBIT).stats["backend"]
     return found
 
 
-@pytest.mark.parametrize(("limit", "serves"), [(0.0, "nccl"), (1e15, "gloo")])
-def test_auto_follows_the_measured_link(limit: float, serves: str, late_two: Ranks) -> None:
-    one, other = late_two.run(by_link, limit)
+@pytest.mark.parametrize(("faster", "serves"), [(0.0, "nccl"), (1e15, "gloo")])
+def test_auto_follows_the_measured_link(faster: float, serves: str, late_two: Ranks) -> None:
+    one, other = late_two.run(by_link, faster)
     assert one == other, "ranks measured other links"
     assert one["between_hosts"] == serves
-    assert 1e5 < one["link_bytes_per_s"] < 1e11
+    assert all(1e5 < rate < 1e11 for rate in one["link_bytes_per_s"].values())
+    assert [*one["link_bytes_per_s"]] == ["gloo", "nccl"]
 
 
 def refused(rank: int, world: int, device: str, is_shared: bool) -> str:
@@ -252,7 +254,8 @@ class AsNccl(ProcessGroupGloo):
 def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NCCL's own back end alone the name stays untried without a GPU."""
     monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", AsNccl, raising=False)
-    group = nccl.connect(torch.device("cpu"), HashStore(), 0, 1, timedelta(seconds=30))
+    how = torch.device("cpu"), HashStore(), 0, 1, timedelta(seconds=30)
+    group = Accelerator(torch.cuda).connect(*how)
     given_N, out_N = torch.arange(3.0), torch.zeros(3)
     makes: list[Callable[[], Any]] = [
         lambda: AllReduce(given_N),
@@ -265,5 +268,5 @@ def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     group.shutdown()
 
 
-def test_the_host_has_no_network() -> None:
-    assert nccl.name_of(torch.device("cpu")) is None
+def test_nccl_serves_cuda_alone() -> None:
+    assert Accelerator(torch.cuda).network_name(torch.device("xpu:0")) is None

@@ -13,9 +13,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-
-from . import nccl
 
 Stream = Any
 """A stream of a device."""
@@ -54,7 +53,10 @@ class Device(Protocol):
 
 
 class Accelerator:
-    """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU."""
+    """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU.
+
+    CUDA's own network back end is NCCL.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -80,12 +82,20 @@ class Accelerator:
         return asked is not None and bool(asked())
 
     def network_name(self, device: torch.device) -> str | None:
-        return nccl.name_of(device)
+        is_served = device.type == "cuda" and dist.is_nccl_available()
+        return str(self._module.get_device_properties(device).uuid) if is_served else None
 
     def connect(
         self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
     ) -> Any:
-        return nccl.connect(device, store, rank, world, timeout)
+        # A group and not its back end alone: that has no way to launch sends and receives together.
+        backend = torch._C._distributed_c10d.ProcessGroupNCCL
+        options: Any = backend.Options()
+        options._timeout, options.global_ranks_in_group = timeout, list(range(world))
+        group, kind = dist.ProcessGroup(store, rank, world), dist.ProcessGroup.BackendType.NCCL
+        group._register_backend(device, kind, backend(store, rank, world, options))
+        group._set_default_backend(kind)
+        return group
 
 
 def side_stream(device: torch.device) -> Stream:

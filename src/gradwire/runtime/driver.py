@@ -10,7 +10,7 @@ from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
 from .staging import Staged
 from .streams import SideStream
-from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
+from .wire import Routes, as_on_a_lane, begin, carry_directly, carry_out, is_begun
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -130,7 +130,8 @@ class Driver:
             noted.started_s = wall_clock()
             if ready is not None:
                 with side.wired(ready):
-                    routes.carry_directly(direct, side.device)
+                    channels = [routes.circles[verb.among].direct for verb in direct]
+                    carry_directly(direct, channels, side.device)
             if staged is not None:
                 staged.wait()
                 carry_out(staged.verbs, routes.of(others, index, lane))

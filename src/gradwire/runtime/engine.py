@@ -102,8 +102,8 @@ class Engine:
                 self.sweep("note")  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
-                for level in (Among.HOST, Among.HOSTS):
-                    self._open(level, who.among(level, ranks_per_host), num_channels)
+                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
+                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
         except BaseException:
             self.close()
             raise
@@ -113,7 +113,7 @@ class Engine:
         if who.name and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
             channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
-            self.routes.circles[among] = Circle(who.rank, who.world, channels)
+            self.routes.circles[among] = Circle(*who, channels)
 
     def meanwhile(self, what: str, work: Callable[[], T]) -> T:
         """What ``work`` returns, for which it waits for other ranks, outside of messages.

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..errors import GradwireError, RankFailed, RanksDiffer
-from ..verbs import Among
 from .wire import Group, default_store, in_background
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
@@ -68,12 +67,6 @@ class Membership(NamedTuple):
         """The ranks that have this rank's place on their hosts, host by host."""
         host, place = divmod(self.rank, ranks_per_host)
         return self._some(f"place {place}", host, self.world // ranks_per_host)
-
-    def among(self, among: Among, ranks_per_host: int) -> Membership:
-        """The ranks that verbs ``among`` them are for; those of shards are no such ranks."""
-        if among is Among.HOST:
-            return self.on_host(ranks_per_host)
-        return self.across_hosts(ranks_per_host) if among is Among.HOSTS else self
 
     def _some(self, name: str, rank: int, world: int) -> Membership:
         return Membership(f"{self.name}/{name}", rank, world) if world > 1 else ALONE

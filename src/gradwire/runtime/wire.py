@@ -70,18 +70,15 @@ def give_back(channels: list[Channel]) -> None:
         thread.join()
 
 
-def open_direct(who: tuple[str, int, int], device: torch.device, timeout: timedelta) -> Channel:
-    """A process group of the back end that ``device`` has itself, connected by a first sum.
-
-    ``who`` is as for ``open_channels``. All of these ranks call it, each for a device of its own.
-    """
-    (name, rank, world), kind = who, kind_of(device)
+def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
+    """Connects the ranks of ``circle``, who all call this, by the back end of their devices."""
+    kind = kind_of(device)
     assert kind is not None, "the host has no network back end of its own"
-    store = PrefixStore(f"gradwire/{name}/direct", default_store())
-    channel = kind.connect(device, store, rank, world, timeout)
-    # Transfers of some ranks alone cannot be the first, as all take part in connecting.
+    store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
+    channel = kind.connect(device, store, circle.rank, circle.world, timeout)
+    # All take part in connecting, so the first verb is one for all.
     carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
-    return channel
+    circle.direct = channel
 
 
 def default_store() -> Any:
@@ -112,13 +109,20 @@ class Circle:
     """The ranks that verbs of one kind are for, this one's place among them, and its channels.
 
     There is a channel for each communication lane. ``direct`` is the one that sends from a device's
-    memory, if there is one.
+    memory, if there is one. ``name`` is used once, as for ``open_channels``.
     """
 
+    name: str
     rank: int
     world: int
     channels: list[Channel]
     direct: Channel = None
+
+    def close_direct(self) -> None:
+        """Gives the device's own channel back, if there is one."""
+        direct, self.direct = self.direct, None
+        if direct:
+            direct.shutdown()
 
 
 class Routes:
@@ -152,23 +156,15 @@ class Routes:
         It is the first for all where a device sends itself: ranks must launch its communication in
         one order, or each of two could wait on its device for what the other has not begun.
         """
-        is_serial = any(circle.direct is not None for circle in self.circles.values())
-        return 0 if is_serial else index % credit
+        return 0 if any(circle.direct for circle in self.circles.values()) else index % credit
 
-    def parted(
-        self, verbs: Sequence[Communication], lane: int
-    ) -> tuple[list[Communication], list[Communication]]:
-        """The verbs that a device's own channel carries out, and the others."""
-        direct: list[Communication] = []
-        others: list[Communication] = []
+    def parted(self, verbs: Sequence[Communication], lane: int) -> Sequence[list[Communication]]:
+        """The verbs that a device's own channel carries out on a lane, and the others."""
+        found: tuple[list[Communication], list[Communication]] = [], []
         for verb in verbs:
-            is_direct = not verb.buf.is_cpu and self.circles[verb.among].direct is not None
-            (direct if is_direct and lane == 0 else others).append(verb)
-        return direct, others
-
-    def carry_directly(self, verbs: Sequence[Communication], device: torch.device) -> None:
-        """Carries out verbs of ``parted``; see the function of this name."""
-        carry_directly(verbs, [self.circles[verb.among].direct for verb in verbs], device)
+            is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            found[not is_direct].append(verb)
+        return found
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
@@ -178,15 +174,14 @@ class Routes:
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
         circles = tuple(self.circles.values())
-        direct = [circle.direct for circle in circles if circle.direct is not None]
+        direct = [circle.direct for circle in circles if circle.direct]
         return [channel for circle in circles for channel in circle.channels] + direct
 
     def clear(self) -> None:
         """Gives all channels back."""
-        channels = self.all_channels()
         for circle in self.circles.values():
-            if circle.direct is not None:
-                circle.direct.shutdown()
+            circle.close_direct()
+        channels = self.all_channels()
         self.circles.clear()
         give_back(channels)
 
@@ -268,13 +263,13 @@ def carry_directly(
     """
     for channel in dict.fromkeys(channels):
         own = [verb for verb, its in zip(verbs, channels, strict=True) if its is channel]
-        if not any(isinstance(verb, Send | Recv) for verb in own):
+        if any(isinstance(verb, Send | Recv) for verb in own):
+            channel._start_coalescing(device)
+            for verb in own:
+                _start(verb, channel)
+            channel._end_coalescing(device).wait()
+        else:
             carry_out(own, [channel] * len(own))
-            continue
-        channel._start_coalescing(device)
-        for verb in own:
-            _start(verb, channel)
-        channel._end_coalescing(device).wait()
 
 
 def _tag(buf: Tensor) -> int:
