@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.measure.allreduce import PARTS, path_s
 from gradwire.runtime import backends
 from gradwire.runtime.devices import Accelerator
 from gradwire.runtime.handle import Handle
@@ -270,3 +271,16 @@ def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nccl_serves_cuda_alone() -> None:
     assert Accelerator(torch.cuda).network_name(torch.device("xpu:0")) is None
+
+
+def path(rank: int, world: int) -> dict[str, float | None]:
+    noted = late.install()
+    found = path_s(late.DEVICE, torch.device("cpu"))
+    assert not noted.wrong
+    return found
+
+
+def test_a_devices_path_has_copies(late_two: Ranks) -> None:
+    for found in late_two.run(path):
+        assert tuple(found) == PARTS
+        assert all(found.values())

@@ -71,6 +71,7 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
             {"name": format_bytes(size_bytes), "median_s": seconds}
             for size_bytes, seconds in report.fit.samples
         ]
+        sections["Path"] = path_rows(report)
         warnings += link_warnings(report)
     return sections | {"Warnings": warnings}
 
@@ -86,6 +87,20 @@ def fit_rows(report: LinkReport) -> list[Row]:
             "fraction_residual": report.fit.residual,
             "rate_bytes_per_s": report.rate_bytes_per_s,
         }
+    ]
+
+
+def path_rows(report: LinkReport) -> list[Row]:
+    """The path of a gradient to the wire and back, with the seconds of each part."""
+    places = {"wire": report.backend}
+    absent = f"absent: {report.backend} sends from memory of {report.device}"
+    return [
+        {
+            "name": part,
+            "median_s": taken_s,
+            "where": absent if taken_s is None else places.get(part, report.device),
+        }
+        for part, taken_s in report.path.items()
     ]
 
 
