@@ -92,15 +92,11 @@ def fit_rows(report: LinkReport) -> list[Row]:
 
 def path_rows(report: LinkReport) -> list[Row]:
     """The path of a gradient to the wire and back, with the seconds of each part."""
-    places = {"wire": report.backend}
     absent = f"absent: {report.backend} sends from memory of {report.device}"
+    by = {"wire": report.backend}
     return [
-        {
-            "name": part,
-            "median_s": taken_s,
-            "where": absent if taken_s is None else places.get(part, report.device),
-        }
-        for part, taken_s in report.path.items()
+        {"name": part, "median_s": s, "where": absent if s is None else by.get(part, report.device)}
+        for part, s in report.path.items()
     ]
 
 

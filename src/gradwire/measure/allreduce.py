@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,8 +44,7 @@ TIMEOUT_S = 120.0
 
 PARTS = ("gather", "encode", "copy to host", "wire", "copy back", "decode")
 """The parts of a gradient's path, of which the copies are absent where it is sent from."""
-_PATH_NUMEL = 2**20
-_PATH_TURNS = 7
+_PATH_NUMEL, _PATH_TURNS = 2**20, 8
 
 
 class LinkReport(Frozen):
@@ -93,8 +92,9 @@ def measure(
     dist.broadcast(agreed_S, group=group, group_src=0)
     fit = fit_line(zip(sizes_bytes, agreed_S.tolist(), strict=True))
     on = torch.device("cuda") if torch.cuda.is_available() else torch.device(device)
-    found: dict[str, Any] = {"device": str(on), "path": path_s(on, torch.device(device), group)}
-    return LinkReport(world=world, backend=dist.get_backend(group), fit=fit, **found)
+    path = path_s(on, torch.device(device), group)
+    backend = dist.get_backend(group)
+    return LinkReport(world=world, backend=backend, fit=fit, device=str(on), path=path)
 
 
 def path_s(
@@ -122,7 +122,7 @@ def path_s(
         taken_s[part].append(time.perf_counter() - start_s)
         return found
 
-    for _ in range(1 + _PATH_TURNS):  # the first one opens connections and touches fresh pages
+    for _ in range(_PATH_TURNS):  # the first one opens connections and touches fresh pages
         timed("gather", lambda: copy_scaled([grad_N], [source_N], 1.0))
         encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=buffer)
         payload, state = timed("encode", encode)

@@ -25,7 +25,7 @@ from ..errors import invalid
 from ..kernels.build import backend
 from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
-from .backends import Backend, choose, connect, network_of
+from .backends import Network, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
@@ -169,12 +169,11 @@ def attach_in(
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
         networks = agree(who, own, settings.timeout)
-        chosen = choose(settings.backend, networks, settings.ranks_per_host)
     except Exception as error:
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, held, settings, messages, chosen)
+    return _connect(way, grid, model, params, held, settings, messages, networks)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -209,7 +208,7 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
-    chosen: Backend,
+    networks: Sequence[Network],
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
@@ -223,7 +222,7 @@ def _connect(
     )
     undo.callback(engine.close)
     try:
-        serves = connect(engine, chosen, messages)
+        serves = connect(engine, settings.backend, networks, messages)
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
         way.caution(model, params, settings)

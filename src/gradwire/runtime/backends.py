@@ -7,10 +7,11 @@ takes NCCL where gloo is what limits the rate. What lies in host memory goes by 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,22 +28,10 @@ FASTER = 1.5
 
 On a slow link both are as fast as that. Then gloo is better: it carries several messages at once.
 """
-_MEASURED_BYTES = 4 * 2**20
-_NUM_TURNS = 3
+_MEASURED_BYTES, _NUM_TURNS = 4 * 2**20, 4
 
 Network = Sequence[str]
 """A name of a rank's device that no other has, "" where NCCL does not serve it, and why not."""
-
-
-class Backend(NamedTuple):
-    """Whether NCCL serves ``within`` hosts, and ``between`` them: None if the link decides that.
-
-    ``why`` says why it cannot, in words.
-    """
-
-    within: bool
-    between: bool | None
-    why: str = ""
 
 
 def network_of(messages: Iterable[Any]) -> Network:
@@ -54,15 +43,18 @@ def network_of(messages: Iterable[Any]) -> Network:
     return name or "", "" if name else f"this torch has no NCCL for {first}"
 
 
-def choose(backend: str, networks: Sequence[Network], ranks_per_host: int) -> Backend:
-    """What serves: all ranks choose alike, as each has what all have told of their devices.
+def choose(
+    backend: str, networks: Sequence[Network], ranks_per_host: int
+) -> tuple[bool, bool | None, str]:
+    """Whether NCCL serves within hosts and between them (None: by the link), and why it cannot.
 
-    Raises ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
+    All ranks choose alike, as each has what all have told of their devices. Raises
+    ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
 
     >>> choose("auto", [("a", ""), ("b", "")], 1), choose("gloo", [("a", ""), ("b", "")], 2)
-    (Backend(within=False, between=None, why=''), Backend(within=True, between=False, why=''))
-    >>> choose("auto", [("a", ""), ("a", "")], 1).why
-    'ranks 0 and 1 share a device'
+    ((False, None, ''), (True, False, ''))
+    >>> choose("auto", [("a", ""), ("a", "")], 1)
+    (False, False, 'ranks 0 and 1 share a device')
     """
     names = [name for name, _ in networks]
     why = [f"on rank {rank} {lack}" for rank, (_, lack) in enumerate(networks) if lack]
@@ -72,21 +64,24 @@ def choose(backend: str, networks: Sequence[Network], ranks_per_host: int) -> Ba
         remedy = "leave it out, or give each rank a CUDA device of its own and a torch with NCCL"
         raise invalid("backend", backend, f"'auto' or 'gloo' where {why[0]}", remedy)
     if why:
-        return Backend(False, False, why[0])
-    return Backend(ranks_per_host > 1, None if backend == "auto" else backend == "nccl")
+        return False, False, why[0]
+    return ranks_per_host > 1, None if backend == "auto" else backend == "nccl", ""
 
 
-def connect(engine: Engine, chosen: Backend, messages: Iterable[Any]) -> dict[str, Any]:
+def connect(
+    engine: Engine, backend: str, networks: Sequence[Network], messages: Iterable[Any]
+) -> dict[str, Any]:
     """Opens groups of the device's own back end; returns what serves, for ``stats()``.
 
     That is None where a rank has nobody to reach, or DDP averages. ``link_bytes_per_s`` has the
     rates of both where they were measured.
     """
-    circles, found = engine.routes.circles, dict[str, Any](why=chosen.why)
+    within, between, why = choose(backend, networks, engine.ranks_per_host)
+    circles, found = engine.routes.circles, dict[str, Any](why=why)
     device = next((one.device for one in messages if one.device != HOST), HOST)
     outer = circles.get(Among.HOSTS if engine.ranks_per_host > 1 else Among.RANKS)
-    inner = "within_hosts", circles.get(Among.HOST), chosen.within
-    for name, circle, serves in (inner, ("between_hosts", outer, chosen.between)):
+    inner = "within_hosts", circles.get(Among.HOST), within
+    for name, circle, serves in (inner, ("between_hosts", outer, between)):
         if circle is not None and serves is not False:
             engine.meanwhile("connect", partial(open_direct, circle, device, engine.timeout))
             if serves is None:
@@ -103,19 +98,18 @@ def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, flo
 
     They are by the fastest of a few all-reduces of 4 MiB, on average over ranks.
     """
-    kind, sums_s = kind_of(device), torch.zeros(2, dtype=torch.float64)
+    sums_s, kind = torch.full((2,), math.inf, dtype=torch.float64), kind_of(device)
     assert kind is not None, "the host has one back end"
     for place, where in enumerate((HOST, device)):
-        verbs, taken_s = [AllReduce(torch.zeros(_MEASURED_BYTES // 4, device=where))], []
-        for _ in range(1 + _NUM_TURNS):  # the first one opens connections
+        verb = AllReduce(torch.zeros(_MEASURED_BYTES // 4, device=where))
+        for _ in range(_NUM_TURNS):
             start_s = time.perf_counter()
             if where == HOST:
-                carry_out(verbs, circle.channels[:1])
+                carry_out([verb], circle.channels[:1])
             else:
-                carry_directly(verbs, [circle.direct], device)
+                carry_directly([verb], [circle.direct], device)
                 kind.record(kind.current_stream(device)).synchronize()
-            taken_s.append(time.perf_counter() - start_s)
-        sums_s[place] = min(taken_s[1:])
+            sums_s[place] = min(float(sums_s[place]), time.perf_counter() - start_s)
     carry_out([AllReduce(sums_s)], ranks.channels[:1])
     sent_bytes = ranks.world * bytes_sent("all_reduce", _MEASURED_BYTES, circle.world)
     return dict(zip(("gloo", "nccl"), (sent_bytes / sums_s).tolist(), strict=True))
