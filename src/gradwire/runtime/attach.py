@@ -25,7 +25,7 @@ from ..errors import invalid
 from ..kernels.build import backend
 from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
-from .backends import Network, connect, network_of
+from .backends import OwnNetwork, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
@@ -208,7 +208,7 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
-    networks: Sequence[Network],
+    networks: Sequence[OwnNetwork],
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)

@@ -30,11 +30,11 @@ On a slow link both are as fast as that. Then gloo is better: it carries several
 """
 _MEASURED_BYTES, _NUM_TURNS = 4 * 2**20, 4
 
-Network = Sequence[str]
+OwnNetwork = Sequence[str]
 """A name of a rank's device that no other has, "" where NCCL does not serve it, and why not."""
 
 
-def network_of(messages: Iterable[Any]) -> Network:
+def network_of(messages: Iterable[Any]) -> OwnNetwork:
     """The device on which messages are encoded, as all ranks are told of it."""
     first, *others = {one.device for one in messages if one.device != HOST} or [HOST]
     if (kind := kind_of(first)) is None or others:
@@ -44,7 +44,7 @@ def network_of(messages: Iterable[Any]) -> Network:
 
 
 def choose(
-    backend: str, networks: Sequence[Network], ranks_per_host: int
+    backend: str, networks: Sequence[OwnNetwork], ranks_per_host: int
 ) -> tuple[bool, bool | None, str]:
     """Whether NCCL serves within hosts and between them (None: by the link), and why it cannot.
 
@@ -69,7 +69,7 @@ def choose(
 
 
 def connect(
-    engine: Engine, backend: str, networks: Sequence[Network], messages: Iterable[Any]
+    engine: Engine, backend: str, networks: Sequence[OwnNetwork], messages: Iterable[Any]
 ) -> dict[str, Any]:
     """Opens groups of the device's own back end; returns what serves, for ``stats()``.
 

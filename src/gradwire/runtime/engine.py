@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -38,7 +37,6 @@ from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
-T = TypeVar("T")
 
 
 @dataclass
@@ -115,12 +113,12 @@ class Engine:
             channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
             self.routes.circles[among] = Circle(*who, channels)
 
-    def meanwhile(self, what: str, work: Callable[[], T]) -> T:
-        """What ``work`` returns, for which it waits for other ranks, outside of messages.
+    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which waits for other ranks, outside of messages.
 
         Raises as soon as another rank says that it cannot.
         """
-        working: Future[T] = in_background(work)
+        working = in_background(work)
         over = threading.Event()
         working.add_done_callback(lambda _: over.set())
         with self._lock:
@@ -170,9 +168,9 @@ class Engine:
         """Starts the message of issue number ``index``; returns the task that is its end.
 
         The text begins when all tasks are done ``behind`` which it stands; its place among messages
-        is taken before that. Its first verb for the network waits for the end of the message before
-        it on its channel, for all of ``after``, and until the message launched before it may use
-        its own channel.
+        is taken before that.
+        Its first verb for the network waits for the end of the message before it on its channel,
+        for all of ``after``, and until the message launched before it may use its own channel.
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
         returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
