@@ -14,10 +14,13 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import gradwire as gw
+from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.exchange import run_local
 from gradwire.measure.allreduce import PARTS, path_s
 from gradwire.runtime import backends
 from gradwire.runtime.devices import Accelerator
@@ -30,7 +33,7 @@ from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import ALL, FEW, Run, layers, run, same
-from tests.runtime.training import CHOSEN, ONEBIT
+from tests.runtime.training import CHOSEN, ONEBIT, named
 
 pytestmark = pytest.mark.multi
 
@@ -123,6 +126,38 @@ def test_a_hosts_sums_stay_on_the_device_and_a_shares_payload_is_staged(late_fou
 def test_every_exchange_on_two_levels_makes_the_hosts_bits(late_four: Ranks) -> None:
     for rank in late_four.run(on_two_levels, range(len(CHOSEN))):
         assert all(among <= {Among.HOSTS} for among, *_ in rank)
+
+
+SHARE = 128
+
+
+def drawn(rank: int) -> Tensor:
+    return torch.randn(2 * SHARE, generator=torch.Generator().manual_seed(rank))
+
+
+def one_mean(rank: int, world: int, exchange: Exchange) -> Tensor:
+    """The first mean of a vector, of which each rank of a host exchanges a half."""
+    noted = late.install()
+    noted.has_network = True
+    layer = nn.ParameterList([torch.zeros(2 * SHARE).to("late")])
+    everything: dict[str, Any] = {"compress_if": lambda name, param: True, "backend": "gloo"}
+    handle = gw.attach(layer, exchange, mesh=mesh(), **everything)
+    (layer[0] * drawn(rank).to("late")).sum().backward()
+    handle.detach()
+    assert not noted.wrong
+    mean: Tensor = layer[0].grad.cpu()
+    return mean
+
+
+@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+def test_two_levels_are_the_flat_exchange_of_hosts_sums(
+    exchange: Exchange, late_four: Ranks
+) -> None:
+    sums = [(drawn(2 * host) + drawn(2 * host + 1)) / 2 for host in range(2)]
+    halves = [slice(0, SHARE), slice(SHARE, None)]
+    flat = [run_local(exchange, [sum_N[half] for sum_N in sums])[0][0] for half in halves]
+    for mean_N in late_four.run(one_mean, exchange):
+        assert torch.equal(mean_N, torch.cat(flat))
 
 
 def between_hosts(rank: int, world: int, places: Sequence[int]) -> None:

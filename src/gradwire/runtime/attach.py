@@ -81,28 +81,26 @@ def attach(
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; not
     buffers in each forward pass, as by DDP) or a ``DistributedDataParallel`` module (its hook is
-    taken, or where all is dense none, see `reducer`), maybe in a wrapper. After a backward pass
-    every ``.grad`` is the mean.
+    taken, or where all is dense none, see `reducer`), maybe wrapped. ``.grad`` is the mean then.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
-    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once.
-    Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
+    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once. Or
+    ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks). Its ranks hold the same shards where parameters are DTensors, as
-    after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the tensor-parallel group or
-    dimension, for an exchange that asks the ranks of other shards what to send (``sharded_dgc``).
-    ``mesh``, in place of both, is for hosts of several ranks: one of ("hosts", "local"), or
-    "torchrun". A host's ranks add up gradients and exchange shares. All ranks must attach alike and
-    run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
-    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one. Every
-    ``guard_every`` steps some means are compared with dense ones, and every ``check_every`` all
-    among ranks. ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
-    ``backend`` is "gloo" or "nccl" for what goes between hosts (see `backends`).
+    ranks). Its ranks hold the same shards where parameters are DTensors (``fully_shard``).
+    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
+    other shards what to send. ``mesh`` is for hosts of several ranks: one of ("hosts", "local"), or
+    "torchrun". These add up gradients and exchange shares. What goes between hosts takes
+    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same steps; every
+    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer;
+    ``on_failure="shrink"`` has ranks go on without a lost one. Every ``guard_every`` steps some
+    means are compared with dense ones, and every ``check_every`` all among ranks. ``trace()`` has
+    ``trace_steps`` steps. ``scaler`` is a ``GradScaler``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """

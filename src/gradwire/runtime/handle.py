@@ -151,9 +151,7 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
-        - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
-        - ``backend`` names what carries payloads of a device ``within_hosts`` and
-          ``between_hosts``, and says ``why`` NCCL cannot; see `backends`.
+        - ``encoded_on`` counts messages by device, ``backend`` says what sends; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
@@ -173,11 +171,10 @@ class Handle(UnevenInputs):
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(synchroniser.flat_messages),
             "left": [dict(one) for one in self.left],
-            "backend": dict(self.backend),
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
-            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps),
+            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps, self.backend),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
