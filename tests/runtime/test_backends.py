@@ -6,6 +6,8 @@ hosts. What is staged is counted where it is staged.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +21,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.exchange import run_local
 from gradwire.measure.allreduce import PARTS, path_s
 from gradwire.runtime import backends
@@ -32,7 +34,7 @@ from gradwire.verbs import AllGather, AllReduce, AllToAll, Among
 from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import ALL, FEW, Run, layers, run, same
+from tests.runtime.test_devices import ALL, FEW, Run, backward, layers, run, same
 from tests.runtime.training import CHOSEN, ONEBIT, named
 
 pytestmark = pytest.mark.multi
@@ -204,6 +206,36 @@ def unordered(rank: int, world: int) -> None:
 
 def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
     late_two.run(unordered)
+
+
+def losing(rank: int, world: int) -> tuple[tuple[int, ...], float]:
+    """The ranks that a survivor names, and the seconds until it does."""
+    late.install().has_network = True
+    model = layers("late")
+    handle = gw.attach(model, ONEBIT, compress_if=lambda name, param: True, backend="nccl")
+    backward(model, rank, 0)
+    if rank == 1:
+        os._exit(1)
+    start_s = time.monotonic()
+    with pytest.raises(RankFailed) as raised:
+        backward(model, rank, 1)
+    found = raised.value.ranks, time.monotonic() - start_s
+    handle.detach()
+    return found
+
+
+def test_a_lost_rank_is_named_where_devices_send() -> None:
+    ranks = Ranks(2)
+    try:
+        ranks.send(losing)
+        survivor = ranks.collect(60.0, without=[1])[0]
+        assert survivor.error is None, survivor.error
+        lost, taken_s = survivor.value
+        assert lost == (1,)
+        assert taken_s < 30
+    finally:
+        ranks.abandon(1)
+        ranks.close()
 
 
 def by_link(rank: int, world: int, faster: float) -> dict[str, Any]:

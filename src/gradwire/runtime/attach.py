@@ -96,11 +96,11 @@ def attach(
     ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
     other shards what to send. ``mesh`` is for hosts of several ranks: one of ("hosts", "local"), or
     "torchrun". These add up gradients and exchange shares. What goes between hosts takes
-    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same steps; every
-    backward pass must reach an attached parameter on each. ``timeout`` bounds a wait for a peer;
-    ``on_failure="shrink"`` has ranks go on without a lost one. Every ``guard_every`` steps some
-    means are compared with dense ones, and every ``check_every`` all among ranks. ``trace()`` has
-    ``trace_steps`` steps. ``scaler`` is a ``GradScaler``.
+    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same
+    steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
+    for a peer; ``on_failure="shrink"`` has ranks go on without a lost one. Every ``guard_every``
+    steps some means are compared with dense ones, and every ``check_every`` all among ranks.
+    ``trace()`` has ``trace_steps`` steps. ``scaler`` is a ``GradScaler``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
