@@ -35,7 +35,7 @@ from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import ALL, FEW, Run, backward, layers, run, same
-from tests.runtime.training import CHOSEN, ONEBIT, named
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, named
 
 pytestmark = pytest.mark.multi
 
@@ -236,6 +236,19 @@ def test_a_lost_rank_is_named_where_devices_send() -> None:
     finally:
         ranks.abandon(1)
         ranks.close()
+
+
+def of_ddp(rank: int, world: int, backend: str) -> str:
+    """Who averages a DDP model's dense gradients."""
+    handle = gw.attach(ddp(Net()), DENSE, backend=backend, check_every=None)
+    found: str = handle.stats()["averaged_by"]
+    handle.detach()
+    return found
+
+
+def test_a_back_end_that_is_named_is_not_left_to_ddp(late_two: Ranks) -> None:
+    assert late_two.run(of_ddp, "auto") == ["DDP", "DDP"]
+    assert late_two.run(of_ddp, "gloo") == ["gradwire", "gradwire"]
 
 
 def by_link(rank: int, world: int, faster: float) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Settings:
     @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
-        given = (self.bucket_cap_mb, self.num_channels) != (None, None)
+        given = (self.bucket_cap_mb, self.num_channels, self.backend) != (None, None, "auto")
         checks = self.check_every not in (None, DEFAULT_CHECK_EVERY)
         return given or checks or self.timeout != DEFAULT_TIMEOUT
 
