@@ -6,21 +6,25 @@ must copy them. Their kernels are done at once, in host memory, but each is held
 that use the same memory (a clock of streams, as race detectors have). One that no event puts behind
 those before it is noted in ``wrong``, and so is memory that is given up while another stream may
 use it. Copies to and from the host that do not wait are made as late as may be, or at once, as a
-seed draws.
+seed draws. Where a test says that it ``has_network``, it has process groups of its own: gloo on its
+memory, behind what is launched, and over only for streams that wait for a work.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroupGloo
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -55,13 +59,22 @@ class LateEvent:
         LATE.host_waits_for(self.clock)
 
 
+class Use(NamedTuple):
+    """The time at which a stream has used the bytes ``start:stop`` of some memory."""
+
+    stream: str
+    time: int
+    start: int
+    stop: int
+
+
 class Memory:
-    """The memory of some tensors: who wrote it last, and who has read it since."""
+    """The memory of some tensors: who wrote which bytes last, and who has read them since."""
 
     def __init__(self, owner: LateStream) -> None:
         self.owner = owner
-        self.written: Clock = {}
-        self.read: Clock = {}
+        self.written: list[Use] = []
+        self.read: list[Use] = []
         self.landing: list[Callable[[], None]] = []
         weakref.finalize(self, LATE.given_up, owner, self.written, self.read)
 
@@ -129,7 +142,7 @@ class LateDevice:
         """The streams that the host has waited for, by a copy or a look at a value."""
         self.num_pinned = 0
         self._later: list[tuple[str, int, Callable[[], None]]] = []
-        self.is_recording = False
+        self.is_recording = self.has_network = self.is_shared = False
 
     # What gradwire asks.
 
@@ -163,6 +176,26 @@ class LateDevice:
     def is_capturing(self) -> bool:
         return self.is_recording
 
+    def network_name(self, device: torch.device) -> str | None:
+        name = "of all" if self.is_shared else f"of process {os.getpid()}"
+        return name if self.has_network else None
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> LateGroup:
+        assert self.has_network, "asked for a group where there is no network"
+        return LateGroup(store, rank, world, timeout, self.new_stream(device))
+
+    def launch(self, stream: LateStream, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Notes that a process group uses memory, on a stream of its own."""
+        with _LOCK:
+            stream.wait_for(self.current_stream(DEVICE).clock)
+            for given, is_written in ((reads, False), (writes, True)):
+                for one in given:
+                    assert type(one) is Late, "memory of the host in a group of the device"
+                    self._land(one.memory)
+                    self._use_memory(stream, one, "a group", is_written=is_written)
+
     # What a device does.
 
     def host_waits_for(self, clock: Clock) -> None:
@@ -174,16 +207,16 @@ class LateDevice:
             for _, _, copy in due:
                 copy()
 
-    def given_up(self, owner: LateStream, written: Clock, read: Clock) -> None:
+    def given_up(self, owner: LateStream, written: list[Use], read: list[Use]) -> None:
         """Memory goes back to its owner's pool, which may hand it out at once."""
         owner.wait_for(self._host)
-        for what, clock in (("written", written), ("read", read)):
-            self._check(owner.clock, clock, f"memory of {owner.name} given up, and {what}")
+        for what, uses in (("written", written), ("read", read)):
+            self._check(owner.clock, uses, f"memory of {owner.name} given up, and {what}")
 
-    def _check(self, known: Clock, used: Clock, what: str) -> None:
-        for name, time in used.items():
-            if known.get(name, -1) < time:
-                self.wrong.append(f"{what} by {name}, for which nobody waits")
+    def _check(self, known: Clock, uses: list[Use], what: str) -> None:
+        for one in uses:
+            if known.get(one.stream, -1) < one.time:
+                self.wrong.append(f"{what} by {one.stream}, for which nobody waits")
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Launches one operation of torch's on the current stream."""
@@ -201,7 +234,7 @@ class LateDevice:
         if not func.is_view:
             written = {id(one) for one in _written(func, args, kwargs)}
             for one in late:
-                self._use_memory(stream, one.memory, func, is_written=id(one) in written)
+                self._use_memory(stream, one, func, is_written=id(one) in written)
         plain_args, plain_kwargs = pytree.tree_unflatten([_inner(one) for one in leaves], spec)
         if to is not None:
             plain_kwargs["device"] = torch.device("cpu")
@@ -220,19 +253,27 @@ class LateDevice:
             if one.inner.untyped_storage()._cdata == found.untyped_storage()._cdata:
                 return Late(found, one.memory)
         made = Late(found, Memory(stream))
-        self._use_memory(stream, made.memory, None, is_written=True)
+        self._use_memory(stream, made, None, is_written=True)
         return made
 
-    def _use_memory(
-        self, stream: LateStream, memory: Memory, func: Any, *, is_written: bool
-    ) -> None:
-        self._check(stream.clock, memory.written, f"{func} on {stream.name}, of what is written")
+    def _use_memory(self, stream: LateStream, one: Late, func: Any, *, is_written: bool) -> None:
+        memory, (start, stop) = one.memory, _extent(one.inner)
+        written, read = (
+            [use for use in uses if use.start < stop and start < use.stop]
+            for uses in (memory.written, memory.read)
+        )
+        self._check(stream.clock, written, f"{func} on {stream.name}, of what is written")
         if is_written:
-            self._check(stream.clock, memory.read, f"{func} on {stream.name} writes what is read")
-            memory.written.clear()
-            memory.read.clear()
+            self._check(stream.clock, read, f"{func} on {stream.name} writes what is read")
         stream.clock[stream.name] += 1
-        (memory.written if is_written else memory.read)[stream.name] = stream.clock[stream.name]
+        own = Use(stream.name, stream.clock[stream.name], start, stop)
+        if is_written:  # what lies within it counts no more
+            _forget(memory.written, own)
+            _forget(memory.read, own)
+            memory.written.append(own)
+        else:
+            _forget(memory.read, own, of=own.stream)
+            memory.read.append(own)
 
     def _copy(
         self, stream: LateStream, to: Tensor, given: Tensor, non_blocking: bool = False
@@ -240,7 +281,7 @@ class LateDevice:
         for one in (to, given):
             if type(one) is Late:
                 self._land(one.memory)
-                self._use_memory(stream, one.memory, "a copy", is_written=one is to)
+                self._use_memory(stream, one, "a copy", is_written=one is to)
         into, values = _inner(to), _inner(given)
         if type(to) is Late and type(given) is Late:
             into.copy_(values)
@@ -274,6 +315,77 @@ class LateDevice:
         self.host_waits_for(stream.clock)
 
 
+class LateGroup:
+    """A process group of the device's own; sends and receives must be launched together."""
+
+    def __init__(
+        self, store: Any, rank: int, world: int, timeout: timedelta, stream: LateStream
+    ) -> None:
+        self._gloo: Any = ProcessGroupGloo(store, rank, world, timeout)
+        self._stream = stream
+        self._together: list[Any] | None = None
+
+    def allreduce(self, bufs: list[Tensor]) -> LateWork:
+        return self._begin(bufs, bufs, lambda: self._gloo.allreduce([_inner(bufs[0])]))
+
+    def broadcast(self, bufs: list[Tensor], options: Any) -> LateWork:
+        is_root = options.rootRank == self._gloo.rank()
+        ways = (bufs, []) if is_root else ([], bufs)
+        return self._begin(*ways, lambda: self._gloo.broadcast([_inner(bufs[0])], options))
+
+    def _allgather_base(self, out: Tensor, buf: Tensor) -> LateWork:
+        work = self._gloo._allgather_base
+        return self._begin([buf], [out], lambda: work(_inner(out), _inner(buf)))
+
+    def alltoall_base(
+        self, out: Tensor, buf: Tensor, out_sizes: list[int], in_sizes: list[int]
+    ) -> LateWork:
+        sizes, work = (out_sizes, in_sizes), self._gloo.alltoall_base
+        return self._begin([buf], [out], lambda: work(_inner(out), _inner(buf), *sizes))
+
+    def send(self, bufs: list[Tensor], dst: int, tag: int) -> None:
+        assert self._together is not None, "a send by itself"
+        self._begin(bufs, [], lambda: self._gloo.send([_inner(bufs[0])], dst, tag))
+
+    def recv(self, bufs: list[Tensor], src: int, tag: int) -> None:
+        assert self._together is not None, "a receive by itself"
+        self._begin([], bufs, lambda: self._gloo.recv([_inner(bufs[0])], src, tag))
+
+    def _begin(
+        self, reads: list[Tensor], writes: list[Tensor], work: Callable[[], Any]
+    ) -> LateWork:
+        LATE.launch(self._stream, reads, writes)
+        begun = work()
+        if self._together is None:
+            begun.wait()
+        else:
+            self._together.append(begun)
+        return LateWork(self._stream)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: torch.device) -> LateWork:
+        begun, self._together = self._together, None
+        for work in begun or ():
+            work.wait()
+        return LateWork(self._stream)
+
+    def abort(self) -> None:
+        self._gloo.abort()
+
+    def shutdown(self) -> None:
+        self._gloo.shutdown()
+
+
+class LateWork:
+    def __init__(self, stream: LateStream) -> None:
+        self._over = LATE.record(stream)
+
+    def wait(self) -> None:
+        self._over.wait(LATE.current_stream(DEVICE))
+
+
 class _Once:
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = work
@@ -282,6 +394,24 @@ class _Once:
         work, self._work = self._work, None
         if work is not None:
             work()
+
+
+def _forget(uses: list[Use], own: Use, of: str | None = None) -> None:
+    """Forgets uses of bytes within those of ``own``, of all streams or of one."""
+    uses[:] = [
+        use
+        for use in uses
+        if use.start < own.start or own.stop < use.stop or of not in (None, use.stream)
+    ]
+
+
+def _extent(inner: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its memory, and the one behind its last."""
+    if not inner.numel():
+        return 0, 0
+    steps = zip(inner.size(), inner.stride(), strict=True)
+    last = inner.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return inner.storage_offset() * inner.itemsize, (last + 1) * inner.itemsize
 
 
 def _looks(func: Any) -> bool:

@@ -51,21 +51,27 @@ def layers(device: str) -> nn.ParameterList:
 
 
 def backward(model: nn.ParameterList, rank: int, step: int, used: Sequence[int] = ()) -> None:
-    """Gives layers their gradients; the last one's is a part of what is read last."""
+    """Gives layers their gradients; the last one's memory is read after it is there."""
     draw = torch.Generator().manual_seed(100 * rank + step)
     grads = [torch.randn(shape, generator=draw).to(model[0].device) for shape in SHAPES]
     of_input = torch.ones(SHAPES[3]).to(model[0].device).requires_grad_().flatten().tanh()
     chosen = used or (0, 1, 2)
     losses = [(model[place] * grads[place]).sum() for place in chosen]
-    joined = torch.cat([model[3].flatten(), of_input])
-    both = torch.cat([grads[3].flatten(), grads[3].flatten()])
-    (torch.stack(losses).sum() + (joined * both).sum()).backward()  # type: ignore[no-untyped-call]
+    joined = (model[3].flatten() + of_input) * grads[3].flatten()
+    (torch.stack(losses).sum() + joined.sum()).backward()  # type: ignore[no-untyped-call]
 
 
 def run(
-    rank: int, exchange: Any, device: str, use: Callable[[Handle], None] | None = None, **how: Any
+    rank: int,
+    exchange: Any,
+    device: str,
+    use: Callable[[Handle], None] | None = None,
+    *,
+    has_network: bool = False,
+    **how: Any,
 ) -> Run:
     noted = late.install()
+    noted.has_network = has_network
     model = layers(device)
     settings = {"bucket_cap_mb": SMALL_MB, "compress_if": lambda name, param: True, **how}
     handle = gw.attach(model, exchange, **settings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
+from gradwire.runtime.devices import Accelerator
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.wire import carry_directly
+from gradwire.verbs import AllGather, AllReduce, AllToAll
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, SMALL_MB, Net, batch, named
 
@@ -282,3 +286,20 @@ def test_a_cuda_graph_is_refused_by_name(doomed_two: Ranks) -> None:
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="torch has no NCCL here")
 def test_a_rank_alone_in_a_group_of_nccl_keeps_its_gradients(one: Ranks) -> None:
     assert one.run(over_nccl, INT8) == one.run(means, exchange_for(gw.compress.none()), "cpu")
+
+
+def by_nccl(rank: int, world: int) -> list[float]:
+    device, timeout = torch.device("cuda"), timedelta(seconds=60)
+    group = Accelerator(torch.cuda).connect(device, dist.HashStore(), 0, 1, timeout)
+    given_N, gathered_N, out_N = (torch.full((4,), x, device=device) for x in (3.0, 0.0, 0.0))
+    verbs = AllReduce(given_N), AllGather(gathered_N, given_N), AllToAll(out_N, given_N, (4,), (4,))
+    for verb in verbs:
+        carry_directly([verb], [group], device)
+    group.shutdown()
+    return [*gathered_N.tolist(), *out_N.tolist()]
+
+
+@gpu
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="torch has no NCCL here")
+def test_a_group_of_nccl_carries_verbs_from_the_devices_memory(one: Ranks) -> None:
+    assert one.run(by_nccl) == [[3.0] * 8]

@@ -200,7 +200,7 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 
 def test_verbs_among_hosts_without_a_mesh_are_refused() -> None:
     routes = Routes(["communication 0"])
-    routes.circles[Among.RANKS] = Circle(0, 2, [object()])
+    routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
     with pytest.raises(InvalidSetting, match=r"message 3 .* among hosts, .* write mesh="):
         routes.of([AllReduce(torch.empty(2), Among.HOSTS)], 3, 0)
 

@@ -139,7 +139,7 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 
 def test_a_gather_among_shards_without_any_is_refused() -> None:
     routes = Routes(["communication 0"])
-    routes.circles[Among.RANKS] = Circle(0, 2, [object()])
+    routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
     with pytest.raises(InvalidSetting, match=r"message 7 .* attach was given none: write shards="):
         routes.of([AllGather(torch.empty(2), torch.empty(1), Among.SHARDS)], 7, 0)
 

@@ -114,6 +114,8 @@ def shrinking(
         bits.append(digest(net))
     total = torch.ones(1)
     dist.all_reduce(total, group=handle.group)
+    if handle.stats()["left"]:
+        assert handle.stats()["backend"]["why"] == "ranks were lost"
     report = Report(bits, lost, handle.stats()["left"], handle.world_size, kept, total.item())
     handle.detach()
     return report

@@ -88,7 +88,7 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
         seen.append((device, torch.is_autocast_enabled("cpu"), mode, torch.is_grad_enabled()))
 
     routes = Routes(["communication"])
-    routes.circles[Among.RANKS] = Circle(0, 2, [Over()])
+    routes.circles[Among.RANKS] = Circle("", 0, 2, [Over()])
     manager = TaskManager([], observe=lambda *_: None, on_error=lambda *_: None)
     end = Task("end", lambda: None, num_blockers=1)
     driver = Driver(manager, routes, text(), 0, 0, 0, end, [])

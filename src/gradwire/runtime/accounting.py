@@ -73,15 +73,19 @@ def norm_over_all(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*map(float, norms))
 
 
-def whereabouts(messages: Iterable[Any], staging: Staging, num_steps: int) -> dict[str, Any]:
+def whereabouts(
+    messages: Iterable[Any], staging: Staging, num_steps: int, backend: Mapping[str, Any]
+) -> dict[str, Any]:
     """Figures of where messages are encoded, and of what a step copies for that.
 
     Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
     the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
-    aside. Payloads pass through ``pinned_bytes`` of host memory.
+    aside. Payloads pass through ``pinned_bytes`` of host memory. ``backend`` names what carries
+    payloads ``within_hosts`` and ``between_hosts``, and says ``why`` NCCL cannot (see `backends`).
     """
     steps = max(1, num_steps)
     return {
+        "backend": dict(backend),
         "encoded_on": dict(Counter(str(message.device) for message in messages)),
         "to_host_bytes_per_step": staging.to_host_bytes / steps,
         "to_device_bytes_per_step": staging.to_device_bytes / steps,

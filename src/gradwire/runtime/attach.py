@@ -25,11 +25,12 @@ from ..errors import invalid
 from ..kernels.build import backend
 from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
+from .backends import OwnNetwork, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
 from .engine import Engine
-from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
+from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .guard import Guard
 from .handle import Handle
 from .hosts import join_mesh, ranks_per_host
@@ -74,38 +75,38 @@ def attach(
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
     on_failure: str = "end",
+    backend: str = "auto",
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
     ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; not
     buffers in each forward pass, as by DDP) or a ``DistributedDataParallel`` module (its hook is
-    taken, or where all is dense none, see `reducer`), maybe in a wrapper. After a backward pass
-    every ``.grad`` is the mean.
+    taken, or where all is dense none, see `reducer`), maybe wrapped. ``.grad`` is the mean then.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
-    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once.
-    Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
+    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once. Or
+    ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks). Its ranks hold the same shards where parameters are DTensors, as
-    after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the tensor-parallel group or
-    dimension, for an exchange that asks the ranks of other shards what to send (``sharded_dgc``).
-    ``mesh``, in place of both, is for hosts of several ranks: one of ("hosts", "local"), or
-    "torchrun". A host's ranks add up gradients and exchange shares. All ranks must attach alike and
-    run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
-    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one. Every
-    ``guard_every`` steps some means are compared with dense ones, and every ``check_every`` all
-    among ranks. ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
+    ranks). Its ranks hold the same shards where parameters are DTensors (``fully_shard``).
+    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
+    other shards what to send. ``mesh`` is for hosts of several ranks: one of ("hosts", "local"), or
+    "torchrun". These add up gradients and exchange shares. What goes between hosts takes
+    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same
+    steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
+    for a peer; ``on_failure="shrink"`` has ranks go on without a lost one. Every ``guard_every``
+    steps some means are compared with dense ones, and every ``check_every`` all among ranks.
+    ``trace()`` has ``trace_steps`` steps. ``scaler`` is a ``GradScaler``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every, on_failure
+    every = guard_every, check_every, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
 
 
@@ -158,18 +159,19 @@ def attach_in(
         own = _fingerprint(model, held, settings, shards, special)
         messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
+        own[NETWORK] = network_of(messages)
     except Exception as error:
         post_refusal(who, error)
         post_refusal(shards, error)
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
-        agree(who, own, settings.timeout)
+        networks = agree(who, own, settings.timeout)
     except Exception as error:
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, held, settings, messages)
+    return _connect(way, grid, model, params, held, settings, messages, networks)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -204,6 +206,7 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
+    networks: Sequence[OwnNetwork],
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
@@ -217,6 +220,7 @@ def _connect(
     )
     undo.callback(engine.close)
     try:
+        serves = connect(engine, settings.backend, networks, messages)
         if engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
         way.caution(model, params, settings)
@@ -225,6 +229,7 @@ def _connect(
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         handle = way.hook(model, params, settings, progress, undo)
+        handle.backend = serves
         handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
     except BaseException:
         undo.close()
@@ -276,6 +281,7 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
+        "backend": settings.backend,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 Stream = Any
@@ -41,9 +43,20 @@ class Device(Protocol):
     def is_capturing(self) -> bool:
         """Whether what this thread launches is recorded for later, as for a CUDA graph."""
 
+    def network_name(self, device: torch.device) -> str | None:
+        """The name that no other device has; None where it has no network back end of its own."""
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> Any:
+        """A process group that sends from the device's own memory; its works wait on streams."""
+
 
 class Accelerator:
-    """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU."""
+    """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU.
+
+    CUDA's own network back end is NCCL.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -67,6 +80,22 @@ class Accelerator:
     def is_capturing(self) -> bool:
         asked = getattr(self._module, "is_current_stream_capturing", None)
         return asked is not None and bool(asked())
+
+    def network_name(self, device: torch.device) -> str | None:
+        is_served = device.type == "cuda" and dist.is_nccl_available()
+        return str(self._module.get_device_properties(device).uuid) if is_served else None
+
+    def connect(
+        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+    ) -> Any:
+        # A group and not its back end alone: that has no way to launch sends and receives together.
+        backend = torch._C._distributed_c10d.ProcessGroupNCCL
+        options: Any = backend.Options()
+        options._timeout, options.global_ranks_in_group = timeout, list(range(world))
+        group, kind = dist.ProcessGroup(store, rank, world), dist.ProcessGroup.BackendType.NCCL
+        group._register_backend(device, kind, backend(store, rank, world, options))
+        group._set_default_backend(kind)
+        return group
 
 
 def side_stream(device: torch.device) -> Stream:

@@ -10,7 +10,7 @@ from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
 from .staging import Staged
 from .streams import SideStream
-from .wire import Routes, as_on_a_lane, begin, carry_out, is_begun
+from .wire import Routes, as_on_a_lane, begin, carry_directly, carry_out, is_begun
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -98,15 +98,8 @@ class Driver:
         size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
         name = "+".join(_name(verb) for verb in verbs)
         noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
-        if (staged := self._staged(verbs)) is not None:
-
-            def carry_staged() -> None:
-                noted.started_s = wall_clock()
-                staged.wait()
-                carry_out(staged.verbs, routes.of(verbs, index, lane))
-                staged.back()
-
-            return self.task(name, carry_staged, routes.lanes[lane], size_bytes)
+        if (carry_from_device := self._from_device(verbs, noted)) is not None:
+            return self.task(name, carry_from_device, routes.lanes[lane], size_bytes)
 
         # A task that is never done must not keep a channel open: it is looked up late.
         def carry() -> None:
@@ -120,6 +113,33 @@ class Driver:
         task = self.task(name, carry, routes.lanes[lane], size_bytes)
         task.begin = start if is_begun(verbs) else None
         return task
+
+    def _from_device(
+        self, verbs: Sequence[Communication], noted: NotedVerb
+    ) -> Callable[[], None] | None:
+        """Makes the work of verbs on a device's memory; None where all lies on the host."""
+        routes, index, lane, side = self._routes, self.index, self.lane, self._side
+        if side is None:
+            return None
+        direct, others = routes.parted(verbs, lane)
+        staged, ready = self._staged(others), side.mark() if direct else None
+        if ready is None and staged is None:
+            return None
+
+        def carry() -> None:
+            noted.started_s = wall_clock()
+            if ready is not None:
+                with side.wired(ready):
+                    channels = [routes.circles[verb.among].direct for verb in direct]
+                    carry_directly(direct, channels, side.device)
+            if staged is not None:
+                staged.wait()
+                carry_out(staged.verbs, routes.of(others, index, lane))
+                staged.back()
+            elif others:
+                carry_out(others, routes.of(others, index, lane))
+
+        return carry
 
     def _staged(self, verbs: Sequence[Communication]) -> Staged | None:
         """The verbs in host memory, where what they send or receive lies on a device."""

@@ -9,9 +9,8 @@ and scatter does not hold it: while one message has the network, others have the
 
 Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
 where hosts have several ranks a group for those of one host and one for those across hosts. That
-adds no deadlock: shards issue the same messages, and a text's verbs do not depend on its rank's
-values, so all ranks have one order of (message, verb). A rank that waits, waits for ranks that are
-behind it in that order; the rank furthest back waits for nobody.
+adds no deadlock: shards issue the same messages, and all ranks have one order of (message, verb). A
+rank that waits, waits for ranks that are behind it in that order; the one furthest back for nobody.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Engine:
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
     On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
-    ``timeout`` bounds every wait for a peer. ``on_span`` receives a span for every task.
+    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
@@ -75,7 +74,7 @@ class Engine:
         # One channel more than asked for: small news must not wait behind a large message.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
-        self._routes = Routes(lanes)
+        self.routes = Routes(lanes)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
@@ -108,29 +107,33 @@ class Engine:
             raise
 
     def _open(self, among: Among, who: Membership, count: int) -> None:
-        """Connects ``count`` channels, if there is somebody to connect to.
+        """Connects ``count`` channels, if there is somebody to connect to."""
+        if who.name and count:
+            what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
+            channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
+            self.routes.circles[among] = Circle(*who, channels)
+
+    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which waits for other ranks, outside of messages.
 
         Raises as soon as another rank says that it cannot.
         """
-        if not who.name or not count:
-            return
-        opening = in_background(lambda: open_channels(*who, count, self.timeout))
+        working = in_background(work)
         over = threading.Event()
-        opening.add_done_callback(lambda _: over.set())
+        working.add_done_callback(lambda _: over.set())
         with self._lock:
             self._waiters.append(Once(lambda failure: over.set()))
         over.wait((self.timeout + STORE_PATIENCE).total_seconds())
         self.check()
         try:
-            self._routes.circles[among] = Circle(who.rank, who.world, opening.result(0))
+            return working.result(0)
         except (RuntimeError, TimeoutError) as error:
-            end = AMONG_SHARDS if among is Among.SHARDS else ""
-            raise self.unreachable(f"connect{end}", error) from error
+            raise self.unreachable(what, error) from error
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; to be called between two steps."""
         try:
-            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0], src=source)
+            broadcast_all(tensors, self.routes.circles[Among.RANKS].channels[0], src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 
@@ -174,12 +177,12 @@ class Engine:
         on the channel that gradients do not take. ``side`` is the stream of the device that
         computes the message, None where the host does.
         """
-        lane = self.num_channels if is_news else index % self.credit
+        lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        whose = self._manager, self._routes, text, index, lane, self._step, end
+        whose = self._manager, self.routes, text, index, lane, self._step, end
         driver = Driver(*whose, [turn], side)
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
@@ -304,9 +307,9 @@ class Engine:
             self._pulse.stop()
         self._manager.stop()
         if not self._manager.join(_JOIN_S):
-            for channel in self._routes.all_channels():
+            for channel in self.routes.all_channels():
                 channel.abort()  # closing it would wait for peers that may never come
-        self._routes.clear()
+        self.routes.clear()
         self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
         if self.shards.name:
             leave_later(self.shards.name, self.shards.world)
@@ -390,7 +393,7 @@ class Engine:
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:
                 stack.callback(waiter, error)
-            for channel in self._routes.all_channels():
+            for channel in self.routes.all_channels():
                 stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
             # The last is done first: before anybody sees the error.
-            stack.callback(self._routes.last_verbs.write, self.rank, self.world, error, said(error))
+            stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))

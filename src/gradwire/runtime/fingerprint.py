@@ -21,6 +21,7 @@ Fingerprint = dict[str, Any]
 Described = tuple[str, tuple[int, ...], str, str]
 """One tensor of the model: its name, shape, dtype and treatment."""
 
+NETWORK = "network"
 _SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
 
 
@@ -38,10 +39,13 @@ def fingerprint(
     }
 
 
-def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
-    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints differ."""
+def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
+    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints differ.
+
+    Returns what each rank tells under ``NETWORK``, which may differ.
+    """
     if who.world == 1:
-        return
+        return [own.get(NETWORK)]
     found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
     with who.lingering():
         for rank, other in enumerate(found):
@@ -53,6 +57,7 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> None:
                     f"rank 0 and rank {rank} do not train the same thing: {difference}; start all "
                     "ranks with the same model, settings and versions"
                 )
+    return [other.get(NETWORK) for other in found]
 
 
 def post_refusal(who: Membership, error: Exception) -> None:

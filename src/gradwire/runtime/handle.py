@@ -60,6 +60,7 @@ class Handle(UnevenInputs):
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self.attached = True
         self.left: list[dict[str, Any]] = []
+        self.backend: dict[str, Any] = {}
         self.group: Any = None
         """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
@@ -150,7 +151,7 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
-        - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
+        - ``encoded_on`` counts messages by device, ``backend`` says what sends; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
@@ -173,7 +174,7 @@ class Handle(UnevenInputs):
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
-            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps),
+            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps, self.backend),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
@@ -351,6 +352,7 @@ class Handle(UnevenInputs):
     def go_on_in(self, group: Group | None) -> None:
         """Belongs to a group of fewer ranks from now on, and to a run of its own."""
         self.group, self._run = group, run_of(self._engine.who)
+        self.backend = {"within_hosts": None, "between_hosts": "gloo", "why": "ranks were lost"}
 
     def enter_model(self) -> None:
         """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.

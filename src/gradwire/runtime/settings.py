@@ -22,6 +22,7 @@ from ..exchange import exchange_for
 from ..load import load, names
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from ..spec import DTYPE_NAMES, DTYPES
+from .backends import BACKENDS
 from .controls import Pilot
 from .guard import refuse_no_gradients
 from .integrity import DEFAULT_CHECK_EVERY
@@ -44,6 +45,7 @@ class Choices(NamedTuple):
     guard_every: int | None = None
     check_every: int | None = DEFAULT_CHECK_EVERY
     on_failure: str = "end"
+    backend: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Settings:
     guard_every: int | None
     check_every: int | None
     on_failure: str
+    backend: str
 
     def __post_init__(self) -> None:
         cap = self.bucket_cap_mb
@@ -85,6 +88,8 @@ class Settings:
         if self.on_failure not in ("end", "shrink"):
             remedy = "write 'shrink' for going on without lost ranks"
             raise invalid("on_failure", self.on_failure, "'end' or 'shrink'", remedy)
+        if self.backend not in BACKENDS:
+            raise invalid("backend", self.backend, "'auto', 'gloo' or 'nccl'", "leave it out")
         if not callable(self.compress_if):
             raise invalid(
                 "compress_if", self.compress_if, "a function of name and parameter", "leave it out"
@@ -107,7 +112,7 @@ class Settings:
     @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
-        given = (self.bucket_cap_mb, self.num_channels) != (None, None)
+        given = (self.bucket_cap_mb, self.num_channels, self.backend) != (None, None, "auto")
         checks = self.check_every not in (None, DEFAULT_CHECK_EVERY)
         return given or checks or self.timeout != DEFAULT_TIMEOUT
 

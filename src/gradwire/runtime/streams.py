@@ -43,12 +43,13 @@ class Mark(NamedTuple):
 class SideStream:
     """The one stream of a device on which messages are computed, of this model and of others.
 
-    ``staging`` takes payloads from there to the network and back.
+    ``staging`` takes payloads from there to gloo and back. ``wire`` is the stream on which the
+    device's own process groups are waited for, so that encodes go on meanwhile.
     """
 
     def __init__(self, device: torch.device, kind: Device, staging: Staging) -> None:
         self.device, self.kind, self.staging = device, kind, staging
-        self.stream = side_stream(device)
+        self.stream, self.wire = side_stream(device), kind.new_stream(device)
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -74,6 +75,19 @@ class SideStream:
         for mark in marks:
             mark.event.wait(self.stream)
         yield
+
+    @contextmanager
+    def wired(self, ready: Mark) -> Iterator[None]:
+        """A block of communication from the device's memory, behind ``ready``.
+
+        At its end this thread waits until it is over, and what this stream launches is behind it.
+        """
+        ready.event.wait(self.wire)
+        with self.kind.use(self.wire):
+            yield
+            over = self.kind.record(self.wire)
+        over.synchronize()
+        over.wait(self.stream)
 
     def mark(self) -> Mark:
         """A mark behind what was launched on this stream so far."""

@@ -28,6 +28,7 @@ from ..verbs import (
     ReduceScatter,
     Send,
 )
+from .devices import kind_of
 from .lanes import Over
 from .last_verbs import LastVerbs
 from .streams import SideStream
@@ -35,7 +36,7 @@ from .streams import SideStream
 Group = Any
 """A torch.distributed process group."""
 Channel = Any
-"""A gloo process group of gradwire's own."""
+"""A process group of gradwire's own: of gloo, or of a device's own back end."""
 _NUM_TAGS = 2**31
 
 
@@ -44,8 +45,8 @@ def open_channels(
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of the user's group is: what travels lies in host
-    memory (see `staging`).
+    They are gloo groups whatever the backend of the user's group is: what travels in them lies in
+    host memory (see `staging`; `backends` tells what takes another way).
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
     groups by how many a process has, so ranks that are in different numbers of groups would wait
     for each other for ever. It also keeps groups, with their connections, until the job ends.
@@ -67,6 +68,17 @@ def give_back(channels: list[Channel]) -> None:
         thread.start()
     for thread in closing:
         thread.join()
+
+
+def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
+    """Connects the ranks of ``circle``, who all call this, by the back end of their devices."""
+    kind = kind_of(device)
+    assert kind is not None, "the host has no network back end of its own"
+    store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
+    channel = kind.connect(device, store, circle.rank, circle.world, timeout)
+    # All take part in connecting, so the first verb is one for all.
+    carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
+    circle.direct = channel
 
 
 def default_store() -> Any:
@@ -96,12 +108,21 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 class Circle:
     """The ranks that verbs of one kind are for, this one's place among them, and its channels.
 
-    There is a channel for each communication lane.
+    There is a channel for each communication lane. ``direct`` is the one that sends from a device's
+    memory, if there is one. ``name`` is used once, as for ``open_channels``.
     """
 
+    name: str
     rank: int
     world: int
     channels: list[Channel]
+    direct: Channel = None
+
+    def close_direct(self) -> None:
+        """Gives the device's own channel back, if there is one."""
+        direct, self.direct = self.direct, None
+        if direct:
+            direct.shutdown()
 
 
 class Routes:
@@ -129,6 +150,22 @@ class Routes:
                 )
         return [self.circles[verb.among].channels[lane] for verb in verbs]
 
+    def lane(self, index: int, credit: int) -> int:
+        """The lane of a message of gradients, of the first ``credit`` there are.
+
+        It is the first for all where a device sends itself: ranks must launch its communication in
+        one order, or each of two could wait on its device for what the other has not begun.
+        """
+        return 0 if any(circle.direct for circle in self.circles.values()) else index % credit
+
+    def parted(self, verbs: Sequence[Communication], lane: int) -> Sequence[list[Communication]]:
+        """The verbs that a device's own channel carries out on a lane, and the others."""
+        found: tuple[list[Communication], list[Communication]] = [], []
+        for verb in verbs:
+            is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            found[not is_direct].append(verb)
+        return found
+
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
         circle = self.circles[verb.among]
@@ -136,10 +173,14 @@ class Routes:
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        return [channel for circle in tuple(self.circles.values()) for channel in circle.channels]
+        circles = tuple(self.circles.values())
+        direct = [circle.direct for circle in circles if circle.direct]
+        return [channel for circle in circles for channel in circle.channels] + direct
 
     def clear(self) -> None:
         """Gives all channels back."""
+        for circle in self.circles.values():
+            circle.close_direct()
         channels = self.all_channels()
         self.circles.clear()
         give_back(channels)
@@ -210,6 +251,25 @@ def carry_out(verbs: Sequence[Communication], channels: Sequence[Channel]) -> No
     works = [_start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
     for work in works:
         work.wait()
+
+
+def carry_directly(
+    verbs: Sequence[Communication], channels: Sequence[Channel], device: torch.device
+) -> None:
+    """Launches verbs on the memory of ``device``; the current stream waits for them.
+
+    Sends and receives of a channel are launched together: on a device each would wait for the one
+    before it, and so could two ranks for each other.
+    """
+    for channel in dict.fromkeys(channels):
+        own = [verb for verb, its in zip(verbs, channels, strict=True) if its is channel]
+        if any(isinstance(verb, Send | Recv) for verb in own):
+            channel._start_coalescing(device)
+            for verb in own:
+                _start(verb, channel)
+            channel._end_coalescing(device).wait()
+        else:
+            carry_out(own, [channel] * len(own))
 
 
 def _tag(buf: Tensor) -> int:

@@ -1,0 +1,366 @@
+"""Device memory travels by the device's own process groups within a host, and between if asked.
+
+The device is `late`, with groups of its own: gloo on its memory stands for NCCL, and ranks for
+hosts. What is staged is counted where it is staged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
+from gradwire.exchange import run_local
+from gradwire.measure.allreduce import PARTS, path_s
+from gradwire.runtime import backends
+from gradwire.runtime.devices import Accelerator
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.staging import Staging
+from gradwire.runtime.streams import Mark, SideStream
+from gradwire.runtime.wire import carry_out
+from gradwire.verbs import AllGather, AllReduce, AllToAll, Among
+from tests.runtime import late
+from tests.runtime.meshes import mesh
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_devices import ALL, FEW, Run, backward, layers, run, same
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, named
+
+pytestmark = pytest.mark.multi
+
+ENDS = {Among.HOST: " among a host's ranks", Among.HOSTS: " among hosts"}
+
+
+@contextmanager
+def staged() -> Iterator[set[Among]]:
+    """The ranks that verbs are among which are staged in the block."""
+    found: set[Among] = set()
+    real = Staging.out
+
+    def out(self: Staging, message: int, verbs: Sequence[Any], *args: Any) -> Any:
+        made = real(self, message, verbs, *args)
+        found.update(verb.among for verb in verbs if made is not None)
+        return made
+
+    with mock.patch.object(Staging, "out", out):
+        yield found
+
+
+class Sent:
+    """The bytes a step that verbs among some ranks have sent, as the trace counts them."""
+
+    def __init__(self) -> None:
+        self.by_end: dict[str, float] = {}
+
+    def __call__(self, handle: Handle) -> None:
+        spans = [one for one in handle.trace().spans if one.lane == "communication"]
+        steps = len({one.step for one in spans})
+        for end in ENDS.values():
+            total = sum(one.size_bytes for one in spans if one.name.endswith(end))
+            self.by_end[end] = total / steps
+
+
+def directly(rank: int, exchange: Any, **how: Any) -> Run:
+    return run(rank, exchange, "late", has_network=True, **how)
+
+
+def agrees(device: Run, host: Run, exchange: Any) -> None:
+    assert not device.wrong, (exchange, device.wrong[:3])
+    pairs = zip(device.means, host.means, strict=True)
+    assert all(torch.equal(*pair) for pair in pairs), exchange
+    assert same(device.state, host.state), exchange
+
+
+def on_two_levels(rank: int, world: int, places: Sequence[int]) -> list[tuple[Any, ...]]:
+    """What is staged of each exchange on two hosts, and what it sent."""
+    found = []
+    for exchange in map(CHOSEN.__getitem__, places):
+        sent, host = Sent(), run(rank, exchange, "cpu", mesh=mesh())
+        with staged() as among:
+            device = run(
+                rank, exchange, "late", sent, has_network=True, mesh=mesh(), backend="gloo"
+            )
+        agrees(device, host, exchange)
+        assert host.stats["backend"]["why"] == "on rank 0 gradients are encoded on the host"
+        found.append((among, sent.by_end, device.stats, device.waits, device.num_pinned))
+    return found
+
+
+@pytest.fixture(scope="module")
+def late_two() -> Iterator[Ranks]:
+    """Ranks of their own, as the device stays in their processes."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def late_four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+def test_a_hosts_sums_stay_on_the_device_and_a_shares_payload_is_staged(late_four: Ranks) -> None:
+    for rank in late_four.run(on_two_levels, [CHOSEN.index(ONEBIT)]):
+        for among, sent, stats, waits, num_pinned in rank:
+            assert among == {Among.HOSTS}, "only what goes to other hosts is staged"
+            assert sent[ENDS[Among.HOST]] > 10 * sent[ENDS[Among.HOSTS]] > 0
+            assert stats["to_host_bytes_per_step"] == sent[ENDS[Among.HOSTS]]
+            assert stats["backend"]["within_hosts"] == "nccl"
+            assert stats["backend"]["between_hosts"] == "gloo"
+            assert waits == [], "the host waited for a stream"
+            assert len(set(num_pinned)) == 1, "memory is pinned again"
+
+
+@pytest.mark.slow
+def test_every_exchange_on_two_levels_makes_the_hosts_bits(late_four: Ranks) -> None:
+    for rank in late_four.run(on_two_levels, range(len(CHOSEN))):
+        assert all(among <= {Among.HOSTS} for among, *_ in rank)
+
+
+SHARE = 128
+
+
+def drawn(rank: int) -> Tensor:
+    return torch.randn(2 * SHARE, generator=torch.Generator().manual_seed(rank))
+
+
+def one_mean(rank: int, world: int, exchange: Exchange) -> Tensor:
+    """The first mean of a vector, of which each rank of a host exchanges a half."""
+    noted = late.install()
+    noted.has_network = True
+    layer = nn.ParameterList([torch.zeros(2 * SHARE).to("late")])
+    everything: dict[str, Any] = {"compress_if": lambda name, param: True, "backend": "gloo"}
+    handle = gw.attach(layer, exchange, mesh=mesh(), **everything)
+    (layer[0] * drawn(rank).to("late")).sum().backward()
+    handle.detach()
+    assert not noted.wrong
+    mean: Tensor = layer[0].grad.cpu()
+    return mean
+
+
+@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+def test_two_levels_are_the_flat_exchange_of_hosts_sums(
+    exchange: Exchange, late_four: Ranks
+) -> None:
+    sums = [(drawn(2 * host) + drawn(2 * host + 1)) / 2 for host in range(2)]
+    halves = [slice(0, SHARE), slice(SHARE, None)]
+    flat = [run_local(exchange, [sum_N[half] for sum_N in sums])[0][0] for half in halves]
+    for mean_N in late_four.run(one_mean, exchange):
+        assert torch.equal(mean_N, torch.cat(flat))
+
+
+def between_hosts(rank: int, world: int, places: Sequence[int]) -> None:
+    for exchange in map(ALL.__getitem__, places):
+        host = run(rank, exchange, "cpu")
+        device = directly(rank, exchange, backend="nccl")
+        agrees(device, host, exchange)
+        if exchange.host_only:
+            continue
+        assert device.stats["backend"] == {
+            "within_hosts": None,
+            "between_hosts": "nccl",
+            "why": "",
+        }
+        assert device.stats["to_host_bytes_per_step"] == device.stats["pinned_bytes"] == 0
+        assert device.stats["wire_bytes_per_step"] == host.stats["wire_bytes_per_step"]
+
+
+def test_nothing_is_staged_where_the_device_sends_to_other_hosts(late_two: Ranks) -> None:
+    late_two.run(between_hosts, FEW)
+
+
+ON_DEVICE = [place for place, exchange in enumerate(ALL) if not exchange.host_only]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_every_exchange_by_the_device_makes_the_hosts_bits(part: int, late_two: Ranks) -> None:
+    late_two.run(between_hosts, ON_DEVICE[part::3])
+
+
+@contextmanager
+def _at_once(self: SideStream, ready: Mark) -> Iterator[None]:
+    """A group's work that waits for no kernel, and that no kernel waits for."""
+    with self.kind.use(self.wire):
+        yield
+
+
+def unordered(rank: int, world: int) -> None:
+    assert not directly(rank, ONEBIT, backend="nccl").wrong
+    with mock.patch.object(SideStream, "wired", _at_once):
+        assert directly(rank, ONEBIT, backend="nccl").wrong, "nothing was found"
+
+
+def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
+    late_two.run(unordered)
+
+
+def losing(rank: int, world: int) -> tuple[tuple[int, ...], float]:
+    """The ranks that a survivor names, and the seconds until it does."""
+    late.install().has_network = True
+    model = layers("late")
+    handle = gw.attach(model, ONEBIT, compress_if=lambda name, param: True, backend="nccl")
+    backward(model, rank, 0)
+    if rank == 1:
+        os._exit(1)
+    start_s = time.monotonic()
+    with pytest.raises(RankFailed) as raised:
+        backward(model, rank, 1)
+    found = raised.value.ranks, time.monotonic() - start_s
+    handle.detach()
+    return found
+
+
+def test_a_lost_rank_is_named_where_devices_send() -> None:
+    ranks = Ranks(2)
+    try:
+        ranks.send(losing)
+        survivor = ranks.collect(60.0, without=[1])[0]
+        assert survivor.error is None, survivor.error
+        lost, taken_s = survivor.value
+        assert lost == (1,)
+        assert taken_s < 30
+    finally:
+        ranks.abandon(1)
+        ranks.close()
+
+
+def of_ddp(rank: int, world: int, backend: str) -> str:
+    """Who averages a DDP model's dense gradients."""
+    handle = gw.attach(ddp(Net()), DENSE, backend=backend, check_every=None)
+    found: str = handle.stats()["averaged_by"]
+    handle.detach()
+    return found
+
+
+def test_a_back_end_that_is_named_is_not_left_to_ddp(late_two: Ranks) -> None:
+    assert late_two.run(of_ddp, "auto") == ["DDP", "DDP"]
+    assert late_two.run(of_ddp, "gloo") == ["gradwire", "gradwire"]
+
+
+def by_link(rank: int, world: int, faster: float) -> dict[str, Any]:
+    with mock.patch.object(backends, "FASTER", faster):
+        found: dict[str, Any] = directly(rank, ONEBIT).stats["backend"]
+    return found
+
+
+@pytest.mark.parametrize(("faster", "serves"), [(0.0, "nccl"), (1e15, "gloo")])
+def test_auto_follows_the_measured_link(faster: float, serves: str, late_two: Ranks) -> None:
+    one, other = late_two.run(by_link, faster)
+    assert one == other, "ranks measured other links"
+    assert one["between_hosts"] == serves
+    assert all(1e5 < rate < 1e11 for rate in one["link_bytes_per_s"].values())
+    assert [*one["link_bytes_per_s"]] == ["gloo", "nccl"]
+
+
+def refused(rank: int, world: int, device: str, is_shared: bool) -> str:
+    noted = late.install()
+    noted.has_network = noted.is_shared = is_shared
+    with pytest.raises(InvalidSetting) as raised:
+        gw.attach(layers(device), ONEBIT, backend="nccl")
+    noted.reset(None)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_shared", "why"),
+    [
+        ("cpu", False, "on rank 0 gradients are encoded on the host"),
+        ("late", False, "on rank 0 this torch has no NCCL for late:0"),
+        ("late", True, "ranks 0 and 1 share a device"),
+    ],
+)
+def test_nccl_is_refused_where_it_cannot_be(
+    device: str, is_shared: bool, why: str, late_two: Ranks
+) -> None:
+    for text in late_two.run(refused, device, is_shared):
+        assert text.startswith(f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; ")
+
+
+def falls_back(rank: int, world: int) -> dict[str, Any]:
+    noted = late.install()
+    noted.has_network = noted.is_shared = True
+    handle = gw.attach(layers("late"), ONEBIT)
+    found: dict[str, Any] = handle.stats()["backend"]
+    handle.detach()
+    return found
+
+
+def test_a_fallback_is_told(late_two: Ranks) -> None:
+    for found in late_two.run(falls_back):
+        assert found["between_hosts"] == "gloo"
+        assert found["why"] == "ranks 0 and 1 share a device"
+
+
+def differing(rank: int, world: int) -> str:
+    with pytest.raises(RanksDiffer) as raised:
+        gw.attach(layers("cpu"), ONEBIT, backend="gloo" if rank else "auto")
+    return str(raised.value)
+
+
+def test_ranks_that_differ_are_told(late_two: Ranks) -> None:
+    for text in late_two.run(differing):
+        assert "setting backend is 'auto' against 'gloo'" in text
+
+
+def test_a_backend_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="backend must be 'auto', 'gloo' or 'nccl', got 'mpi'"):
+        gw.attach(layers("cpu"), ONEBIT, backend="mpi")
+
+
+class AsNccl(ProcessGroupGloo):
+    """Gloo by the arguments that NCCL's back end takes."""
+
+    class Options:
+        _timeout = timedelta(0)
+
+    def __init__(self, store: Any, rank: int, world: int, options: Any) -> None:
+        super().__init__(store, rank, world, options._timeout)
+        assert options.global_ranks_in_group == [0]
+
+
+def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NCCL's own back end alone the name stays untried without a GPU."""
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", AsNccl, raising=False)
+    how = torch.device("cpu"), HashStore(), 0, 1, timedelta(seconds=30)
+    group = Accelerator(torch.cuda).connect(*how)
+    given_N, out_N = torch.arange(3.0), torch.zeros(3)
+    makes: list[Callable[[], Any]] = [
+        lambda: AllReduce(given_N),
+        lambda: AllGather(out_N, given_N),
+        lambda: AllToAll(out_N, given_N, (3,), (3,)),
+    ]
+    for make in makes:
+        carry_out([make()], [group])
+    assert torch.equal(out_N, torch.arange(3.0))
+    group.shutdown()
+
+
+def test_nccl_serves_cuda_alone() -> None:
+    assert Accelerator(torch.cuda).network_name(torch.device("xpu:0")) is None
+
+
+def path(rank: int, world: int) -> dict[str, float | None]:
+    noted = late.install()
+    found = path_s(late.DEVICE, torch.device("cpu"))
+    assert not noted.wrong
+    return found
+
+
+def test_a_devices_path_has_copies(late_two: Ranks) -> None:
+    for found in late_two.run(path):
+        assert tuple(found) == PARTS
+        assert all(found.values())
