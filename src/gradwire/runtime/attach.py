@@ -273,6 +273,7 @@ def _fingerprint(
         "exchange": _digest(settings.exchange),
         "bucket_cap_mb": settings.bucket_cap_mb,
         "num_channels": settings.channels,
+        "backend": settings.backend,
         "may be left to DDP": not settings.asks_for_messages,
         "model": "DistributedDataParallel" if is_ddp else "nn.Module",
         "shards": place_in(shards, model),
@@ -281,7 +282,6 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
-        "backend": settings.backend,
         **special,
     }
     if not isinstance(settings.exchange, Plan):
