@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -32,15 +35,18 @@ from .engine import Engine
 from .fingerprint import Fingerprint, agree, fingerprint, post_refusal
 from .guard import Guard
 from .handle import Handle
+from .heal import Healing
 from .hosts import join_mesh, ranks_per_host
 from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
+from .messages import Message
 from .planned import check_for
 from .progress import Progress
 from .reals import as_reals
 from .recorder import Recorder
 from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
+from .rejoin import Newcomer
 from .scaling import refuse_float16
 from .settings import (
     DEFAULT_TIMEOUT,
@@ -74,6 +80,7 @@ def attach(
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
     on_failure: str = "end",
+    rejoin: Store | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -97,16 +104,18 @@ def attach(
     ``mesh``, in place of both, is for hosts of several ranks: one of ("hosts", "local"), or
     "torchrun". A host's ranks add up gradients and exchange shares. All ranks must attach alike and
     run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
-    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one. Every
+    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one, and a new
+    process comes in by ``rejoin``, the job's store (`rejoin`). Every
     ``guard_every`` steps some means are compared with dense ones, and every ``check_every`` all
     among ranks. ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
+    newcomer = None if rejoin is None else Newcomer(rejoin, group, shards, mesh)
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, on_failure
-    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
+    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
 
 
 class Grid(NamedTuple):
@@ -139,23 +148,33 @@ def grid_of(
 
 
 def attach_in(
-    way: Attachment, model: nn.Module, exchange: Any, choices: Choices, grid: Grid
+    way: Attachment,
+    model: nn.Module,
+    exchange: Any,
+    choices: Choices,
+    grid: Grid,
+    newcomer: Newcomer | None = None,
 ) -> Handle:
     """Checks the arguments, agrees with the other ranks and connects.
 
-    A rank that refuses tells the others, so that none of them waits for it.
+    A rank that refuses tells the others, so that none of them waits for it. A ``newcomer`` agrees
+    with a run that goes on.
     """
     who, shards, mesh, ranks, _ = grid
     leave_by_cause()
     try:
         reshard(model)
-        refuse_wrong_model(model)
+        refuse_wrong_model(model, is_newcomer=newcomer is not None)
         refuse_other_shards(model, ranks, mesh)
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params, held = _params(model, settings)
         special = way.prepare(model, params, settings)
         _refuse_pilot_among_shards(settings, shards, params)
         own = _fingerprint(model, held, settings, shards, special)
+        if newcomer is not None:
+            newcomer.refuse(settings.on_failure, settings.optimizer)
+            backend()
+            who = newcomer.ask(own, settings.timeout)
         messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
     except Exception as error:
@@ -164,12 +183,20 @@ def attach_in(
         raise
     backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
-        agree(who, own, settings.timeout)
+        if newcomer is None:
+            agree(who, own, settings.timeout)
     except Exception as error:
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, held, settings, messages)
+    healing = Healing(
+        lambda: [tensor for _, tensor, _ in _tensors(model, held, settings)],
+        settings.optimizer,
+        settings.scaler,
+        json.dumps(own),
+    )
+    grid = grid._replace(who=who)
+    return _connect(way, grid, model, params, held, settings, messages, healing, newcomer)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -204,28 +231,37 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
+    healing: Healing,
+    newcomer: Newcomer | None,
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
-    engine = Engine(
-        grid.who,
+    connect = partial(
+        Engine,
         num_channels=0 if is_left_to_ddp(model, settings, messages) else settings.channels,
         timeout=settings.timeout,
         on_span=recorder.add,
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
     )
+    place, flat = None, [message for message in messages if isinstance(message, Message)]
+    if newcomer is not None:
+        place = newcomer.enter(connect, healing, flat, settings.timeout)
+    engine = connect(grid.who) if place is None else place.engine
     undo.callback(engine.close)
     try:
-        if engine.world > 1 and not isinstance(model, DistributedDataParallel):
-            engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
+        if not place and engine.world > 1 and not isinstance(model, DistributedDataParallel):
+            engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
         check_every = settings.check_every
         synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
+        progress.healing, progress.place = healing, place
         handle = way.hook(model, params, settings, progress, undo)
         handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
+        if place is not None:
+            handle.group = place.group
     except BaseException:
         undo.close()
         raise
@@ -276,6 +312,7 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
+        "optimizer": _optimizer(settings),
         **special,
     }
     if not isinstance(settings.exchange, Plan):
@@ -284,6 +321,14 @@ def _fingerprint(
     if _same_threads(settings.exchange):
         shared["torch.get_num_threads()"] = torch.get_num_threads()
     return fingerprint(_tensors(model, held, settings), shared)
+
+
+def _optimizer(settings: Settings) -> str:
+    """The optimizer whose state a newcomer takes over; empty where nobody can come in."""
+    if settings.on_failure != "shrink" or settings.optimizer is None:
+        return ""
+    sizes = [len(group["params"]) for group in settings.optimizer.param_groups]
+    return f"{type(settings.optimizer).__name__} of groups of {sizes} parameters"
 
 
 def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:

@@ -35,7 +35,7 @@ from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
 from .streams import SideStream
 from .sweeping import give_memory_back, leave_later
-from .wire import Circle, Routes, broadcast_all, in_background, open_channels
+from .wire import Channel, Circle, Routes, broadcast_all, in_background, open_channels
 
 _JOIN_S = 10.0
 
@@ -127,10 +127,14 @@ class Engine:
             end = AMONG_SHARDS if among is Among.SHARDS else ""
             raise self.unreachable(f"connect{end}", error) from error
 
+    @property
+    def first_channel(self) -> Channel:
+        return self._routes.circles[Among.RANKS].channels[0]
+
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; to be called between two steps."""
         try:
-            broadcast_all(tensors, self._routes.circles[Among.RANKS].channels[0], src=source)
+            broadcast_all(tensors, self.first_channel, src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 

@@ -60,6 +60,7 @@ class Handle(UnevenInputs):
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
         self.attached = True
         self.left: list[dict[str, Any]] = []
+        self.joined: list[dict[str, Any]] = []
         self.group: Any = None
         """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
@@ -150,6 +151,7 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
+          ``joined`` tells of newcomers: ``rank``, the ``step`` that it began with, ``seconds``.
         - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
@@ -170,6 +172,7 @@ class Handle(UnevenInputs):
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(synchroniser.flat_messages),
             "left": [dict(one) for one in self.left],
+            "joined": [dict(one) for one in self.joined],
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
@@ -349,8 +352,8 @@ class Handle(UnevenInputs):
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
     def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of fewer ranks from now on, and to a run of its own."""
-        self.group, self._run = group, run_of(self._engine.who)
+        """Belongs to a group of other ranks from now on, and to a run of its own."""
+        self.group, self._run, self._num_loads = group, run_of(self._engine.who), 0
 
     def enter_model(self) -> None:
         """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.

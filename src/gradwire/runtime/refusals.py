@@ -48,11 +48,14 @@ def sole_ddp(model: nn.Module) -> nn.Module:
     return model
 
 
-def refuse_wrong_model(model: nn.Module) -> None:
-    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this moment."""
+def refuse_wrong_model(model: nn.Module, *, is_newcomer: bool = False) -> None:
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this moment.
+
+    A newcomer needs no process group."""
     if not isinstance(model, nn.Module):
         raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
-    _refuse_no_group()
+    if not is_newcomer:
+        _refuse_no_group()
     for name, param in model.named_parameters():
         if is_attached(param):
             raise InvalidSetting(

@@ -15,17 +15,18 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..errors import GradwireError, RankFailed, RanksLost, invalid
+from ..errors import GradwireError, InvalidSetting, RankFailed, RanksLost, invalid
 from ..planning.default_fusion import NamedParam
 from . import checkpoint
 from .arrivals import Arrivals
@@ -35,16 +36,21 @@ from .controls import Pilot
 from .dtensors import has_dtensors
 from .engine import Engine
 from .handle import Handle
+from .heal import scale_own
 from .membership import ALONE, Membership
 from .messages import Message
+from .newcomers import Door, Offer
 from .progress import Progress
+from .rejoin import admit, open_group
 from .settings import Settings
 from .survivors import Counted, Survivors, meet
 from .synchroniser import AnyMessage
-from .wire import Group, in_background
+from .wire import REJOINED, Group, in_background
 
 _log = logging.getLogger("gradwire")
 _NOBODY = checkpoint.Origin("", 1, 0, "")
+_shrinking: WeakSet[Shrinking] = WeakSet()
+"""The attached models of this process that go on without lost ranks."""
 _GROUP_S = 30.0
 """Seconds that torch.distributed may take for the survivors' process group."""
 
@@ -91,10 +97,22 @@ class Shrinking:
             accepted = "'end' beside shards=, of which a lost rank holds some"
             raise invalid("on_failure", "shrink", accepted, remedy)
         self._ranks = list(range(self._engine.world))
+        self._last_newcomer = 0
         self._due: RanksLost | None = None
         self.left: list[dict[str, Any]] = []
-        handle.left = self.left
+        self.joined: list[dict[str, Any]] = []
+        handle.left, handle.joined = self.left, self.joined
         progress.synchroniser.commit = Commit(self._engine.world)
+        if (place := progress.place) is not None:
+            offer = place.offer
+            self._ranks, self._last_newcomer = offer.labels, offer.number
+            progress.go_on_from(offer.step)
+            self._note_newcomer(offer, place.seconds)
+        self._door: Door | None = None
+        self._means: list[Tensor | None] = []
+        self._look_out()
+        _shrinking.add(self)
+        undo.callback(_shrinking.discard, self)
 
     @property
     def _engine(self) -> Engine:
@@ -106,6 +124,10 @@ class Shrinking:
         if due is not None:
             self._drop_gradients()
             raise due
+        commit = self._progress.synchroniser.commit
+        if commit is not None and commit.newcomer not in (0, self._last_newcomer):
+            self._last_newcomer = commit.newcomer
+            self._admit(Offer(commit.newcomer, [*self._ranks, self._next], self._progress.step))
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
@@ -170,32 +192,100 @@ class Shrinking:
         for fields in saved["params"].values():
             for path in filter(checkpoint.is_residual, fields):
                 fields[path].mul_(len(decision.ranks) / old.world)
-        who = _among(old.who, decision)
         try:
-            engine, group = self._connected(old, who, decision)
+            engine, group = self._connected(old, _among(old.who, decision), decision)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             raise failure from error
-        messages = self._make_messages(who)
+        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        self._move(saved, engine, group)
+
+    def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
+        """Goes on among the ranks of ``engine``, from the state that was collected."""
+        messages = self._make_messages(engine.who)
         flat = [message for message in messages if isinstance(message, Message)]
         for message, state in zip(flat, checkpoint.moved(saved, flat), strict=True):
             message.state = state
-        synchroniser.go_on(engine, messages, Commit(engine.world))
-        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        self._progress.synchroniser.go_on(engine, messages, Commit(engine.world))
+        self._look_out()
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
             handle.go_on_in(group)
 
-    def _connected(
-        self, old: Engine, who: Membership, decision: Survivors
-    ) -> tuple[Engine, Group | None]:
-        """A new engine, and a process group of torch.distributed, of the survivors."""
-        engine = Engine(
+    def _look_out(self) -> None:
+        """Has rank 0 look out for newcomers, if there is a store to meet them in."""
+        commit, healing = self._progress.synchroniser.commit, self._progress.healing
+        if self._engine.rank or commit is None or healing is None:
+            return
+        if self._door is None and (dist.is_initialized() or self._progress.place is not None):
+            self._door = Door(healing.fingerprint)
+            self._undo.callback(self._door.close)
+            weakref.finalize(self._handle(), self._door.close)
+        commit.look = self._seen
+
+    def _seen(self) -> int:
+        """The number of the newcomer at the door; notes the means that this step leaves."""
+        number = 0 if self._door is None else self._door.number
+        self._means = [param.grad for _, param in self._params] if number else []
+        return number
+
+    @property
+    def _next(self) -> int:
+        """A number that no rank of this run has had."""
+        return 1 + max([*self._ranks, *(int(rank) for one in self.left for rank in one["ranks"])])
+
+    def _admit(self, offer: Offer) -> None:
+        """Takes a newcomer in where all ranks agree, else goes on as before."""
+        start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
+        synchroniser.streams.catch_up()
+        found = admit(old, offer, self._connect, self._packed)
+        if isinstance(found, str):
+            _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
+            return
+        engine, group = found
+        old.close()
+        self._undo.callback(engine.close)
+        saved = checkpoint.collect(self._progress.messages, _NOBODY)
+        scale_own(saved, engine.world / old.world)
+        self._ranks = offer.labels
+        self._move(saved, engine, group)
+        self._note_newcomer(offer, time.monotonic() - start_s)
+
+    def _note_newcomer(self, offer: Offer, seconds: float) -> None:
+        self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
+        _log.warning("rank %d has come in with step %d", offer.labels[-1], offer.step)
+
+    def _packed(self) -> Tensor:
+        """The bytes that heal a newcomer; raises where none can come in now."""
+        means, self._means = self._means, []
+        kept = [p.grad for (_, p), mean in zip(self._params, means, strict=False) if mean is p.grad]
+        if any(grad is not None and grad.count_nonzero() for grad in kept):
+            raise InvalidSetting(
+                "gradients of exchanged backward passes add up, and a newcomer lacks the first; "
+                "write no_sync() around all but the last of a step"
+            )
+        if len(_shrinking) > 1:
+            raise InvalidSetting("several models are attached, and a newcomer can join only one")
+        assert self._progress.healing is not None
+        return self._progress.healing.packed(self._progress.messages)
+
+    def _connect(self, who: Membership) -> Engine:
+        old = self._engine
+        return Engine(
             who,
             num_channels=old.num_channels,
             timeout=old.timeout,
             on_span=self._progress.recorder.add,
         )
+
+    def _connected(
+        self, old: Engine, who: Membership, decision: Survivors
+    ) -> tuple[Engine, Group | None]:
+        """A new engine, and a process group of torch.distributed, of the survivors."""
+        engine = self._connect(who)
         self._undo.callback(engine.close)
+        if old.who.name.startswith(REJOINED):
+            beside = Membership(f"{old.who.name} after {decision.num_steps}", who.rank, who.world)
+            return engine, open_group(beside, old.timeout)
         handle = self._handle()
         group = None if handle is None else handle.group
         before = dist.get_process_group_ranks(group or dist.group.WORLD)

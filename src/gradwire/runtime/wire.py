@@ -50,7 +50,7 @@ def open_channels(
     groups by how many a process has, so ranks that are in different numbers of groups would wait
     for each other for ever. It also keeps groups, with their connections, until the job ends.
     """
-    store = default_store()
+    store = store_for(name)
     return [
         ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
@@ -72,6 +72,33 @@ def give_back(channels: list[Channel]) -> None:
 def default_store() -> Any:
     """The job's rendezvous store, for which torch has no public name."""
     return dist.distributed_c10d._get_default_store()
+
+
+REJOINED = "rejoined "
+"""The beginning of the names of ranks of which one came in later."""
+_given: list[Any] = []
+"""The store by which this process has asked to come in."""
+
+
+def come_by(store: Any) -> None:
+    """Has this process meet the ranks that it joins in ``store``, as it has no group of theirs."""
+    _given[:] = [store]
+
+
+def root_store() -> Any:
+    """The job's store without the prefixes that torch puts in front of keys.
+
+    A process that comes in later cannot know them.
+    """
+    store = _given[0] if _given else default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def store_for(name: str) -> Any:
+    """The store in which the ranks under a ``Membership``'s name meet."""
+    return root_store() if name.startswith(REJOINED) else default_store()
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:

@@ -1,0 +1,208 @@
+"""A new process comes into a run that goes on, and has the same bits from then on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.exchange import exchange_for
+from gradwire.runtime.heal import Healing
+from gradwire.runtime.newcomers import Asking
+from gradwire.runtime.wire import root_store
+from tests.runtime.ranks import Outcome, Ranks
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
+
+pytestmark = [pytest.mark.multi, pytest.mark.slow, pytest.mark.timeout(240)]
+LIMIT = timedelta(seconds=60)
+STEPS = 12
+
+
+class Plan(NamedTuple):
+    """What happens before which step of the run."""
+
+    dies: dict[int, int] = {}
+    """The rank, as it was at attach, by step."""
+    meets: dict[int, int] = {}
+    """The newcomer that rank 0 waits for, by step; it comes in with the next one."""
+    dies_meeting: int = -1
+    """The rank that dies in the midst of a newcomer's admission."""
+
+
+class Report(NamedTuple):
+    """What a rank has seen, by step where it is of one."""
+
+    bits: dict[int, str]
+    """Those of parameters and of the optimizer's state."""
+    worlds: dict[int, int]
+    lost: list[tuple[int, ...]]
+    joined: list[dict[str, Any]]
+    total: float
+    balance: Tensor
+    """The sum over ranks of what is owed, and of all that was delivered, less all gradients."""
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attached(net: Net, exchange: Any, **settings: Any) -> tuple[gw.Handle, torch.optim.Optimizer]:
+    optimizer = momentum(net.parameters())
+    given = {"optimizer": optimizer, "bucket_cap_mb": SMALL_MB, "check_every": 2, **settings}
+    return gw.attach(net, exchange, timeout=LIMIT, on_failure="shrink", **given), optimizer
+
+
+def train_on(
+    handle: gw.Handle, net: Net, optimizer: torch.optim.Optimizer, data: int, plan: Plan
+) -> Report:
+    """Trains from the handle's own step on."""
+    bits, worlds, lost = {}, {}, []
+    params = [*net.parameters()]
+    delivered, own = torch.zeros(2, sum(p.numel() for p in params), dtype=torch.float64)
+    for step in range(handle.step, STEPS):
+        if plan.dies.get(step) == data:
+            die()
+        if step in plan.meets and handle.rank == 0:
+            meet(handle, plan.meets[step])
+        if plan.dies_meeting == data:
+            handle._hooks.shrinking._admit = die  # type: ignore[union-attr]
+        while True:
+            try:
+                optimizer.zero_grad()
+                gradients = torch.autograd.grad(loss_of(net, data, step), params)
+                loss_of(net, data, step).backward()
+                break
+            except gw.RanksLost as error:
+                lost.append(error.ranks)
+        own += flat(gradients) / handle.world_size
+        delivered += flat([p.grad for p in params])
+        optimizer.step()
+        states = [optimizer.state[p]["momentum_buffer"] for p in params]
+        bits[step], worlds[step] = digest([*params, *states]), handle.world_size
+    total = torch.ones(1)
+    owed = handle.residuals()
+    balance = -own
+    for (name, _), part in zip(
+        net.named_parameters(), balance.split([p.numel() for p in params]), strict=True
+    ):
+        if name in owed:
+            part += owed[name].double() / handle.world_size
+    if handle.group is not None:
+        dist.all_reduce(total, group=handle.group)
+        dist.all_reduce(balance, group=handle.group)
+    joined = handle.stats()["joined"]
+    handle.detach()
+    return Report(bits, worlds, lost, joined, total.item(), balance + delivered)
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.detach().double().view(-1) for tensor in tensors])
+
+
+def meet(handle: gw.Handle, number: int) -> None:
+    """Waits until rank 0 has seen that newcomer at its door."""
+    root_store().set("the run waits for a newcomer", str(number))
+    end_s = time.monotonic() + LIMIT.total_seconds()
+    while handle._hooks.shrinking._door.number != number:  # type: ignore[union-attr]
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def goes_on(rank: int, world: int, exchange: Exchange, plan: Plan) -> Report:
+    net = Net()
+    return train_on(*_in_order(net, *attached(net, exchange)), rank, plan)
+
+
+def _in_order(net: Net, handle: gw.Handle, optimizer: torch.optim.Optimizer) -> Any:
+    return handle, net, optimizer
+
+
+def comes_in(
+    rank: int, world: int, port: int, exchange: Exchange, number: int, how: str
+) -> Report | str:
+    store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
+    while store.get("the run waits for a newcomer") != str(number).encode():
+        time.sleep(0.02)
+    if how == "dies before it is offered a place":
+        Asking.offer = die  # type: ignore[assignment, method-assign]
+    if how == "dies while it is healed":
+        Healing.take_over = die  # type: ignore[method-assign]
+    net = Net(seed=7)  # other parameters than the run's
+    if how == "has another model":
+        net.last = torch.nn.Linear(29, 6)
+    try:
+        handle, optimizer = attached(net, exchange, rejoin=store)
+    except (gw.RankFailed, gw.RanksDiffer) as error:
+        return f"{type(error).__name__}: {error}"
+    dies = {handle.step + 2: 10 + number} if how == "dies after two steps" else {}
+    return train_on(handle, net, optimizer, 10 + number, Plan(dies=dies))
+
+
+@pytest.fixture
+def newcomers() -> Iterator[list[Ranks]]:
+    """Processes outside of the run's group."""
+    found = [Ranks(1), Ranks(1)]
+    yield found
+    for one in found:
+        one.close()
+
+
+def send(newcomer: Ranks, ranks: Ranks, exchange: Exchange, number: int, how: str = "") -> None:
+    (port,) = ranks.run(_port)[:1]
+    newcomer.send(comes_in, port, exchange, number, how)
+
+
+def _port(rank: int, world: int) -> int:
+    return int(root_store().port)
+
+
+def answers(ranks: Ranks, *, without: tuple[int, ...] = ()) -> list[Any]:
+    found: list[Outcome] = ranks.collect(100.0, without=without)
+    kept = [one for rank, one in enumerate(found) if rank not in without]
+    for one in kept:
+        assert one.error is None, one.error
+    return [one.value for one in kept]
+
+
+def assert_alike(reports: list[Report]) -> None:
+    """All ranks have the same bits in the steps that they share."""
+    for one in reports:
+        assert one.bits == {step: reports[0].bits[step] for step in one.bits}
+        assert one.worlds == {step: reports[0].worlds[step] for step in one.bits}
+        assert one.total == len(reports)
+
+
+EXCHANGES = {
+    "topk": TOPK,
+    "none": DENSE,
+    "powersgd": exchange_for(gw.compress.powersgd()),
+    "randomk": exchange_for(gw.compress.randomk(density=0.3, seed=1)),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_newcomer_takes_a_lost_ranks_place(
+    doomed: Ranks, newcomers: list[Ranks], name: str
+) -> None:
+    exchange = EXCHANGES[name]
+    send(newcomers[0], doomed, exchange, 1)
+    doomed.send(goes_on, exchange, Plan(dies={2: 2}, meets={5: 1}))
+    survivors = answers(doomed, without=(2,))
+    (came,) = answers(newcomers[0])
+    assert_alike([*survivors, came])
+    assert [*came.bits] == [*range(6, STEPS)]
+    assert [survivors[0].worlds[step] for step in (1, 2, 5, 6)] == [4, 3, 3, 4]
+    for one in [*survivors, came]:
+        (joined,) = one.joined
+        assert (joined["rank"], joined["step"]) == (4, 6)
+        assert 0 < joined["seconds"] < LIMIT.total_seconds()
