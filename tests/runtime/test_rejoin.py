@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -28,12 +29,13 @@ LIMIT = timedelta(seconds=60)
 STEPS = 12
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """What happens before which step of the run."""
 
-    dies: dict[int, int] = {}
+    dies: dict[int, int] = field(default_factory=dict)
     """The rank, as it was at attach, by step."""
-    meets: dict[int, int] = {}
+    meets: dict[int, int] = field(default_factory=dict)
     """The newcomer that rank 0 waits for, by step; it comes in with the next one."""
     dies_meeting: int = -1
     """The rank that dies in the midst of a newcomer's admission."""
@@ -133,8 +135,9 @@ def comes_in(
     store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
     while store.get("the run waits for a newcomer") != str(number).encode():
         time.sleep(0.02)
-    if how == "dies before it is offered a place":
-        Asking.offer = die  # type: ignore[assignment, method-assign]
+    if how == "dies when it is offered a place":
+        offer = Asking.offer
+        Asking.offer = lambda *given: die(offer(*given))  # type: ignore[assignment, method-assign]
     if how == "dies while it is healed":
         Healing.take_over = die  # type: ignore[method-assign]
     net = Net(seed=7)  # other parameters than the run's
@@ -206,3 +209,101 @@ def test_a_newcomer_takes_a_lost_ranks_place(
         (joined,) = one.joined
         assert (joined["rank"], joined["step"]) == (4, 6)
         assert 0 < joined["seconds"] < LIMIT.total_seconds()
+
+
+def test_what_was_owed_arrives_with_its_weight(doomed_two: Ranks, newcomers: list[Ranks]) -> None:
+    """All gradients of all ranks are in a mean or still owed, though there are more ranks now."""
+    send(newcomers[0], doomed_two, TOPK, 1)
+    doomed_two.send(goes_on, TOPK, Plan(meets={4: 1}))
+    found = [*answers(doomed_two), *answers(newcomers[0])]
+    assert_alike(found)
+    assert [one.lost for one in found] == [[], [], []]
+    for one in found[:2]:  # which have seen all that was delivered
+        assert one.balance.abs().max() < 1e-5
+    assert found[0].worlds[4] == 2
+    assert found[0].worlds[5] == 3
+
+
+@pytest.mark.parametrize(
+    "how", ["dies when it is offered a place", "dies while it is healed", "has another model"]
+)
+def test_who_does_not_come_in_leaves_the_others_as_they_were(
+    doomed_two: Ranks, newcomers: list[Ranks], how: str
+) -> None:
+    """No step is repeated, and another newcomer comes in afterwards."""
+    is_refused = how == "has another model"
+    send(newcomers[0], doomed_two, TOPK, 1, how)
+    send(newcomers[1], doomed_two, TOPK, 1 if is_refused else 2)
+    meets = {7: 1} if is_refused else {3: 1, 7: 2}
+    doomed_two.send(goes_on, TOPK, Plan(meets=meets))
+    found = [*answers(doomed_two), *answers(newcomers[1])]
+    assert_alike(found)
+    assert [one.lost for one in found] == [[], [], []]
+    assert [found[0].worlds[step] for step in (3, 4, 7, 8)] == [2, 2, 2, 3]
+    if is_refused:
+        (text,) = answers(newcomers[0])
+        assert text.startswith("RanksDiffer: the run and this newcomer do not train the same thing")
+        assert "last.weight [5, 29]" in text
+        assert "against last.weight [6, 29]" in text
+
+
+def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
+    doomed_two: Ranks, newcomers: list[Ranks]
+) -> None:
+    send(newcomers[0], doomed_two, TOPK, 1, "dies after two steps")
+    send(newcomers[1], doomed_two, TOPK, 2)
+    doomed_two.send(goes_on, TOPK, Plan(dies={2: 1}, meets={4: 1, 8: 2}))
+    found = [*answers(doomed_two, without=(1,)), *answers(newcomers[1])]
+    assert_alike(found)
+    assert [*found[0].worlds.values()] == [2, 2, 1, 1, 1, 2, 2, 1, 1, 2, 2, 2]
+    assert found[0].lost == [(1,), (2,)]
+    assert [one["rank"] for one in found[0].joined] == [2, 3]
+
+
+def test_a_rank_that_is_lost_meanwhile_keeps_the_newcomer_out(
+    doomed: Ranks, newcomers: list[Ranks]
+) -> None:
+    send(newcomers[0], doomed, TOPK, 1)
+    doomed.send(goes_on, TOPK, Plan(meets={3: 1}, dies_meeting=2))
+    found = answers(doomed, without=(2,))
+    assert_alike(found)
+    assert [one.lost for one in found] == [[(2,)]] * 3
+    assert found[0].worlds[4] == 3
+    (text,) = answers(newcomers[0])
+    assert text.startswith("RankFailed: this process did not come in: the run has lost ranks [2]")
+
+
+def refused(rank: int, world: int) -> list[str]:
+    found = []
+
+    def note(**settings: Any) -> None:
+        net = Net()
+        given = {
+            "optimizer": momentum(net.parameters()),
+            "on_failure": "shrink",
+            "rejoin": dist.HashStore(),
+            "timeout": timedelta(seconds=0.2),
+            **settings,
+        }
+        with pytest.raises((gw.InvalidSetting, gw.RankFailed)) as caught:
+            gw.attach(net, "topk", **given)
+        found.append(str(caught.value))
+
+    note(rejoin="tcp://10.0.0.1:29500")
+    note(group=dist.group.WORLD)
+    note(on_failure="end")
+    note(optimizer=None)
+    note()
+    return found
+
+
+def test_what_cannot_come_in_is_refused_by_name(newcomers: list[Ranks]) -> None:
+    expected = [
+        "write dist.TCPStore(host, port)",
+        "left out beside rejoin=",
+        "on_failure must be 'shrink' beside rejoin=",
+        "the model's optimizer beside rejoin=",
+        "no run that can be joined has shown itself",
+    ]
+    for text, part in zip(newcomers[0].run(refused)[0], expected, strict=True):
+        assert part in text

@@ -65,11 +65,12 @@ class Commit:
     def text(self, num_steps: int, messages: Iterable[Message], streams: Streams) -> Steps[None]:
         """The text by which ranks confirm that they have all means: 24 bytes to each other one.
 
-        These are the norm of this rank's residuals, anew after ``num_steps`` of 1, 2, 4 and so on
-        to 64, 128, 192 and so on, the number of steps that it was taken after, and the number of
+        These are the norm of this rank's residuals, anew after the first step among these
+        ranks and after ``num_steps`` of 1, 2, 4 and so on to 64, 128, 192 and so on, the number of steps that it was taken after, and the number of
         the newcomer that it has seen.
         """
-        if num_steps % NORM_EVERY == 0 or (num_steps < NORM_EVERY and num_steps.bit_count() == 1):
+        is_first, early = not self._own_W3[0, 1], num_steps < NORM_EVERY
+        if is_first or num_steps % NORM_EVERY == 0 or (early and num_steps.bit_count() == 1):
             yield Compute("norm", lambda: self._note_norm(num_steps, messages, streams))
         self._own_W3[:, 2] = self.look()
         sizes = (3,) * self._world
@@ -78,6 +79,8 @@ class Commit:
     def settle(self) -> None:
         """Ends a step that counts, which nothing undoes any more."""
         self._before = {}
+        if self._world == 1:  # nobody to confirm it to
+            self._told_W3[0, 2] = self.look()
 
     @property
     def kept_bytes(self) -> int:
@@ -92,7 +95,7 @@ class Commit:
     @property
     def newcomer(self) -> int:
         """The newcomer that rank 0 had seen when the last step was confirmed, the same on all."""
-        return int(self._told_W3[0, 2]) if self._world > 1 else self.look()
+        return int(self._told_W3[0, 2])
 
     def undo(self) -> None:
         """Puts back the state of all messages that the open step has begun."""

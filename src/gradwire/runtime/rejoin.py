@@ -38,6 +38,8 @@ from .wire import Group, come_by, in_background, open_channels
 
 Joined = tuple[Engine, Group]
 """An engine, and a process group for the user's own calls, among one rank more."""
+_LOOK_S = 1.0
+"""Seconds between two looks for the signs of life of ranks that may not come."""
 Connect = Callable[[Membership], Engine]
 
 
@@ -100,8 +102,17 @@ def admit(
 
         return _joined(connect, who, heal)
 
+    looked_s = time.monotonic()
+
+    def check() -> None:
+        nonlocal looked_s
+        old.check()
+        if time.monotonic() - looked_s > _LOOK_S:  # nothing is sent there now that could fail
+            old.refuse_silence(offer.step)
+            looked_s = time.monotonic()
+
     working = in_background(work)
-    verdict = agreed(who, number, working, old.check, old.timeout)
+    verdict = agreed(who, number, working, check, old.timeout)
     if verdict == GO:
         joined: Joined = working.result()
         return joined
