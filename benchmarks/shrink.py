@@ -1,15 +1,21 @@
-"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one.
+"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one, and with
+a new one.
 
 gradwire testbed run --hosts 4 --rate 200mbit -- python -m benchmarks.shrink
 
 Both ways of ``on_failure`` train the same model in the same processes, in turn. Then the last rank
 ends in the middle of a backward pass. The seconds from there to the end of the next whole step, on
-the slowest survivor, hold the time in which a silent rank counts as lost.
+the slowest survivor, hold the time in which a silent rank counts as lost. Another process on the
+last host then comes in. Its seconds from ``attach`` to the end of its first whole step hold the
+time in which rank 0 sees it, and in which it gets the model and the optimizer's state.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 import time
 from os import _exit as leave
 from statistics import median
@@ -34,13 +40,16 @@ WARM_UP = 2
 class Side:
     """One model that takes turns."""
 
-    def __init__(self, way: str, name: str, task: TrainingTask, num_steps: int) -> None:
+    def __init__(
+        self, way: str, name: str, task: TrainingTask, num_steps: int, rejoin: Any = None
+    ) -> None:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
-        self.handle = attach(self.model, load("compress", name)(), on_failure=way)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        given = {"optimizer": self._optimizer, "on_failure": way, "rejoin": rejoin}
+        self.handle = attach(self.model, load("compress", name)(), **given)
         self._task = task
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank, world = self.handle.rank, self.handle.world_size
         self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
 
     def step(self, place: int) -> float:
@@ -74,7 +83,26 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
     rows: list[Row] = [
         {"way": way, "step_s": float(row.median())} for way, row in zip(WAYS, seconds, strict=True)
     ]
-    return [*rows, {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}]
+    lost: Row = {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}
+    while sides["shrink"].handle.world_size < dist.get_world_size():
+        sides["shrink"].step(0)
+    (joined,) = sides["shrink"].handle.stats()["joined"]
+    return [*rows, lost, {"way": "others wait for a newcomer", "step_s": joined["seconds"]}]
+
+
+def come_in(name: str, task: TrainingTask) -> Row:
+    """Comes in where the last rank was lost, and makes one step with the others."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store, begin_s = dist.TCPStore(host, port, is_master=False), time.perf_counter()
+    side = Side("shrink", name, task, 1, store)
+    came_s = time.perf_counter() - begin_s
+    side.step(0)
+    whole_s = time.perf_counter() - begin_s
+    return {
+        "way": "a newcomer's attach, and to its first whole step",
+        "s": came_s,
+        "step_s": whole_s,
+    }
 
 
 def _lose_one(side: Side) -> float:
@@ -94,6 +122,11 @@ def _lose_one(side: Side) -> float:
     return float(ended)
 
 
+def show(row: Row) -> None:
+    """Prints a row."""
+    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+
+
 def main() -> None:
     """Measures as the command line says; rank 0 prints."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -103,11 +136,17 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=8, help="steps of a turn")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     task = make_task(chosen.task)
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if is_last and "IS_LOST" not in os.environ:  # the rank that is lost is a process below this one
+        lost = [sys.executable, "-m", "benchmarks.shrink", *sys.argv[1:]]
+        subprocess.run(lost, env={**os.environ, "IS_LOST": "1"}, check=True)
+        show(come_in(chosen.compressor, task))
+        leave(0)
+    dist.init_process_group("gloo")
     for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
-            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+            show(row)
     leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 

@@ -19,12 +19,12 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
 from gradwire.runtime.heal import Healing
-from gradwire.runtime.newcomers import Asking
+from gradwire.runtime.rejoin import Newcomer
 from gradwire.runtime.wire import root_store
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
-pytestmark = [pytest.mark.multi, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 LIMIT = timedelta(seconds=60)
 STEPS = 12
 
@@ -99,6 +99,13 @@ def train_on(
     ):
         if name in owed:
             part += owed[name].double() / handle.world_size
+    state = handle.gather_state()
+    assert len(state) == (0 if handle.rank else handle.world_size)
+    handle.load_state_dict(handle.state_dict())
+    if handle.joined:
+        with pytest.raises(gw.InvalidSetting, match=r"gather_state\(\) returns instead"):
+            handle.sharded_state()
+        assert dist.get_world_size(handle.group) == handle.world_size
     if handle.group is not None:
         dist.all_reduce(total, group=handle.group)
         dist.all_reduce(balance, group=handle.group)
@@ -112,10 +119,10 @@ def flat(tensors: Any) -> Tensor:
 
 
 def meet(handle: gw.Handle, number: int) -> None:
-    """Waits until rank 0 has seen that newcomer at its door."""
+    """Waits until rank 0 has seen that newcomer."""
     root_store().set("the run waits for a newcomer", str(number))
     end_s = time.monotonic() + LIMIT.total_seconds()
-    while handle._hooks.shrinking._door.number != number:  # type: ignore[union-attr]
+    while handle._hooks.shrinking._lookout.number != number:  # type: ignore[union-attr]
         assert time.monotonic() < end_s
         time.sleep(0.02)
 
@@ -136,8 +143,8 @@ def comes_in(
     while store.get("the run waits for a newcomer") != str(number).encode():
         time.sleep(0.02)
     if how == "dies when it is offered a place":
-        offer = Asking.offer
-        Asking.offer = lambda *given: die(offer(*given))  # type: ignore[assignment, method-assign]
+        ask = Newcomer.ask
+        Newcomer.ask = lambda *given: die(ask(*given))  # type: ignore[assignment, method-assign]
     if how == "dies while it is healed":
         Healing.take_over = die  # type: ignore[method-assign]
     net = Net(seed=7)  # other parameters than the run's
@@ -190,9 +197,11 @@ EXCHANGES = {
     "none": DENSE,
     "powersgd": exchange_for(gw.compress.powersgd()),
     "randomk": exchange_for(gw.compress.randomk(density=0.3, seed=1)),
+    "dgc": gw.deep_gradient_compression(warmup_steps=20, density=0.1),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_a_newcomer_takes_a_lost_ranks_place(
     doomed: Ranks, newcomers: list[Ranks], name: str
@@ -211,6 +220,7 @@ def test_a_newcomer_takes_a_lost_ranks_place(
         assert 0 < joined["seconds"] < LIMIT.total_seconds()
 
 
+@pytest.mark.slow
 def test_what_was_owed_arrives_with_its_weight(doomed_two: Ranks, newcomers: list[Ranks]) -> None:
     """All gradients of all ranks are in a mean or still owed, though there are more ranks now."""
     send(newcomers[0], doomed_two, TOPK, 1)
@@ -224,6 +234,7 @@ def test_what_was_owed_arrives_with_its_weight(doomed_two: Ranks, newcomers: lis
     assert found[0].worlds[5] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["dies when it is offered a place", "dies while it is healed", "has another model"]
 )
@@ -247,6 +258,7 @@ def test_who_does_not_come_in_leaves_the_others_as_they_were(
         assert "against last.weight [6, 29]" in text
 
 
+@pytest.mark.slow
 def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
     doomed_two: Ranks, newcomers: list[Ranks]
 ) -> None:
@@ -260,6 +272,7 @@ def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
     assert [one["rank"] for one in found[0].joined] == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_lost_meanwhile_keeps_the_newcomer_out(
     doomed: Ranks, newcomers: list[Ranks]
 ) -> None:
@@ -300,10 +313,38 @@ def refused(rank: int, world: int) -> list[str]:
 def test_what_cannot_come_in_is_refused_by_name(newcomers: list[Ranks]) -> None:
     expected = [
         "write dist.TCPStore(host, port)",
-        "left out beside rejoin=",
-        "on_failure must be 'shrink' beside rejoin=",
-        "the model's optimizer beside rejoin=",
+        "leave out group=, shards= and mesh=",
+        "beside on_failure='shrink' and an optimizer, got",
+        "beside on_failure='shrink' and an optimizer, got",
         "no run that can be joined has shown itself",
     ]
     for text, part in zip(newcomers[0].run(refused)[0], expected, strict=True):
         assert part in text
+
+
+def test_a_newcomer_takes_over_all_that_ranks_share() -> None:
+    """The optimizer's steps and rates, the scaler's factor and buffers are those of the other."""
+
+    def made(seed: int, rate: float) -> tuple[Net, torch.optim.Optimizer, torch.amp.GradScaler]:
+        net, scaler = Net(seed), torch.amp.GradScaler("cpu", init_scale=rate)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
+        for step in range(2):
+            scaler.scale(loss_of(net, seed, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return net, optimizer, scaler
+
+    one, other = made(0, 0.5), made(1, 0.25)
+    tensors = [[*net.parameters(), *net.buffers()] for net, _, _ in (one, other)]
+    healing = [
+        Healing(lambda kept=kept: kept, optimizer, scaler, LIMIT, "")  # type: ignore[misc]
+        for kept, (_, optimizer, scaler) in zip(tensors, (one, other), strict=True)
+    ]
+    assert digest(tensors[0]) != digest(tensors[1])
+    healing[1].take_over(healing[0].packed([]), [])
+    assert digest(tensors[0]) == digest(tensors[1])
+    assert other[2].state_dict() == one[2].state_dict()
+    states = [optimizer.state_dict() for _, optimizer, _ in (one, other)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for place, state in states[0]["state"].items():
+        assert digest(state.values()) == digest(states[1]["state"][place].values())

@@ -84,10 +84,9 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; not
-    buffers in each forward pass, as by DDP) or a ``DistributedDataParallel`` module (its hook is
-    taken, or where all is dense none, see `reducer`), maybe in a wrapper. After a backward pass
-    every ``.grad`` is the mean.
+    ``model`` is an ``nn.Module`` (parameters and buffers are broadcast from rank 0 now; not buffers
+    in each forward pass) or a ``DistributedDataParallel`` module (its hook is taken, or none, see
+    `reducer`), maybe in a wrapper. After a backward pass every ``.grad`` is the mean.
 
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
@@ -98,21 +97,21 @@ def attach(
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
 
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks). Its ranks hold the same shards where parameters are DTensors, as
-    after ``fully_shard(model, mesh=mesh["shard"])``. ``shards`` is the tensor-parallel group or
-    dimension, for an exchange that asks the ranks of other shards what to send (``sharded_dgc``).
-    ``mesh``, in place of both, is for hosts of several ranks: one of ("hosts", "local"), or
-    "torchrun". A host's ranks add up gradients and exchange shares. All ranks must attach alike and
-    run the same steps; every backward pass must reach an attached parameter on each. ``timeout``
-    bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost one, and a new
-    process comes in by ``rejoin``, the job's store (`rejoin`). Every
-    ``guard_every`` steps some means are compared with dense ones, and every ``check_every`` all
-    among ranks. ``trace()`` has ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
+    ranks). Its ranks hold the same shards where parameters are DTensors, as after ``fully_shard``.
+    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
+    other shards what to send (``sharded_dgc``). ``mesh``, in place of both, is for hosts of several
+    ranks: one of ("hosts", "local"), or "torchrun". A host's ranks add up gradients and exchange
+    shares. All ranks must attach alike and run the same steps, each reaching an attached parameter.
+    ``timeout`` bounds a wait for a peer; with ``on_failure="shrink"`` ranks go on without a lost
+    one, and a new process comes in by ``rejoin``, the job's store. Every ``guard_every`` steps some
+    means are compared with dense ones, and every ``check_every`` all among ranks. ``trace()`` has
+    ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
 
     Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    newcomer = None if rejoin is None else Newcomer(rejoin, group, shards, mesh)
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
+    places = group, shards, mesh
+    newcomer = None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
+    grid = grid_of(model := sole_ddp(model), *places, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, on_failure
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
@@ -157,23 +156,21 @@ def attach_in(
 ) -> Handle:
     """Checks the arguments, agrees with the other ranks and connects.
 
-    A rank that refuses tells the others, so that none of them waits for it. A ``newcomer`` agrees
-    with a run that goes on.
+    A rank that refuses tells the others, so that none waits. A ``newcomer`` agrees with a run.
     """
     who, shards, mesh, ranks, _ = grid
     leave_by_cause()
     try:
         reshard(model)
-        refuse_wrong_model(model, is_newcomer=newcomer is not None)
+        refuse_wrong_model(model)
         refuse_other_shards(model, ranks, mesh)
         settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
         params, held = _params(model, settings)
         special = way.prepare(model, params, settings)
         _refuse_pilot_among_shards(settings, shards, params)
         own = _fingerprint(model, held, settings, shards, special)
+        backend()  # Builds kernels that no run has built yet: now, not inside the first step.
         if newcomer is not None:
-            newcomer.refuse(settings.on_failure, settings.optimizer)
-            backend()
             who = newcomer.ask(own, settings.timeout)
         messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
@@ -181,7 +178,6 @@ def attach_in(
         post_refusal(who, error)
         post_refusal(shards, error)
         raise
-    backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
         if newcomer is None:
             agree(who, own, settings.timeout)
@@ -189,13 +185,9 @@ def attach_in(
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    healing = Healing(
-        lambda: [tensor for _, tensor, _ in _tensors(model, held, settings)],
-        settings.optimizer,
-        settings.scaler,
-        json.dumps(own),
-    )
-    grid = grid._replace(who=who)
+    shared, grid = partial(_tensors, model, held, settings), grid._replace(who=who)
+    whose = settings.optimizer, settings.scaler, settings.timeout
+    healing = Healing(lambda: [tensor for _, tensor, _ in shared()], *whose, json.dumps(own))
     return _connect(way, grid, model, params, held, settings, messages, healing, newcomer)
 
 
@@ -244,24 +236,24 @@ def _connect(
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
     )
-    place, flat = None, [message for message in messages if isinstance(message, Message)]
-    if newcomer is not None:
-        place = newcomer.enter(connect, healing, flat, settings.timeout)
-    engine = connect(grid.who) if place is None else place.engine
+    if newcomer is None:
+        engine = connect(grid.who)
+    else:
+        flat = [message for message in messages if isinstance(message, Message)]
+        engine = newcomer.enter(grid.who, connect, healing, flat)
     undo.callback(engine.close)
     try:
-        if not place and engine.world > 1 and not isinstance(model, DistributedDataParallel):
+        if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
         check_every = settings.check_every
         synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
-        progress.healing, progress.place = healing, place
+        progress.healing, progress.newcomer = healing, newcomer
         handle = way.hook(model, params, settings, progress, undo)
-        handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
-        if place is not None:
-            handle.group = place.group
+        of_all = dist.group.WORLD if dist.is_initialized() else None
+        handle.group = newcomer.group if newcomer else grid.group or of_all
     except BaseException:
         undo.close()
         raise
@@ -312,7 +304,7 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
-        "optimizer": _optimizer(settings),
+        "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
         **special,
     }
     if not isinstance(settings.exchange, Plan):
@@ -321,14 +313,6 @@ def _fingerprint(
     if _same_threads(settings.exchange):
         shared["torch.get_num_threads()"] = torch.get_num_threads()
     return fingerprint(_tensors(model, held, settings), shared)
-
-
-def _optimizer(settings: Settings) -> str:
-    """The optimizer whose state a newcomer takes over; empty where nobody can come in."""
-    if settings.on_failure != "shrink" or settings.optimizer is None:
-        return ""
-    sizes = [len(group["params"]) for group in settings.optimizer.param_groups]
-    return f"{type(settings.optimizer).__name__} of groups of {sizes} parameters"
 
 
 def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:

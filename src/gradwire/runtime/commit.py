@@ -66,8 +66,8 @@ class Commit:
         """The text by which ranks confirm that they have all means: 24 bytes to each other one.
 
         These are the norm of this rank's residuals, anew after the first step among these
-        ranks and after ``num_steps`` of 1, 2, 4 and so on to 64, 128, 192 and so on, the number of steps that it was taken after, and the number of
-        the newcomer that it has seen.
+        ranks and after ``num_steps`` of 1, 2, 4 and so on to 64, 128, 192 and so on, the number of
+        steps that it was taken after, and the number of the newcomer that it has seen.
         """
         is_first, early = not self._own_W3[0, 1], num_steps < NORM_EVERY
         if is_first or num_steps % NORM_EVERY == 0 or (early and num_steps.bit_count() == 1):

@@ -267,8 +267,14 @@ class Handle(UnevenInputs):
         loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
         / old replicas.
 
-        Raises ``InvalidSetting`` for local steps, under a pilot, and on hosts of several ranks.
+        Raises ``InvalidSetting`` for local steps, under a pilot, on hosts of several ranks, and
+        after a newcomer came in.
         """
+        if self.joined:
+            raise InvalidSetting(
+                "sharded_state() needs a process group that torch.distributed knows, and there is "
+                "none with a rank that came in later; save what gather_state() returns instead"
+            )
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
 

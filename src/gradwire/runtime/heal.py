@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from .wire import Channel, carry_out
 
 _PART_BYTES = 2**25
 """Bytes that travel at once; each part may take as long as a message."""
-_NOBODY = checkpoint.Origin("", 1, 0, "")
+NOBODY = checkpoint.Origin("", 1, 0, "")
 
 
 class Healing(NamedTuple):
@@ -36,38 +37,34 @@ class Healing(NamedTuple):
     tensors: Callable[[], list[Tensor]]
     optimizer: Optimizer | None
     scaler: GradScaler | None
+    timeout: timedelta
     fingerprint: str
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
-        assert self.optimizer is not None
-        buffer = io.BytesIO()
+        buffer, (optimizer, scaler) = io.BytesIO(), self[1:3]
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": {} if self.scaler is None else self.scaler.state_dict(),
-            "exchange": checkpoint.collect(messages, _NOBODY),
+            "optimizer": optimizer and optimizer.state_dict(),
+            "scaler": scaler and scaler.state_dict(),
+            "exchange": checkpoint.collect(messages, NOBODY),
         }
         torch.save(parts, buffer)
         return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
     def take_over(self, data: Tensor, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
-        parts = torch.load(
-            io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True
-        )
-        assert self.optimizer is not None
+        parts = torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
-        self.optimizer.load_state_dict(parts["optimizer"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(parts["scaler"])
+        for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
+            if owner is not None:
+                owner.load_state_dict(state)
         scale_own(parts["exchange"], 0.0)
-        for message, state in zip(
-            messages, checkpoint.moved(parts["exchange"], messages), strict=True
-        ):
-            message.state = state
+        states = checkpoint.moved(parts["exchange"], messages)
+        for message, own in zip(messages, states, strict=True):
+            message.state = own
 
 
 def scale_own(saved: Mapping[str, Any], factor: float) -> None:
@@ -80,15 +77,13 @@ def scale_own(saved: Mapping[str, Any], factor: float) -> None:
 
 def send(data: Tensor, dst: int, channel: Channel) -> None:
     """Sends bytes to another rank, in parts."""
-    carry_out([Send(dst, torch.tensor([data.numel()]))], [channel])
-    for part in torch.split(data, _PART_BYTES):
+    for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
         carry_out([Send(dst, part)], [channel])
 
 
 def receive(src: int, channel: Channel) -> Tensor:
     """The bytes that another rank sends."""
-    size = torch.zeros(1, dtype=torch.int64)
-    carry_out([Recv(src, size)], [channel])
+    carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
     data = torch.empty(int(size), dtype=torch.uint8)
     for part in torch.split(data, _PART_BYTES):
         carry_out([Recv(src, part)], [channel])

@@ -17,7 +17,7 @@ from .lanes import wall_clock
 from .log import Log
 from .messages import Message
 from .recorder import Recorder
-from .rejoin import Place
+from .rejoin import Newcomer
 from .scaling import scale_of
 from .synchroniser import Synchroniser
 
@@ -50,8 +50,8 @@ class Progress:
     ) -> None:
         self.guard = guard
         self.healing: Healing | None = None
-        self.place: Place | None = None
-        """The place that this rank came in at; None if it was there from the start."""
+        self.newcomer: Newcomer | None = None
+        """This rank's way into the run; None if it was there from the start."""
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
         self._scaler = scaler

@@ -1,190 +1,275 @@
-"""Rejoin: a newcomer comes in between two steps, and is healed from rank 0.
+"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays out.
 
-Rank 0 sees it at its door and says so in the confirmation of a step (`commit`), by which all ranks
-know it before the same next step. There they connect anew beside the connections that they have,
-rank 0 sends what ranks share (`heal`), and all obey one verdict (`newcomers`). Until then nothing
-of the present world has changed, so a newcomer that dies leaves it as it is.
+Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
+``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
+says so in the confirmation of a step (`commit`), by which all ranks know it before the same next
+step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections that
+they have. Who is ready writes ``n/ok/rank``. All obey ``n/verdict``, which is written once: by
+whoever finds that all are ready, or has a reason against it. Until then nothing of the present
+world has changed.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
-from ..errors import InvalidSetting, invalid
+from ..errors import ExitCode, RankFailed, RanksDiffer, invalid
+from .blame import IN_ATTACH
 from .engine import Engine
-from .fingerprint import Fingerprint
-from .heal import Healing, receive, send
+from .fingerprint import Fingerprint, difference
+from .heal import Healing, receive
 from .membership import Membership
 from .messages import Message
-from .newcomers import (
-    GO,
-    Asking,
-    Offer,
-    agreed,
-    await_offer,
-    membership,
-    refused,
-    show_offer,
-)
-from .wire import Group, come_by, in_background, open_channels
+from .pulse import PATIENCE_S, PERIOD_S, Alarm, said
+from .wire import REJOINED, Group, come_by, in_background, open_channels, root_store
 
-Joined = tuple[Engine, Group]
-"""An engine, and a process group for the user's own calls, among one rank more."""
+_GO = "go"
+_POLL_S = 0.02
 _LOOK_S = 1.0
 """Seconds between two looks for the signs of life of ranks that may not come."""
+_SPARE = timedelta(seconds=10)
+"""The time beyond a time-out in which the store must have answered."""
 Connect = Callable[[Membership], Engine]
+
+
+def _bounded(question: Callable[[Any], Any], timeout: timedelta) -> Any:
+    """The answer in the meeting place to a question that takes ``timeout`` at most."""
+    asked = in_background(lambda: question(_meeting_place()))
+    try:
+        return asked.result((timeout + _SPARE).total_seconds())
+    except (dist.DistError, TimeoutError) as error:
+        text = "the job's store, where ranks meet a newcomer, is lost or does not answer"
+        raise RankFailed(text, exit_code=ExitCode.UNAVAILABLE) from error
+
+
+def _meeting_place() -> Any:
+    return PrefixStore("gradwire/rejoin", root_store().clone())
+
+
+class Lookout:
+    """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
+
+    ``number`` is that of the newcomer that has waited longest; 0 where none waits and lives.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        self.number, self._fingerprint, self._stop = 0, fingerprint, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gradwire lookout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Shows the run no more, to which nobody can come any more."""
+        self._stop.set()
+        self._thread.join(PERIOD_S)
+
+    def _watch(self) -> None:
+        with suppress(dist.DistError):  # the pulse says that the store is lost
+            store, beats = _meeting_place(), dict[int, int]()
+            store.set("run", self._fingerprint)
+            while not self._stop.wait(PERIOD_S):
+                asked = range(1, store.add("asked", 0) + 1)
+                waiting = [n for n in asked if not store.check([f"{n}/verdict"])]
+                now = {n: store.add(f"{n}/beat", 0) for n in waiting}
+                self.number = min((n for n in now if now[n] > beats.get(n, now[n])), default=0)
+                beats = now
+            store.delete_key("run")
+
+
+class Offer(NamedTuple):
+    """Newcomer ``number``'s place: it begins with ``step``, and is the last of ``labels``, which
+    are the numbers by which the ranks of the run are named."""
+
+    number: int
+    labels: list[int]
+    step: int
+
+    def who(self, rank: int) -> Membership:
+        """A rank among those that the newcomer is one of."""
+        return Membership(f"{REJOINED}{self.number}", rank, len(self.labels))
 
 
 def open_group(who: Membership, timeout: timedelta) -> Group:
     """A gloo group of these ranks for the user's own collectives.
 
-    torch.distributed has no public way to a registered group that a process outside of the default
-    group is in. It takes this one in calls that name no rank of the default group.
+    torch.distributed registers no group with a process outside of the default group, and has no
+    public way to. It takes this one in calls that name no rank of the default group.
     """
     return open_channels(f"{who.name}/group", who.rank, who.world, 1, timeout)[0]
 
 
-def _joined(connect: Connect, who: Membership, heal: Callable[[Engine], None]) -> Joined:
-    engine = connect(who)
-    try:
-        group = open_group(who, engine.timeout)
-        heal(engine)
-    except BaseException:
-        engine.close()
-        raise
+def come_together(
+    offer: Offer,
+    who: Membership,
+    connect: Connect,
+    heal: Callable[[Engine], None],
+    timeout: timedelta,
+    old: Engine | None = None,
+) -> tuple[Engine, Group] | str:
+    """An engine and a group of all ranks and the newcomer, or the reason why it stays out.
+
+    All ranks get the same. ``old`` is the world that they go on in where it stays out; the newcomer
+    has none. ``heal`` is called with the new engine on each.
+    """
+
+    def work() -> tuple[Engine, Group]:
+        if old is not None and old.rank == 0:
+            _meeting_place().set(f"{offer.number}/offer", json.dumps(offer[1:]))
+        engine = connect(who)
+        try:
+            group = open_group(who, timeout)
+            heal(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine, group
+
+    def judge(store: Any) -> str:
+        key, start_s = f"{offer.number}/verdict", time.monotonic()
+        signs = _signs_against(offer, working, old, store)
+        oks = [f"{offer.number}/ok/{rank}" for rank in range(who.world)]
+        while not store.check([key]):
+            reason = next(signs)
+            if working.done() and not reason:
+                store.set(oks[who.rank], "")
+                reason = _GO if store.check(oks) else ""
+            if time.monotonic() - start_s > timeout.total_seconds():
+                reason = reason or f"not all ranks were ready within {timeout}"
+            if reason:
+                store.compare_set(key, "", reason)
+            time.sleep(_POLL_S)
+        found: str = store.get(key).decode()
+        if found != _GO:  # whoever still connects hears it by the pulse
+            alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+            whole = PrefixStore(f"gradwire/{who.name}", root_store().clone())
+            whole.compare_set("alarm", "", alarm)
+        return found
+
+    working = in_background(work)
+    verdict: str = _bounded(judge, timeout)
+    if verdict != _GO:
+        working.add_done_callback(lambda done: done.exception() or done.result()[0].close())
+        return verdict
+    engine, group = working.result()
     return engine, group
 
 
-def _drop(work: Future[Any]) -> None:
-    """Gives back what a newcomer that stays out was connected by."""
-    if work.exception() is None:
-        in_background(work.result()[0].close)
-
-
-def admit(
-    old: Engine,
-    offer: Offer,
-    connect: Connect,
-    packed: Callable[[], Any],
-) -> Joined | str:
-    """Takes a newcomer in beside the ranks of ``old``, or says why it stays out.
-
-    ``packed`` is called on rank 0 for the bytes that heal it; what it raises keeps it out.
-    """
-    number, world = offer.number, old.world + 1
-    who = membership(number, old.rank, world)
-    data, objection = None, None
-    if old.rank == 0:
+def _signs_against(
+    offer: Offer, working: Future[Any], old: Engine | None, store: Any
+) -> Iterator[str]:
+    """At each look the reason against a newcomer that this rank has; empty while there is none."""
+    beat, beat_s, looked_s = -1, 0.0, time.monotonic()
+    while True:
+        if (now := store.add(f"{offer.number}/beat", 0)) != beat:
+            beat, beat_s = now, time.monotonic()
+        reason = "it shows no sign of life" if time.monotonic() - beat_s > PATIENCE_S else ""
+        if working.done() and (error := working.exception()) is not None:
+            reason = said(error)
         try:
-            data = packed()
-        except InvalidSetting as error:
-            objection = error
-
-    def work() -> Joined:
-        if objection is not None:
-            raise objection
-        if old.rank == 0:
-            show_offer(offer, old.timeout)
-        else:
-            await_offer(number, old.check, old.timeout)
-
-        def heal(engine: Engine) -> None:
-            if data is not None:
-                send(data, world - 1, engine.first_channel)
-
-        return _joined(connect, who, heal)
-
-    looked_s = time.monotonic()
-
-    def check() -> None:
-        nonlocal looked_s
-        old.check()
-        if time.monotonic() - looked_s > _LOOK_S:  # nothing is sent there now that could fail
-            old.refuse_silence(offer.step)
-            looked_s = time.monotonic()
-
-    working = in_background(work)
-    verdict = agreed(who, number, working, check, old.timeout)
-    if verdict == GO:
-        joined: Joined = working.result()
-        return joined
-    working.add_done_callback(_drop)
-    return verdict
-
-
-class Place(NamedTuple):
-    """The place that a newcomer has found in a run."""
-
-    engine: Engine
-    group: Group
-    offer: Offer
-    seconds: float
+            if old is not None:
+                old.check()
+            if old is not None and time.monotonic() - looked_s > _LOOK_S:
+                old.refuse_silence(offer.step)  # nothing is sent there now that could fail
+                looked_s = time.monotonic()
+        except RankFailed as failure:
+            reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        yield reason
 
 
 class Newcomer:
-    """This process on its way into a run whose ranks meet in ``store``."""
+    """This process on its way into a run whose ranks meet in ``store``.
 
-    def __init__(self, store: Store, *others: object) -> None:
-        if not isinstance(store, Store):
-            remedy = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
-            raise invalid("rejoin", store, "the job's store, a torch.distributed.Store", remedy)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            given = f"one of {dist.get_world_size()} ranks"
-            remedy = "leave init_process_group() out where rejoin= is given"
-            raise invalid("this process", given, "alone beside rejoin=", remedy)
-        if any(one is not None for one in others):
-            accepted = "left out beside rejoin=, as the run has its ranks already"
-            raise invalid("group, shards and mesh", others, accepted, "leave them out")
-        self._store, self._start_s = store, time.monotonic()
-        self._asking: Asking | None = None
-        self._offer: Offer | None = None
+    ``seconds`` is the time that it took.
+    """
 
-    def refuse(self, on_failure: str, optimizer: Optimizer | None) -> None:
-        """Raises ``InvalidSetting`` where a run could not take this process in."""
-        if on_failure != "shrink":
-            remedy = "write on_failure='shrink', as the ranks of the run must have done"
-            raise invalid("on_failure", on_failure, "'shrink' beside rejoin=", remedy)
-        if not isinstance(optimizer, Optimizer):
-            remedy = "give optimizer= here and on the ranks of the run, which send its state"
-            raise invalid("optimizer", None, "the model's optimizer beside rejoin=", remedy)
+    group: Group
+    offer: Offer
+
+    def __init__(
+        self, store: Store, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+    ) -> None:
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        is_alone &= all(place is None for place in places)
+        kinds = on_failure, type(optimizer).__name__
+        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
+        for is_right, name, given, accepted, remedy in (
+            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
+            (is_alone, "rejoin", "one of a group", "given in a process of no group", _ALONE),
+            (has_all, "rejoin", kinds, "beside on_failure='shrink' and an optimizer", _BOTH),
+        ):
+            if not is_right:
+                raise invalid(name, given, accepted, remedy)
+        come_by(store)
+        self._start_s, self.seconds = time.monotonic(), 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
-        come_by(self._store)
-        self._asking = Asking(own, timeout)
-        try:
-            self._offer = self._asking.offer(timeout)
-        except BaseException:
-            self._asking.end()
-            raise
-        return self._offer.who
+        self.offer = _bounded(lambda store: self._asked(store, own, timeout), timeout)
+        return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
-        self, connect: Connect, healing: Healing, messages: Sequence[Message], timeout: timedelta
-    ) -> Place:
+        self, who: Membership, connect: Connect, healing: Healing, messages: Sequence[Message]
+    ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
-        offer, asking = self._offer, self._asking
-        assert offer is not None, "it has asked before"
-        assert asking is not None
 
         def heal(engine: Engine) -> None:
             healing.take_over(receive(0, engine.first_channel), messages)
 
-        working = in_background(lambda: _joined(connect, offer.who, heal))
-        try:
-            verdict = agreed(offer.who, offer.number, working, lambda: None, timeout)
-        finally:
-            asking.end()
-        if verdict != GO:
-            working.add_done_callback(_drop)
-            raise refused(verdict)
-        engine, group = working.result()
-        return Place(engine, group, offer, time.monotonic() - self._start_s)
+        found = come_together(self.offer, who, connect, heal, healing.timeout)
+        if isinstance(found, str):
+            raise _stays_out(found)
+        engine, self.group = found
+        self.seconds = time.monotonic() - self._start_s
+        return engine
+
+    def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
+        end_s = time.monotonic() + timeout.total_seconds()
+        while not store.check(["run"]):
+            if time.monotonic() > end_s:
+                raise RankFailed(
+                    f"no run that can be joined has shown itself in this store within {timeout}; "
+                    "pass the store of a job whose ranks have attached with on_failure='shrink'"
+                )
+            time.sleep(_POLL_S)
+        if differs := difference(json.loads(store.get("run")), json.loads(json.dumps(own))):
+            raise RanksDiffer(
+                f"the run and this newcomer do not train the same thing: {differs}; start it with "
+                "the run's model, settings and versions"
+            )
+        number = store.add("asked", 1)
+        in_background(lambda: _live(number))
+        offer, verdict = f"{number}/offer", f"{number}/verdict"
+        while not store.check([offer]):
+            if time.monotonic() > end_s:
+                store.compare_set(verdict, "", f"no place was offered within {timeout}")
+            if store.check([verdict]):
+                raise _stays_out(store.get(verdict).decode())
+            time.sleep(_POLL_S)
+        return Offer(number, *json.loads(store.get(offer)))
+
+
+_STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
+_ALONE = "leave out group=, shards= and mesh=, and init_process_group(): the run has its ranks"
+_BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
+
+
+def _live(number: int) -> None:
+    """Shows that this newcomer lives, until there is a verdict."""
+    store = _meeting_place()
+    while not store.check([f"{number}/verdict"]):
+        store.add(f"{number}/beat", 1)
+        time.sleep(PERIOD_S / 2)
+
+
+def _stays_out(why: str) -> RankFailed:
+    return RankFailed(f"this process did not come in: {why}; the others go on without it")

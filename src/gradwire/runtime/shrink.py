@@ -36,19 +36,17 @@ from .controls import Pilot
 from .dtensors import has_dtensors
 from .engine import Engine
 from .handle import Handle
-from .heal import scale_own
+from .heal import NOBODY, scale_own, send
 from .membership import ALONE, Membership
 from .messages import Message
-from .newcomers import Door, Offer
 from .progress import Progress
-from .rejoin import admit, open_group
+from .rejoin import Lookout, Offer, come_together, open_group
 from .settings import Settings
 from .survivors import Counted, Survivors, meet
 from .synchroniser import AnyMessage
-from .wire import REJOINED, Group, in_background
+from .wire import REJOINED, Group, has_store, in_background
 
 _log = logging.getLogger("gradwire")
-_NOBODY = checkpoint.Origin("", 1, 0, "")
 _shrinking: WeakSet[Shrinking] = WeakSet()
 """The attached models of this process that go on without lost ranks."""
 _GROUP_S = 30.0
@@ -97,18 +95,17 @@ class Shrinking:
             accepted = "'end' beside shards=, of which a lost rank holds some"
             raise invalid("on_failure", "shrink", accepted, remedy)
         self._ranks = list(range(self._engine.world))
-        self._last_newcomer = 0
+        self._last_newcomer, self._num_labels = 0, self._engine.world
         self._due: RanksLost | None = None
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
         handle.left, handle.joined = self.left, self.joined
         progress.synchroniser.commit = Commit(self._engine.world)
-        if (place := progress.place) is not None:
-            offer = place.offer
-            self._ranks, self._last_newcomer = offer.labels, offer.number
-            progress.go_on_from(offer.step)
-            self._note_newcomer(offer, place.seconds)
-        self._door: Door | None = None
+        if (own := progress.newcomer) is not None:
+            self._last_newcomer = own.offer.number
+            progress.go_on_from(own.offer.step)
+            self._note_newcomer(own.offer, own.seconds)
+        self._lookout: Lookout | None = None
         self._means: list[Tensor | None] = []
         self._look_out()
         _shrinking.add(self)
@@ -127,7 +124,9 @@ class Shrinking:
         commit = self._progress.synchroniser.commit
         if commit is not None and commit.newcomer not in (0, self._last_newcomer):
             self._last_newcomer = commit.newcomer
-            self._admit(Offer(commit.newcomer, [*self._ranks, self._next], self._progress.step))
+            self._admit(
+                Offer(commit.newcomer, [*self._ranks, self._num_labels], self._progress.step)
+            )
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
@@ -188,7 +187,7 @@ class Shrinking:
         if undoes:
             synchroniser.commit.undo()
             self._drop_gradients()  # some may be means of the step that does not count
-        saved = checkpoint.collect(self._progress.messages, _NOBODY)
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
         for fields in saved["params"].values():
             for path in filter(checkpoint.is_residual, fields):
                 fields[path].mul_(len(decision.ranks) / old.world)
@@ -216,57 +215,58 @@ class Shrinking:
         commit, healing = self._progress.synchroniser.commit, self._progress.healing
         if self._engine.rank or commit is None or healing is None:
             return
-        if self._door is None and (dist.is_initialized() or self._progress.place is not None):
-            self._door = Door(healing.fingerprint)
-            self._undo.callback(self._door.close)
-            weakref.finalize(self._handle(), self._door.close)
+        if self._lookout is None and has_store():
+            self._lookout = Lookout(healing.fingerprint)
+            self._undo.callback(self._lookout.close)
+            weakref.finalize(self._handle(), self._lookout.close)
         commit.look = self._seen
 
     def _seen(self) -> int:
-        """The number of the newcomer at the door; notes the means that this step leaves."""
-        number = 0 if self._door is None else self._door.number
+        """The number of the newcomer that waits; notes the means that this step leaves."""
+        number = 0 if self._lookout is None else self._lookout.number
         self._means = [param.grad for _, param in self._params] if number else []
         return number
-
-    @property
-    def _next(self) -> int:
-        """A number that no rank of this run has had."""
-        return 1 + max([*self._ranks, *(int(rank) for one in self.left for rank in one["ranks"])])
 
     def _admit(self, offer: Offer) -> None:
         """Takes a newcomer in where all ranks agree, else goes on as before."""
         start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
         synchroniser.streams.catch_up()
-        found = admit(old, offer, self._connect, self._packed)
+        heal = self._healer(offer) if old.rank == 0 else lambda engine: None
+        who = offer.who(old.rank)
+        found = come_together(offer, who, self._connect, heal, old.timeout, old)
         if isinstance(found, str):
             _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
             return
         engine, group = found
         old.close()
         self._undo.callback(engine.close)
-        saved = checkpoint.collect(self._progress.messages, _NOBODY)
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
         scale_own(saved, engine.world / old.world)
-        self._ranks = offer.labels
         self._move(saved, engine, group)
         self._note_newcomer(offer, time.monotonic() - start_s)
 
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
+        self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
         self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
         _log.warning("rank %d has come in with step %d", offer.labels[-1], offer.step)
 
-    def _packed(self) -> Tensor:
-        """The bytes that heal a newcomer; raises where none can come in now."""
-        means, self._means = self._means, []
-        kept = [p.grad for (_, p), mean in zip(self._params, means, strict=False) if mean is p.grad]
-        if any(grad is not None and grad.count_nonzero() for grad in kept):
-            raise InvalidSetting(
-                "gradients of exchanged backward passes add up, and a newcomer lacks the first; "
-                "write no_sync() around all but the last of a step"
-            )
+    def _healer(self, offer: Offer) -> Callable[[Engine], None]:
+        """The way to send the newcomer what it lacks; raises where none can come in now."""
+        healing, why = self._progress.healing, ""
+        assert healing is not None
+        pairs = zip(self._params, self._means, strict=False)
+        if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):
+            why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
         if len(_shrinking) > 1:
-            raise InvalidSetting("several models are attached, and a newcomer can join only one")
-        assert self._progress.healing is not None
-        return self._progress.healing.packed(self._progress.messages)
+            why = "several models are attached, and a newcomer can join only one"
+        data = None if why else healing.packed(self._progress.messages)
+
+        def heal(engine: Engine) -> None:
+            if data is None:
+                raise InvalidSetting(why)
+            send(data, engine.world - 1, engine.first_channel)
+
+        return heal
 
     def _connect(self, who: Membership) -> Engine:
         old = self._engine

@@ -75,21 +75,23 @@ def default_store() -> Any:
 
 
 REJOINED = "rejoined "
-"""The beginning of the names of ranks of which one came in later."""
+"""The beginning of the names of ranks of which one came in later, as process of no group."""
 _given: list[Any] = []
-"""The store by which this process has asked to come in."""
 
 
 def come_by(store: Any) -> None:
-    """Has this process meet the ranks that it joins in ``store``, as it has no group of theirs."""
+    """Has this process, which comes in later, meet the other ranks in ``store``."""
     _given[:] = [store]
 
 
-def root_store() -> Any:
-    """The job's store without the prefixes that torch puts in front of keys.
+def has_store() -> bool:
+    """Whether this process can meet others."""
+    return bool(_given) or dist.is_initialized()
 
-    A process that comes in later cannot know them.
-    """
+
+def root_store() -> Any:
+    """The job's store without torch's prefixes of keys, which a process that comes in later cannot
+    know."""
     store = _given[0] if _given else default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
