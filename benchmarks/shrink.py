@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from gradwire.bench.tasks import make_task
 from gradwire.errors import RanksLost
@@ -93,7 +94,7 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
 def come_in(name: str, task: TrainingTask) -> Row:
     """Comes in where the last rank was lost, and makes one step with the others."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store, begin_s = dist.TCPStore(host, port, is_master=False), time.perf_counter()
+    store, begin_s = TCPStore(host, port, is_master=False), time.perf_counter()
     side = Side("shrink", name, task, 1, store)
     came_s = time.perf_counter() - begin_s
     side.step(0)

@@ -103,7 +103,7 @@ def train_on(
     assert len(state) == (0 if handle.rank else handle.world_size)
     handle.load_state_dict(handle.state_dict())
     if handle.joined:
-        with pytest.raises(gw.InvalidSetting, match=r"gather_state\(\) returns instead"):
+        with pytest.raises(gw.InvalidSetting, match=r"save what gather_state\(\) returns"):
             handle.sharded_state()
         assert dist.get_world_size(handle.group) == handle.world_size
     if handle.group is not None:

@@ -39,7 +39,6 @@ from .heal import Healing
 from .hosts import join_mesh, ranks_per_host
 from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
-from .messages import Message
 from .planned import check_for
 from .progress import Progress
 from .reals import as_reals
@@ -87,7 +86,6 @@ def attach(
     ``model`` is an ``nn.Module`` (parameters and buffers are broadcast from rank 0 now; not buffers
     in each forward pass) or a ``DistributedDataParallel`` module (its hook is taken, or none, see
     `reducer`), maybe in a wrapper. After a backward pass every ``.grad`` is the mean.
-
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
@@ -95,7 +93,6 @@ def attach(
     Or ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
-
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks). Its ranks hold the same shards where parameters are DTensors, as after ``fully_shard``.
     ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
@@ -107,7 +104,7 @@ def attach(
     means are compared with dense ones, and every ``check_every`` all among ranks. ``trace()`` has
     ``trace_steps`` steps. ``scaler`` is the loss's ``GradScaler``.
 
-    Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
+    Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     places = group, shards, mesh
     newcomer = None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
@@ -236,11 +233,7 @@ def _connect(
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
     )
-    if newcomer is None:
-        engine = connect(grid.who)
-    else:
-        flat = [message for message in messages if isinstance(message, Message)]
-        engine = newcomer.enter(grid.who, connect, healing, flat)
+    engine = connect(grid.who) if newcomer is None else newcomer.enter(connect, healing, messages)
     undo.callback(engine.close)
     try:
         if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Exchange
 from ..data.plan import Plan
 from ..error_feedback import residuals as residuals_of
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, invalid
 from ..trace.span import Trace
 from . import checkpoint
 from .accounting import adapted, norm_over_all, spread, whereabouts
@@ -150,8 +150,7 @@ class Handle(UnevenInputs):
         - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
-          ``joined`` tells of newcomers: ``rank``, the ``step`` that it began with, ``seconds``.
+        - ``left`` tells which ranks were lost and what with them, ``joined`` who came in; see `shrink`.
         - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
@@ -171,8 +170,7 @@ class Handle(UnevenInputs):
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(synchroniser.flat_messages),
-            "left": [dict(one) for one in self.left],
-            "joined": [dict(one) for one in self.joined],
+            **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
@@ -267,14 +265,11 @@ class Handle(UnevenInputs):
         loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
         / old replicas.
 
-        Raises ``InvalidSetting`` for local steps, under a pilot, on hosts of several ranks, and
-        after a newcomer came in.
+        Raises ``InvalidSetting`` for local steps, pilots, hosts of several ranks, and newcomers.
         """
         if self.joined:
-            raise InvalidSetting(
-                "sharded_state() needs a process group that torch.distributed knows, and there is "
-                "none with a rank that came in later; save what gather_state() returns instead"
-            )
+            accepted, remedy = "of torch.distributed", "save what gather_state() returns"
+            raise invalid("the group", "one with a rank that came in later", accepted, remedy)
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
 

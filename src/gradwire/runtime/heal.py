@@ -61,18 +61,21 @@ class Healing(NamedTuple):
         for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
             if owner is not None:
                 owner.load_state_dict(state)
-        scale_own(parts["exchange"], 0.0)
+        scale(parts["exchange"], 0.0)
         states = checkpoint.moved(parts["exchange"], messages)
         for message, own in zip(messages, states, strict=True):
             message.state = own
 
 
-def scale_own(saved: Mapping[str, Any], factor: float) -> None:
-    """Scales, in a collected state, all that has a value for each element."""
+def _is_own(path: str) -> bool:
+    return path.endswith("_N")
+
+
+def scale(saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = _is_own) -> None:
+    """Scales some fields of a collected state, by default those with a value for each element."""
     for fields in saved["params"].values():
-        for path, values in fields.items():
-            if path.endswith("_N"):
-                values.copy_(values * factor)
+        for path in filter(which, fields):
+            fields[path].copy_(fields[path] * factor)
 
 
 def send(data: Tensor, dst: int, channel: Channel) -> None:

@@ -40,7 +40,6 @@ _LOOK_S = 1.0
 """Seconds between two looks for the signs of life of ranks that may not come."""
 _SPARE = timedelta(seconds=10)
 """The time beyond a time-out in which the store must have answered."""
-Connect = Callable[[Membership], Engine]
 
 
 def _bounded(question: Callable[[Any], Any], timeout: timedelta) -> Any:
@@ -110,8 +109,7 @@ def open_group(who: Membership, timeout: timedelta) -> Group:
 
 def come_together(
     offer: Offer,
-    who: Membership,
-    connect: Connect,
+    connect: Callable[[Membership], Engine],
     heal: Callable[[Engine], None],
     timeout: timedelta,
     old: Engine | None = None,
@@ -121,6 +119,7 @@ def come_together(
     All ranks get the same. ``old`` is the world that they go on in where it stays out; the newcomer
     has none. ``heal`` is called with the new engine on each.
     """
+    who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
 
     def work() -> tuple[Engine, Group]:
         if old is not None and old.rank == 0:
@@ -134,34 +133,42 @@ def come_together(
             raise
         return engine, group
 
-    def judge(store: Any) -> str:
-        key, start_s = f"{offer.number}/verdict", time.monotonic()
-        signs = _signs_against(offer, working, old, store)
-        oks = [f"{offer.number}/ok/{rank}" for rank in range(who.world)]
-        while not store.check([key]):
-            reason = next(signs)
-            if working.done() and not reason:
-                store.set(oks[who.rank], "")
-                reason = _GO if store.check(oks) else ""
-            if time.monotonic() - start_s > timeout.total_seconds():
-                reason = reason or f"not all ranks were ready within {timeout}"
-            if reason:
-                store.compare_set(key, "", reason)
-            time.sleep(_POLL_S)
-        found: str = store.get(key).decode()
-        if found != _GO:  # whoever still connects hears it by the pulse
-            alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
-            whole = PrefixStore(f"gradwire/{who.name}", root_store().clone())
-            whole.compare_set("alarm", "", alarm)
-        return found
-
     working = in_background(work)
-    verdict: str = _bounded(judge, timeout)
-    if verdict != _GO:
-        working.add_done_callback(lambda done: done.exception() or done.result()[0].close())
-        return verdict
-    engine, group = working.result()
-    return engine, group
+    verdict = _bounded(lambda store: _judged(store, offer, who, working, timeout, old), timeout)
+    if verdict == _GO:
+        engine, group = working.result()
+        return engine, group
+    working.add_done_callback(lambda done: done.exception() or done.result()[0].close())
+    return str(verdict)
+
+
+def _judged(
+    store: Any,
+    offer: Offer,
+    who: Membership,
+    working: Future[Any],
+    timeout: timedelta,
+    old: Engine | None,
+) -> str:
+    """The verdict on a newcomer; this rank is ready once ``working`` has ended well."""
+    key, start_s = f"{offer.number}/verdict", time.monotonic()
+    signs = _signs_against(offer, working, old, store)
+    oks = [f"{offer.number}/ok/{rank}" for rank in range(who.world)]
+    while not store.check([key]):
+        reason = next(signs)
+        if working.done() and not reason:
+            store.set(oks[who.rank], "")
+            reason = _GO if store.check(oks) else ""
+        if time.monotonic() - start_s > timeout.total_seconds():
+            reason = reason or f"not all ranks were ready within {timeout}"
+        if reason:
+            store.compare_set(key, "", reason)
+        time.sleep(_POLL_S)
+    found: str = store.get(key).decode()
+    if found != _GO:  # whoever still connects hears it by the pulse
+        alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+        PrefixStore(f"gradwire/{who.name}", root_store().clone()).compare_set("alarm", "", alarm)
+    return found
 
 
 def _signs_against(
@@ -218,14 +225,18 @@ class Newcomer:
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
-        self, who: Membership, connect: Connect, healing: Healing, messages: Sequence[Message]
+        self,
+        connect: Callable[[Membership], Engine],
+        healing: Healing,
+        messages: Sequence[object],
     ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
+        flat = [message for message in messages if isinstance(message, Message)]
 
         def heal(engine: Engine) -> None:
-            healing.take_over(receive(0, engine.first_channel), messages)
+            healing.take_over(receive(0, engine.first_channel), flat)
 
-        found = come_together(self.offer, who, connect, heal, healing.timeout)
+        found = come_together(self.offer, connect, heal, healing.timeout)
         if isinstance(found, str):
             raise _stays_out(found)
         engine, self.group = found

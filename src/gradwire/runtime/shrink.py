@@ -7,7 +7,8 @@ Residuals keep their weight: a mean over fewer ranks delivers more of each, so t
 new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
 ``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
 repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
-``seconds`` from the notice to going on.
+``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
+the ``step`` that it began with, and the ``seconds`` that it took.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .controls import Pilot
 from .dtensors import has_dtensors
 from .engine import Engine
 from .handle import Handle
-from .heal import NOBODY, scale_own, send
+from .heal import NOBODY, scale, send
 from .membership import ALONE, Membership
 from .messages import Message
 from .progress import Progress
@@ -188,9 +189,7 @@ class Shrinking:
             synchroniser.commit.undo()
             self._drop_gradients()  # some may be means of the step that does not count
         saved = checkpoint.collect(self._progress.messages, NOBODY)
-        for fields in saved["params"].values():
-            for path in filter(checkpoint.is_residual, fields):
-                fields[path].mul_(len(decision.ranks) / old.world)
+        scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
             engine, group = self._connected(old, _among(old.who, decision), decision)
         except (GradwireError, RuntimeError, TimeoutError) as error:
@@ -232,8 +231,7 @@ class Shrinking:
         start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
         synchroniser.streams.catch_up()
         heal = self._healer(offer) if old.rank == 0 else lambda engine: None
-        who = offer.who(old.rank)
-        found = come_together(offer, who, self._connect, heal, old.timeout, old)
+        found = come_together(offer, self._connect, heal, old.timeout, old)
         if isinstance(found, str):
             _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
             return
@@ -241,7 +239,7 @@ class Shrinking:
         old.close()
         self._undo.callback(engine.close)
         saved = checkpoint.collect(self._progress.messages, NOBODY)
-        scale_own(saved, engine.world / old.world)
+        scale(saved, engine.world / old.world)
         self._move(saved, engine, group)
         self._note_newcomer(offer, time.monotonic() - start_s)
 
