@@ -13,6 +13,7 @@ time in which rank 0 sees it, and in which it gets the model and the optimizer's
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from gradwire.load import load
 from gradwire.report.table import Row
 from gradwire.runtime.attach import attach
 from gradwire.runtime.lanes import wall_clock
+from gradwire.runtime.wire import root_store
 from gradwire.workloads.task import TrainingTask
 
 WAYS = "end", "shrink"
@@ -85,25 +87,25 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
         {"way": way, "step_s": float(row.median())} for way, row in zip(WAYS, seconds, strict=True)
     ]
     lost: Row = {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}
+    root_store().set("they go on", "")
     while sides["shrink"].handle.world_size < dist.get_world_size():
         sides["shrink"].step(0)
     (joined,) = sides["shrink"].handle.stats()["joined"]
-    return [*rows, lost, {"way": "others wait for a newcomer", "step_s": joined["seconds"]}]
+    told: list[Row] = [] if dist.get_rank() else json.loads(root_store().get("newcomer"))
+    return [*rows, lost, {"way": "others wait for a newcomer", "step_s": joined["seconds"]}, *told]
 
 
-def come_in(name: str, task: TrainingTask) -> Row:
-    """Comes in where the last rank was lost, and makes one step with the others."""
+def come_in(name: str, task: TrainingTask) -> None:
+    """Comes in where the last rank was lost, makes one step with the others, and tells rank 0."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store, begin_s = TCPStore(host, port, is_master=False), time.perf_counter()
+    store = TCPStore(host, port, is_master=False)
+    store.wait(["they go on"])
+    begin_s = time.perf_counter()
     side = Side("shrink", name, task, 1, store)
-    came_s = time.perf_counter() - begin_s
+    rows = [{"way": "a newcomer's attach", "step_s": time.perf_counter() - begin_s}]
     side.step(0)
-    whole_s = time.perf_counter() - begin_s
-    return {
-        "way": "a newcomer's attach, and to its first whole step",
-        "s": came_s,
-        "step_s": whole_s,
-    }
+    rows += [{"way": "to its first whole step", "step_s": time.perf_counter() - begin_s}]
+    store.set("newcomer", json.dumps(rows))
 
 
 def _lose_one(side: Side) -> float:
@@ -123,11 +125,6 @@ def _lose_one(side: Side) -> float:
     return float(ended)
 
 
-def show(row: Row) -> None:
-    """Prints a row."""
-    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-
-
 def main() -> None:
     """Measures as the command line says; rank 0 prints."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -142,12 +139,12 @@ def main() -> None:
     if is_last and "IS_LOST" not in os.environ:  # the rank that is lost is a process below this one
         lost = [sys.executable, "-m", "benchmarks.shrink", *sys.argv[1:]]
         subprocess.run(lost, env={**os.environ, "IS_LOST": "1"}, check=True)
-        show(come_in(chosen.compressor, task))
+        come_in(chosen.compressor, task)
         leave(0)
     dist.init_process_group("gloo")
     for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
-            show(row)
+            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
     leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 

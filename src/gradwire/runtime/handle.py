@@ -150,7 +150,7 @@ class Handle(UnevenInputs):
         - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``left`` tells which ranks were lost and what with them, ``joined`` who came in; see `shrink`.
+        - ``left`` tells who was lost and what with them, ``joined`` who came in; see `shrink`.
         - ``encoded_on`` counts messages by the device that encodes them; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """

@@ -2,8 +2,8 @@
 
 These are parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
 exchange keeps. A field of the exchange with a value for each element, such as a residual, is the
-rank's own. There a newcomer begins with zeros, and the others scale theirs by new over old number
-of ranks, as ``redistribute`` does: a mean over more ranks delivers less of each.
+rank's own. There a newcomer begins as before a first step, and the others scale theirs by new over
+old number of ranks, as ``redistribute`` does: a mean over more ranks delivers less of each.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Healing(NamedTuple):
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
         buffer, (optimizer, scaler) = io.BytesIO(), self[1:3]
+        kept = checkpoint.collect(messages, NOBODY)
+        for name, fields in kept["params"].items():
+            kept["params"][name] = {p: fields[p] for p in fields if not _is_own(p)}
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": optimizer and optimizer.state_dict(),
             "scaler": scaler and scaler.state_dict(),
-            "exchange": checkpoint.collect(messages, NOBODY),
+            "exchange": kept,
         }
         torch.save(parts, buffer)
         return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
@@ -61,7 +64,6 @@ class Healing(NamedTuple):
         for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
             if owner is not None:
                 owner.load_state_dict(state)
-        scale(parts["exchange"], 0.0)
         states = checkpoint.moved(parts["exchange"], messages)
         for message, own in zip(messages, states, strict=True):
             message.state = own
