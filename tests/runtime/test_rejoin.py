@@ -272,6 +272,25 @@ def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
     assert [one["rank"] for one in found[0].joined] == [2, 3]
 
 
+def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:
+    """As ``goes_on``, where the store is none of the ranks', as under torchrun."""
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    return goes_on(rank, world, TOPK, plan)
+
+
+@pytest.mark.slow
+def test_rank_0_may_be_lost_before(doomed: Ranks, newcomers: list[Ranks]) -> None:
+    """The next rank looks out for newcomers then, and heals them."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
+    newcomers[0].send(comes_in, store.port, TOPK, 1, "")
+    doomed.send(goes_on_elsewhere, store.port, Plan(dies={2: 0}, meets={5: 1}))
+    found = [*answers(doomed, without=(0,)), *answers(newcomers[0])]
+    assert_alike(found)
+    assert [found[0].worlds[step] for step in (1, 2, 5, 6)] == [4, 3, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_rank_that_is_lost_meanwhile_keeps_the_newcomer_out(
     doomed: Ranks, newcomers: list[Ranks]
