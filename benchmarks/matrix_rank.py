@@ -141,9 +141,11 @@ def _take_over(cell: str) -> list[Handle]:
     handles: list[Handle] = []
     attach_in = attaching.attach_in
 
-    def swapped(way: Any, model: nn.Module, exchange: Any, choices: Any, grid: Any) -> Handle:
+    def swapped(
+        way: Any, model: nn.Module, exchange: Any, choices: Any, grid: Any, newcomer: Any = None
+    ) -> Handle:
         exchange = plan_of(model, grid.who.world) if cell == PLAN else EXCHANGES[cell]
-        handles.append(attach_in(way, model, exchange, choices, grid))
+        handles.append(attach_in(way, model, exchange, choices, grid, newcomer))
         return handles[-1]
 
     attaching.attach_in = swapped

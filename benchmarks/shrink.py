@@ -1,15 +1,20 @@
-"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one.
+"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one, and with
+a new one.
 
 gradwire testbed run --hosts 4 --rate 200mbit -- python -m benchmarks.shrink
 
 Both ways of ``on_failure`` train the same model in the same processes, in turn. Then the last rank
 ends in the middle of a backward pass. The seconds from there to the end of the next whole step, on
-the slowest survivor, hold the time in which a silent rank counts as lost.
+the slowest survivor, hold the time in which a silent rank counts as lost. Another process on the
+last host then comes in. Its seconds from ``attach`` to the end of its first whole step hold the
+time in which rank 0 sees it, and in which it gets the model and the optimizer's state.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import time
 from os import _exit as leave
 from statistics import median
@@ -17,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from gradwire.bench.tasks import make_task
 from gradwire.errors import RanksLost
@@ -24,6 +30,7 @@ from gradwire.load import load
 from gradwire.report.table import Row
 from gradwire.runtime.attach import attach
 from gradwire.runtime.lanes import wall_clock
+from gradwire.runtime.wire import root_store
 from gradwire.workloads.task import TrainingTask
 
 WAYS = "end", "shrink"
@@ -34,13 +41,16 @@ WARM_UP = 2
 class Side:
     """One model that takes turns."""
 
-    def __init__(self, way: str, name: str, task: TrainingTask, num_steps: int) -> None:
+    def __init__(
+        self, way: str, name: str, task: TrainingTask, num_steps: int, rejoin: Any = None
+    ) -> None:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
-        self.handle = attach(self.model, load("compress", name)(), on_failure=way)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        given = {"optimizer": self._optimizer, "on_failure": way, "rejoin": rejoin}
+        self.handle = attach(self.model, load("compress", name)(), **given)
         self._task = task
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank, world = self.handle.rank, self.handle.world_size
         self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
 
     def step(self, place: int) -> float:
@@ -74,7 +84,26 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
     rows: list[Row] = [
         {"way": way, "step_s": float(row.median())} for way, row in zip(WAYS, seconds, strict=True)
     ]
-    return [*rows, {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}]
+    lost: Row = {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}
+    root_store().set("they go on", "")
+    while sides["shrink"].handle.world_size < dist.get_world_size():
+        sides["shrink"].step(0)
+    (joined,) = sides["shrink"].handle.stats()["joined"]
+    told: list[Row] = [] if dist.get_rank() else json.loads(root_store().get("newcomer"))
+    return [*rows, lost, {"way": "others wait for a newcomer", "step_s": joined["seconds"]}, *told]
+
+
+def come_in(name: str, task: TrainingTask) -> None:
+    """Comes in where the last rank was lost, makes one step with the others, and tells rank 0."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False)
+    store.wait(["they go on"])
+    begin_s = time.perf_counter()
+    side = Side("shrink", name, task, 1, store)
+    rows = [{"way": "a newcomer's attach", "step_s": time.perf_counter() - begin_s}]
+    side.step(0)
+    rows += [{"way": "to its first whole step", "step_s": time.perf_counter() - begin_s}]
+    store.set("newcomer", json.dumps(rows))
 
 
 def _lose_one(side: Side) -> float:
@@ -103,8 +132,13 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=8, help="steps of a turn")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     task = make_task(chosen.task)
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if is_last and (lost := os.fork()):  # the rank that is lost is a process below this one
+        os.waitpid(lost, 0)
+        come_in(chosen.compressor, task)
+        leave(0)
+    dist.init_process_group("gloo")
     for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
             print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})

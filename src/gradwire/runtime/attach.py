@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +28,7 @@ from ..errors import invalid
 from ..kernels.build import backend
 from ..planning.default_fusion import NamedParam, matrices
 from .attachment import Attachment
-from .backends import OwnNetwork, connect, network_of
+from .backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
 from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
@@ -33,6 +36,7 @@ from .engine import Engine
 from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .guard import Guard
 from .handle import Handle
+from .heal import Healing
 from .hosts import join_mesh, ranks_per_host
 from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
@@ -42,6 +46,7 @@ from .reals import as_reals
 from .recorder import Recorder
 from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
+from .rejoin import Newcomer
 from .scaling import refuse_float16
 from .settings import (
     DEFAULT_TIMEOUT,
@@ -76,6 +81,7 @@ def attach(
     check_every: int | None = DEFAULT_CHECK_EVERY,
     on_failure: str = "end",
     backend: str = "auto",
+    rejoin: Store | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
@@ -90,7 +96,6 @@ def attach(
     ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
-
     ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
     ranks). Its ranks hold the same shards where parameters are DTensors (``fully_shard``).
     ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
@@ -98,16 +103,19 @@ def attach(
     "torchrun". These add up gradients and exchange shares. What goes between hosts takes
     ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same
     steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
-    for a peer; ``on_failure="shrink"`` has ranks go on without a lost one. Every ``guard_every``
-    steps some means are compared with dense ones, and every ``check_every`` all among ranks.
-    ``trace()`` has ``trace_steps`` steps. ``scaler`` is a ``GradScaler``.
+    for a peer. ``on_failure="shrink"`` has ranks go on without a lost one, and a new process comes
+    in by ``rejoin``, the job's store. Every ``guard_every`` steps some means are compared with
+    dense ones, and every ``check_every`` all among ranks. ``trace()`` has ``trace_steps`` steps.
+    ``scaler`` is a ``GradScaler``.
 
-    Raises ``InvalidSetting`` (a ValueError) for a mistake, ``RanksDiffer`` if ranks disagree.
+    Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
+    places = group, shards, mesh
+    newcomer = None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
+    grid = grid_of(model := sole_ddp(model), *places, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, on_failure, backend
-    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid)
+    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
 
 
 class Grid(NamedTuple):
@@ -140,11 +148,16 @@ def grid_of(
 
 
 def attach_in(
-    way: Attachment, model: nn.Module, exchange: Any, choices: Choices, grid: Grid
+    way: Attachment,
+    model: nn.Module,
+    exchange: Any,
+    choices: Choices,
+    grid: Grid,
+    newcomer: Newcomer | None = None,
 ) -> Handle:
     """Checks the arguments, agrees with the other ranks and connects.
 
-    A rank that refuses tells the others, so that none of them waits for it.
+    A rank that refuses tells the others, so that none waits. A ``newcomer`` agrees with a run.
     """
     who, shards, mesh, ranks, _ = grid
     leave_by_cause()
@@ -157,6 +170,10 @@ def attach_in(
         special = way.prepare(model, params, settings)
         _refuse_pilot_among_shards(settings, shards, params)
         own = _fingerprint(model, held, settings, shards, special)
+        backend()  # Builds kernels that no run has built yet: now, not inside the first step.
+        told = json.dumps(own)
+        if newcomer is not None:
+            who = newcomer.ask(own, settings.timeout)
         messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
         refuse_float16(messages, settings.scaler)
         own[NETWORK] = network_of(messages)
@@ -164,14 +181,16 @@ def attach_in(
         post_refusal(who, error)
         post_refusal(shards, error)
         raise
-    backend()  # Builds kernels that no run has built yet: now, not inside the first step.
     try:
-        networks = agree(who, own, settings.timeout)
+        networks = agree(who, own, settings.timeout) if newcomer is None else None
     except Exception as error:
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    return _connect(way, grid, model, params, held, settings, messages, networks)
+    shared, grid = partial(_tensors, model, held, settings), grid._replace(who=who)
+    whose = settings.optimizer, settings.scaler, settings.timeout
+    healing = Healing(lambda: [tensor for _, tensor, _ in shared()], *whose, told)
+    return _connect(way, grid, model, params, held, settings, messages, networks, healing, newcomer)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -206,31 +225,40 @@ def _connect(
     held: list[NamedParam],
     settings: Settings,
     messages: list[AnyMessage],
-    networks: Sequence[OwnNetwork],
+    networks: Sequence[OwnNetwork] | None,
+    healing: Healing,
+    newcomer: Newcomer | None,
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
-    engine = Engine(
-        grid.who,
+    engine_of = partial(
+        Engine,
         num_channels=0 if is_left_to_ddp(model, settings, messages) else settings.channels,
         timeout=settings.timeout,
         on_span=recorder.add,
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
     )
+    engine = (
+        engine_of(grid.who) if newcomer is None else newcomer.enter(engine_of, healing, messages)
+    )
     undo.callback(engine.close)
     try:
-        serves = connect(engine, settings.backend, networks, messages)
-        if engine.world > 1 and not isinstance(model, DistributedDataParallel):
-            engine.broadcast([t for _, t, _ in _tensors(model, held, settings)])
+        serves = AFTER_A_CHANGE
+        if networks is not None:
+            serves = connect(engine, settings.backend, networks, messages)
+        if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
+            engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
         check_every = settings.check_every
         synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
+        progress.healing, progress.newcomer = healing, newcomer
         handle = way.hook(model, params, settings, progress, undo)
         handle.backend = serves
-        handle.group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
+        of_all = dist.group.WORLD if dist.is_initialized() else None
+        handle.group = newcomer.group if newcomer else grid.group or of_all
     except BaseException:
         undo.close()
         raise
@@ -282,6 +310,7 @@ def _fingerprint(
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
         "on_failure": settings.on_failure,
+        "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
         **special,
     }
     if not isinstance(settings.exchange, Plan):

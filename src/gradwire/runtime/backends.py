@@ -28,6 +28,12 @@ FASTER = 1.5
 
 On a slow link both are as fast as that. Then gloo is better: it carries several messages at once.
 """
+AFTER_A_CHANGE = {
+    "within_hosts": None,
+    "between_hosts": "gloo",
+    "why": "a rank was lost, or came in",
+}
+"""The back ends of a run whose ranks are others than it began with, for ``stats()``."""
 _MEASURED_BYTES, _NUM_TURNS = 4 * 2**20, 4
 
 OwnNetwork = Sequence[str]

@@ -8,7 +8,7 @@ exchanges is copied before each step, as a step that does not count must leave n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -42,10 +42,12 @@ class Commit:
 
     def __init__(self, world: int) -> None:
         self._world = world
+        self.look: Callable[[], int] = lambda: 0
+        """The number of the newcomer that waits, as this rank sees it; 0 without one."""
         self._kept: dict[int, list[Tensor]] = {}
         self._before: dict[int, tuple[Message, State]] = {}
-        self._own_W2 = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
-        self._told_W2 = torch.zeros(world, 2, dtype=torch.float64, device="cpu")
+        self._own_W3 = torch.zeros(world, 3, dtype=torch.float64, device="cpu")
+        self._told_W3 = torch.zeros(world, 3, dtype=torch.float64, device="cpu")
 
     def begin(self, messages: Iterable[Message]) -> None:
         """Opens a step."""
@@ -61,19 +63,24 @@ class Commit:
         yield from text
 
     def text(self, num_steps: int, messages: Iterable[Message], streams: Streams) -> Steps[None]:
-        """The text by which ranks confirm that they have all means: 16 bytes to each other one.
+        """The text by which ranks confirm that they have all means: 24 bytes to each other one.
 
-        These are the norm of this rank's residuals, anew after ``num_steps`` of 1, 2, 4 and so on
-        to 64, 128, 192 and so on, and the number of steps that it was taken after.
+        These are the norm of this rank's residuals, anew after the first step among these
+        ranks and after ``num_steps`` of 1, 2, 4 and so on to 64, 128, 192 and so on, the number of
+        steps that it was taken after, and the number of the newcomer that it has seen.
         """
-        if num_steps % NORM_EVERY == 0 or (num_steps < NORM_EVERY and num_steps.bit_count() == 1):
+        is_first, early = not self._own_W3[0, 1], num_steps < NORM_EVERY
+        if is_first or num_steps % NORM_EVERY == 0 or (early and num_steps.bit_count() == 1):
             yield Compute("norm", lambda: self._note_norm(num_steps, messages, streams))
-        sizes = (2,) * self._world
-        yield AllToAll(self._told_W2.view(-1), self._own_W2.view(-1), sizes, sizes)
+        self._own_W3[:, 2] = self.look()
+        sizes = (3,) * self._world
+        yield AllToAll(self._told_W3.view(-1), self._own_W3.view(-1), sizes, sizes)
 
     def settle(self) -> None:
         """Ends a step that counts, which nothing undoes any more."""
         self._before = {}
+        if self._world == 1:  # nobody to confirm it to
+            self._told_W3[0, 2] = self.look()
 
     @property
     def kept_bytes(self) -> int:
@@ -82,8 +89,13 @@ class Commit:
 
     def norm_of(self, rank: int) -> ToldNorm:
         """The norm that a rank told last; zeros before the first step has ended."""
-        norm, num_steps = self._told_W2[rank].tolist()
+        norm, num_steps, _ = self._told_W3[rank].tolist()
         return ToldNorm(norm, int(num_steps))
+
+    @property
+    def newcomer(self) -> int:
+        """The newcomer that rank 0 had seen when the last step was confirmed, the same on all."""
+        return int(self._told_W3[0, 2])
 
     def undo(self) -> None:
         """Puts back the state of all messages that the open step has begun."""
@@ -106,4 +118,4 @@ class Commit:
     def _note_norm(self, num_steps: int, messages: Iterable[Message], streams: Streams) -> None:
         owed = [tensor for one in messages for tensor in residuals(one.state).values()]
         with streams.beside():
-            self._own_W2[:, 0], self._own_W2[:, 1] = norm_over_all(owed), num_steps
+            self._own_W3[:, 0], self._own_W3[:, 1] = norm_over_all(owed), num_steps

@@ -133,7 +133,7 @@ class Engine:
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; to be called between two steps."""
         try:
-            broadcast_all(tensors, self.routes.circles[Among.RANKS].channels[0], src=source)
+            broadcast_all(tensors, self.routes.first_channel, src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 

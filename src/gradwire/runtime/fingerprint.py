@@ -52,9 +52,9 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
             if refusal := refusal_in(other):
                 raise RanksDiffer(f"rank {rank} refused to attach: {refusal}")
         for rank, other in enumerate(found):
-            if difference := _difference(found[0], other):
+            if differs := difference(found[0], other):
                 raise RanksDiffer(
-                    f"rank 0 and rank {rank} do not train the same thing: {difference}; start all "
+                    f"rank 0 and rank {rank} do not train the same thing: {differs}; start all "
                     "ranks with the same model, settings and versions"
                 )
     return [other.get(NETWORK) for other in found]
@@ -76,7 +76,8 @@ def refusal_in(told: dict[str, Any]) -> str | None:
     return told.get(_REFUSAL)
 
 
-def _difference(one: Fingerprint, other: Fingerprint) -> str | None:
+def difference(one: Fingerprint, other: Fingerprint) -> str | None:
+    """The first thing in which two ranks' fingerprints differ; None if they are the same."""
     for key, value in one[_SETTINGS].items():
         if value != other[_SETTINGS].get(key):
             return f"{key} is {value} against {other[_SETTINGS].get(key)}"

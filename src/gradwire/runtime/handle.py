@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Exchange
 from ..data.plan import Plan
 from ..error_feedback import residuals as residuals_of
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, invalid
 from ..trace.span import Trace
 from . import checkpoint
 from .accounting import adapted, norm_over_all, spread, whereabouts
+from .backends import AFTER_A_CHANGE
 from .controls import Controls, Pilot
 from .engine import Engine
 from .hooked import Hooked, Lent
@@ -61,6 +62,7 @@ class Handle(UnevenInputs):
         self.attached = True
         self.left: list[dict[str, Any]] = []
         self.backend: dict[str, Any] = {}
+        self.joined: list[dict[str, Any]] = []
         self.group: Any = None
         """The process group whose ranks average, as ``attach`` found it; None without one."""
         self._algorithm = algorithm(exchange)
@@ -150,7 +152,7 @@ class Handle(UnevenInputs):
         - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``left`` tells which ranks were lost and what with them, where others go on; see `shrink`.
+        - ``left`` tells who was lost and what with them, ``joined`` who came in; see `shrink`.
         - ``encoded_on`` counts messages by device, ``backend`` says what sends; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
@@ -170,7 +172,7 @@ class Handle(UnevenInputs):
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
             "adapted": adapted(synchroniser.flat_messages),
-            "left": [dict(one) for one in self.left],
+            **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
@@ -265,8 +267,11 @@ class Handle(UnevenInputs):
         loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
         / old replicas.
 
-        Raises ``InvalidSetting`` for local steps, under a pilot, and on hosts of several ranks.
+        Raises ``InvalidSetting`` for local steps, pilots, hosts of several ranks, and newcomers.
         """
+        if self.joined:
+            accepted, remedy = "of torch.distributed", "save what gather_state() returns"
+            raise invalid("the group", "one with a rank that came in later", accepted, remedy)
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
 
@@ -350,9 +355,9 @@ class Handle(UnevenInputs):
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
     def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of fewer ranks from now on, and to a run of its own."""
-        self.group, self._run = group, run_of(self._engine.who)
-        self.backend = {"within_hosts": None, "between_hosts": "gloo", "why": "ranks were lost"}
+        """Belongs to a group of other ranks from now on, and to a run of its own."""
+        self.group, self._run, self._num_loads = group, run_of(self._engine.who), 0
+        self.backend = AFTER_A_CHANGE
 
     def enter_model(self) -> None:
         """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.

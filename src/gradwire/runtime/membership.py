@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..errors import GradwireError, RankFailed, RanksDiffer
-from .wire import Group, default_store, in_background
+from .wire import Group, in_background, store_for
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must have come to their first attach, where the user names none."""
@@ -108,7 +108,7 @@ class Membership(NamedTuple):
             raise
 
     def _until_all_heard(self) -> None:
-        store = PrefixStore(f"gradwire/{self.name}", default_store().clone())
+        store = PrefixStore(f"gradwire/{self.name}", store_for(self.name).clone())
         keys = [f"heard/{rank}" for rank in range(self.world)]
         store.set(keys[self.rank], "")
         until_s = time.monotonic() + _LINGER_S
@@ -169,7 +169,7 @@ class Membership(NamedTuple):
         While the store does not answer, ``look`` is called with no absent ranks and no notes.
         """
         name = f"gradwire/{self.name}"
-        asked = in_background(lambda: question(PrefixStore(name, default_store().clone())))
+        asked = in_background(lambda: question(PrefixStore(name, store_for(self.name).clone())))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
         try:
             while look is not None and time.monotonic() < deadline_s - _LOOK_S:

@@ -12,10 +12,12 @@ from ..wrap.adapt import choose_together
 from .accounting import density_of_step, outgrown
 from .engine import Engine
 from .guard import Guard
+from .heal import Healing
 from .lanes import wall_clock
 from .log import Log
 from .messages import Message
 from .recorder import Recorder
+from .rejoin import Newcomer
 from .scaling import scale_of
 from .synchroniser import Synchroniser
 
@@ -47,6 +49,9 @@ class Progress:
         guard: Guard | None = None,
     ) -> None:
         self.guard = guard
+        self.healing: Healing | None = None
+        self.newcomer: Newcomer | None = None
+        """This rank's way into the run; None if it was there from the start."""
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
         self._scaler = scaler

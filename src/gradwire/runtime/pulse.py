@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ..errors import ExitCode
 from .roll_call import RollCall
 from .sweeping import leave, sweep
-from .wire import default_store, in_background
+from .wire import in_background, store_for
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
@@ -281,7 +281,7 @@ class Pulse:
 
     def _connected(self) -> Any:
         # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
-        store = PrefixStore(f"gradwire/{self._name}", default_store().clone())
+        store = PrefixStore(f"gradwire/{self._name}", store_for(self._name).clone())
         store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
         return store
 

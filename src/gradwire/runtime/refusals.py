@@ -17,7 +17,6 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
 from .dtensors import is_dtensor
+from .wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""
@@ -141,7 +141,7 @@ def _trained_outside(model: nn.Module, ddp: DistributedDataParallel) -> list[str
 def _refuse_no_group() -> None:
     """Refuses a launcher's rank without a process group: it would train alone, unnoticed."""
     world = os.environ.get("WORLD_SIZE", "")
-    if world.isdigit() and int(world) > 1 and not dist.is_initialized():
+    if world.isdigit() and int(world) > 1 and not has_store():
         raise InvalidSetting(
             f"this is one of WORLD_SIZE={world} ranks and no process group exists, so nothing "
             "would be exchanged; call torch.distributed.init_process_group() before attach (or "

@@ -7,7 +7,8 @@ Residuals keep their weight: a mean over fewer ranks delivers more of each, so t
 new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
 ``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
 repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
-``seconds`` from the notice to going on.
+``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
+the ``step`` that it began with, and the ``seconds`` that it took.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..errors import GradwireError, RankFailed, RanksLost, invalid
+from ..errors import GradwireError, InvalidSetting, RankFailed, RanksLost, invalid
 from ..planning.default_fusion import NamedParam
 from . import checkpoint
 from .arrivals import Arrivals
@@ -35,16 +37,19 @@ from .controls import Pilot
 from .dtensors import has_dtensors
 from .engine import Engine
 from .handle import Handle
+from .heal import NOBODY, scale, send
 from .membership import ALONE, Membership
 from .messages import Message
 from .progress import Progress
+from .rejoin import Lookout, Offer, come_together, open_group
 from .settings import Settings
 from .survivors import Counted, Survivors, meet
 from .synchroniser import AnyMessage
-from .wire import Group, in_background
+from .wire import REJOINED, Group, has_store, in_background
 
 _log = logging.getLogger("gradwire")
-_NOBODY = checkpoint.Origin("", 1, 0, "")
+_shrinking: WeakSet[Shrinking] = WeakSet()
+"""The attached models of this process that go on without lost ranks."""
 _GROUP_S = 30.0
 """Seconds that torch.distributed may take for the survivors' process group."""
 
@@ -91,10 +96,21 @@ class Shrinking:
             accepted = "'end' beside shards=, of which a lost rank holds some"
             raise invalid("on_failure", "shrink", accepted, remedy)
         self._ranks = list(range(self._engine.world))
+        self._last_newcomer, self._num_labels = 0, self._engine.world
         self._due: RanksLost | None = None
         self.left: list[dict[str, Any]] = []
-        handle.left = self.left
+        self.joined: list[dict[str, Any]] = []
+        handle.left, handle.joined = self.left, self.joined
         progress.synchroniser.commit = Commit(self._engine.world)
+        if (own := progress.newcomer) is not None:
+            self._last_newcomer = own.offer.number
+            progress.go_on_from(own.offer.step)
+            self._note_newcomer(own.offer, own.seconds)
+        self._lookout: Lookout | None = None
+        self._means: list[Tensor | None] = []
+        self._look_out()
+        _shrinking.add(self)
+        undo.callback(_shrinking.discard, self)
 
     @property
     def _engine(self) -> Engine:
@@ -106,6 +122,12 @@ class Shrinking:
         if due is not None:
             self._drop_gradients()
             raise due
+        commit = self._progress.synchroniser.commit
+        if commit is not None and commit.newcomer not in (0, self._last_newcomer):
+            self._last_newcomer = commit.newcomer
+            self._admit(
+                Offer(commit.newcomer, [*self._ranks, self._num_labels], self._progress.step)
+            )
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
@@ -166,36 +188,102 @@ class Shrinking:
         if undoes:
             synchroniser.commit.undo()
             self._drop_gradients()  # some may be means of the step that does not count
-        saved = checkpoint.collect(self._progress.messages, _NOBODY)
-        for fields in saved["params"].values():
-            for path in filter(checkpoint.is_residual, fields):
-                fields[path].mul_(len(decision.ranks) / old.world)
-        who = _among(old.who, decision)
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
+        scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
-            engine, group = self._connected(old, who, decision)
+            engine, group = self._connected(old, _among(old.who, decision), decision)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             raise failure from error
-        messages = self._make_messages(who)
+        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        self._move(saved, engine, group)
+
+    def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
+        """Goes on among the ranks of ``engine``, from the state that was collected."""
+        messages = self._make_messages(engine.who)
         flat = [message for message in messages if isinstance(message, Message)]
         for message, state in zip(flat, checkpoint.moved(saved, flat), strict=True):
             message.state = state
-        synchroniser.go_on(engine, messages, Commit(engine.world))
-        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        self._progress.synchroniser.go_on(engine, messages, Commit(engine.world))
+        self._look_out()
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
             handle.go_on_in(group)
 
-    def _connected(
-        self, old: Engine, who: Membership, decision: Survivors
-    ) -> tuple[Engine, Group | None]:
-        """A new engine, and a process group of torch.distributed, of the survivors."""
-        engine = Engine(
+    def _look_out(self) -> None:
+        """Has rank 0 look out for newcomers, if there is a store to meet them in."""
+        commit, healing = self._progress.synchroniser.commit, self._progress.healing
+        if self._engine.rank or commit is None or healing is None:
+            return
+        if self._lookout is None and has_store():
+            self._lookout = Lookout(healing.fingerprint)
+            self._undo.callback(self._lookout.close)
+            weakref.finalize(self._handle(), self._lookout.close)
+        commit.look = self._seen
+
+    def _seen(self) -> int:
+        """The number of the newcomer that waits; notes the means that this step leaves."""
+        number = 0 if self._lookout is None else self._lookout.number
+        self._means = [param.grad for _, param in self._params] if number else []
+        return number
+
+    def _admit(self, offer: Offer) -> None:
+        """Takes a newcomer in where all ranks agree, else goes on as before."""
+        start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
+        synchroniser.streams.catch_up()
+        heal = self._healer(offer) if old.rank == 0 else lambda engine: None
+        found = come_together(offer, self._connect, heal, old.timeout, old)
+        if isinstance(found, str):
+            _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
+            return
+        engine, group = found
+        old.close()
+        self._undo.callback(engine.close)
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
+        scale(saved, engine.world / old.world)
+        self._move(saved, engine, group)
+        self._note_newcomer(offer, time.monotonic() - start_s)
+
+    def _note_newcomer(self, offer: Offer, seconds: float) -> None:
+        self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
+        self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
+        _log.warning("rank %d has come in with step %d", offer.labels[-1], offer.step)
+
+    def _healer(self, offer: Offer) -> Callable[[Engine], None]:
+        """The way to send the newcomer what it lacks; raises where none can come in now."""
+        healing, why = self._progress.healing, ""
+        assert healing is not None
+        pairs = zip(self._params, self._means, strict=False)
+        if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):
+            why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
+        if len(_shrinking) > 1:
+            why = "several models are attached, and a newcomer can join only one"
+        data = None if why else healing.packed(self._progress.messages)
+
+        def heal(engine: Engine) -> None:
+            if data is None:
+                raise InvalidSetting(why)
+            send(data, engine.world - 1, engine.routes.first_channel)
+
+        return heal
+
+    def _connect(self, who: Membership) -> Engine:
+        old = self._engine
+        return Engine(
             who,
             num_channels=old.num_channels,
             timeout=old.timeout,
             on_span=self._progress.recorder.add,
         )
+
+    def _connected(
+        self, old: Engine, who: Membership, decision: Survivors
+    ) -> tuple[Engine, Group | None]:
+        """A new engine, and a process group of torch.distributed, of the survivors."""
+        engine = self._connect(who)
         self._undo.callback(engine.close)
+        if old.who.name.startswith(REJOINED):
+            beside = Membership(f"{old.who.name} after {decision.num_steps}", who.rank, who.world)
+            return engine, open_group(beside, old.timeout)
         handle = self._handle()
         group = None if handle is None else handle.group
         before = dist.get_process_group_ranks(group or dist.group.WORLD)

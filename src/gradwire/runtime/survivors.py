@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ..errors import RankFailed
 from .engine import Engine
 from .pulse import PATIENCE_S
-from .wire import default_store, in_background
+from .wire import in_background, store_for
 
 _POLL_S = 0.02
 _SPARE = timedelta(seconds=10)
@@ -80,7 +80,9 @@ class _Meeting:
 
     def __init__(self, engine: Engine, lost: Sequence[int]) -> None:
         self._engine, self._lost = engine, lost
-        self._store: Any = PrefixStore(f"gradwire/{engine.who.name}/left", default_store().clone())
+        self._store: Any = PrefixStore(
+            f"gradwire/{engine.who.name}/left", store_for(engine.who.name).clone()
+        )
         self._beats: dict[int, tuple[int, float]] = {}
 
     def hold(self, counted: Counted) -> Survivors | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from .wire import default_store, in_background
+from .wire import in_background, store_for
 
 _LEFT = "left"
 
@@ -31,7 +31,7 @@ def leave(store: Any, world: int) -> None:
 
 def leave_later(name: str, world: int) -> None:
     """Leaves the store under a name, on a thread that nobody waits for."""
-    in_background(lambda: leave(PrefixStore(f"gradwire/{name}", default_store().clone()), world))
+    in_background(lambda: leave(PrefixStore(f"gradwire/{name}", store_for(name).clone()), world))
 
 
 def give_memory_back() -> None:

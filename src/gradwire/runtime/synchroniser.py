@@ -49,6 +49,7 @@ class Synchroniser:
         check_every: int | None = None,
     ) -> None:
         self.engine = engine
+        self._asked_every = check_every
         self._check_every = check_every if engine.world > 1 else None
         self.streams = Streams()
         self._params, self.names = params, list(params)
@@ -95,8 +96,7 @@ class Synchroniser:
     def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
         self.engine, self.commit, self.open = engine, commit, False
-        if engine.world == 1:
-            self._check_every = None
+        self._check_every = self._asked_every if engine.world > 1 else None
         self.replace(messages)
 
     def begin(

@@ -51,7 +51,7 @@ def open_channels(
     groups by how many a process has, so ranks that are in different numbers of groups would wait
     for each other for ever. It also keeps groups, with their connections, until the job ends.
     """
-    store = default_store()
+    store = store_for(name)
     return [
         ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
@@ -84,6 +84,35 @@ def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> Non
 def default_store() -> Any:
     """The job's rendezvous store, for which torch has no public name."""
     return dist.distributed_c10d._get_default_store()
+
+
+REJOINED = "rejoined "
+"""The beginning of the names of ranks of which one came in later, as process of no group."""
+_given: list[Any] = []
+
+
+def come_by(store: Any) -> None:
+    """Has this process, which comes in later, meet the other ranks in ``store``."""
+    _given[:] = [store]
+
+
+def has_store() -> bool:
+    """Whether this process can meet others."""
+    return bool(_given) or dist.is_initialized()
+
+
+def root_store() -> Any:
+    """The job's store without torch's prefixes of keys, which a process that comes in later cannot
+    know."""
+    store = _given[0] if _given else default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def store_for(name: str) -> Any:
+    """The store in which the ranks under a ``Membership``'s name meet."""
+    return root_store() if name.startswith(REJOINED) else default_store()
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:
@@ -132,6 +161,11 @@ class Routes:
         self.lanes = lanes
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
+
+    @property
+    def first_channel(self) -> Channel:
+        """A channel to all ranks, for what no message carries."""
+        return self.circles[Among.RANKS].channels[0]
 
     def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
         """The channel that each of a message's verbs takes on a lane.

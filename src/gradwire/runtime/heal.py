@@ -1,0 +1,95 @@
+"""Heal: a newcomer takes over from rank 0 all that ranks share, bit for bit.
+
+These are parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
+exchange keeps. A field of the exchange with a value for each element, such as a residual, is the
+rank's own. There a newcomer begins as before a first step, and the others scale theirs by new over
+old number of ranks, as ``redistribute`` does: a mean over more ranks delivers less of each.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from ..verbs import Recv, Send
+from . import checkpoint
+from .messages import Message
+from .wire import Channel, carry_out
+
+_PART_BYTES = 2**25
+"""Bytes that travel at once; each part may take as long as a message."""
+NOBODY = checkpoint.Origin("", 1, 0, "")
+
+
+class Healing(NamedTuple):
+    """The parts of one attached model's training that all ranks share.
+
+    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must share.
+    """
+
+    tensors: Callable[[], list[Tensor]]
+    optimizer: Optimizer | None
+    scaler: GradScaler | None
+    timeout: timedelta
+    fingerprint: str
+
+    def packed(self, messages: Sequence[Message]) -> Tensor:
+        """All of it as bytes in host memory."""
+        buffer, (optimizer, scaler) = io.BytesIO(), self[1:3]
+        kept = checkpoint.collect(messages, NOBODY)
+        for name, fields in kept["params"].items():
+            kept["params"][name] = {p: fields[p] for p in fields if not _is_own(p)}
+        parts = {
+            "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
+            "optimizer": optimizer and optimizer.state_dict(),
+            "scaler": scaler and scaler.state_dict(),
+            "exchange": kept,
+        }
+        torch.save(parts, buffer)
+        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+
+    def take_over(self, data: Tensor, messages: Sequence[Message]) -> None:
+        """Puts what ``packed`` has made on another rank in this one's place."""
+        parts = torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
+        with torch.no_grad():
+            for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
+                tensor.copy_(found)
+        for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
+            if owner is not None:
+                owner.load_state_dict(state)
+        states = checkpoint.moved(parts["exchange"], messages)
+        for message, own in zip(messages, states, strict=True):
+            message.state = own
+
+
+def _is_own(path: str) -> bool:
+    return path.endswith("_N")
+
+
+def scale(saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = _is_own) -> None:
+    """Scales some fields of a collected state, by default those with a value for each element."""
+    for fields in saved["params"].values():
+        for path in filter(which, fields):
+            fields[path].copy_(fields[path] * factor)
+
+
+def send(data: Tensor, dst: int, channel: Channel) -> None:
+    """Sends bytes to another rank, in parts."""
+    for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
+        carry_out([Send(dst, part)], [channel])
+
+
+def receive(src: int, channel: Channel) -> Tensor:
+    """The bytes that another rank sends."""
+    carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
+    data = torch.empty(int(size), dtype=torch.uint8)
+    for part in torch.split(data, _PART_BYTES):
+        carry_out([Recv(src, part)], [channel])
+    return data
