@@ -39,6 +39,9 @@ class Plan:
     """The newcomer that rank 0 waits for, by step; it comes in with the next one."""
     dies_meeting: int = -1
     """The rank that dies in the midst of a newcomer's admission."""
+    adds_up: bool = False
+    """Whether gradients are never dropped."""
+    num_models: int = 1
 
 
 class Report(NamedTuple):
@@ -80,7 +83,8 @@ def train_on(
             handle._hooks.shrinking._admit = die  # type: ignore[union-attr]
         while True:
             try:
-                optimizer.zero_grad()
+                if not plan.adds_up:
+                    optimizer.zero_grad()
                 gradients = torch.autograd.grad(loss_of(net, data, step), params)
                 loss_of(net, data, step).backward()
                 break
@@ -128,8 +132,12 @@ def meet(handle: gw.Handle, number: int) -> None:
 
 
 def goes_on(rank: int, world: int, exchange: Exchange, plan: Plan) -> Report:
-    net = Net()
-    return train_on(*_in_order(net, *attached(net, exchange)), rank, plan)
+    net, others = Net(), [Net() for _ in range(1, plan.num_models)]
+    handles = [attached(other, exchange)[0] for other in others]
+    report = train_on(*_in_order(net, *attached(net, exchange)), rank, plan)
+    for handle in handles:
+        handle.detach()
+    return report
 
 
 def _in_order(net: Net, handle: gw.Handle, optimizer: torch.optim.Optimizer) -> Any:
@@ -270,6 +278,27 @@ def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
     assert [*found[0].worlds.values()] == [2, 2, 1, 1, 1, 2, 2, 1, 1, 2, 2, 2]
     assert found[0].lost == [(1,), (2,)]
     assert [one["rank"] for one in found[0].joined] == [2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (Plan(meets={4: 1}, adds_up=True), "exchanged gradients add up"),
+        (Plan(meets={4: 1}, num_models=2), "several models are attached"),
+    ],
+    ids=["gradients add up", "several models"],
+)
+def test_nobody_comes_in_who_could_not_have_the_same_bits(
+    doomed_two: Ranks, newcomers: list[Ranks], plan: Plan, why: str
+) -> None:
+    send(newcomers[0], doomed_two, TOPK, 1)
+    doomed_two.send(goes_on, TOPK, plan)
+    found = answers(doomed_two)
+    assert_alike(found)
+    assert [one.lost for one in found] == [[], []]
+    (text,) = answers(newcomers[0])
+    assert text.startswith(f"RankFailed: this process did not come in: InvalidSetting: {why}")
 
 
 def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:

@@ -64,7 +64,7 @@ class Handle(UnevenInputs):
         self.backend: dict[str, Any] = {}
         self.joined: list[dict[str, Any]] = []
         self.group: Any = None
-        """The process group whose ranks average, as ``attach`` found it; None without one."""
+        """The process group whose ranks average; None without one, gloo's own after a newcomer."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
