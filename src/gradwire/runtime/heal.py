@@ -55,9 +55,9 @@ class Healing(NamedTuple):
         torch.save(parts, buffer)
         return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
-    def take_over(self, data: Tensor, messages: Sequence[Message]) -> None:
+    def take_over(self, data: io.BytesIO, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
-        parts = torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
+        parts = torch.load(data, "cpu", weights_only=True)
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
@@ -86,10 +86,13 @@ def send(data: Tensor, dst: int, channel: Channel) -> None:
         carry_out([Send(dst, part)], [channel])
 
 
-def receive(src: int, channel: Channel) -> Tensor:
+def receive(src: int, channel: Channel) -> io.BytesIO:
     """The bytes that another rank sends."""
     carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
-    data = torch.empty(int(size), dtype=torch.uint8)
-    for part in torch.split(data, _PART_BYTES):
+    buffer = io.BytesIO()
+    while left := int(size) - buffer.tell():
+        part = torch.empty(min(left, _PART_BYTES), dtype=torch.uint8)
         carry_out([Recv(src, part)], [channel])
-    return data
+        buffer.write(part.numpy().tobytes())
+    buffer.seek(0)
+    return buffer
