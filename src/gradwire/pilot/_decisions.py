@@ -118,7 +118,7 @@ def is_worth(predicted_s: float, dense_s: float) -> bool:
 
 
 def wider(off: float) -> float:
-    """What steps must be off by after they were for nothing: the link is the one that it was.
+    """The factor that steps must be off by after a probe that found the same link.
 
     >>> wider(OFF), wider(wider(OFF)), wider(wider(wider(OFF)))
     (1.5, 2.0, 2.0)
@@ -127,7 +127,7 @@ def wider(off: float) -> float:
 
 
 def narrower(off: float) -> float:
-    """What steps must be off by after a review in which they were as expected: a tenth less.
+    """The factor that steps must be off by after a review in which they were as expected.
 
     >>> narrower(2.0), narrower(OFF)
     (1.9, 1.25)

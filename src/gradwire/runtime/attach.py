@@ -46,7 +46,7 @@ from .reals import as_reals
 from .recorder import Recorder
 from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
-from .rejoin import Newcomer
+from .rejoin import Newcomer, newcomer_by
 from .scaling import refuse_float16
 from .settings import (
     DEFAULT_TIMEOUT,
@@ -85,34 +85,31 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (its parameters and buffers are broadcast from rank 0 now; not
-    buffers in each forward pass, as by DDP) or a ``DistributedDataParallel`` module (its hook is
-    taken, or where all is dense none, see `reducer`), maybe wrapped. ``.grad`` is the mean then.
-
+    ``model`` is an ``nn.Module`` (parameters and buffers are broadcast from rank 0, once) or a
+    ``DistributedDataParallel`` module (its hook is taken, or where all is dense none, see
+    `reducer`), maybe wrapped. After a backward pass every ``.grad`` is the mean.
     ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
     A compressor gets the collective that suits its traits, and error feedback if it needs that.
     ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
-    have ``bucket_cap_mb`` MiB (see `default_fusion`), and ``num_channels`` (4) are sent at once. Or
+    have ``bucket_cap_mb`` MiB (see `default_fusion`); ``num_channels`` (4) travel at once. Or
     ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
     (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
     forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
-    ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh`` (default: all
-    ranks). Its ranks hold the same shards where parameters are DTensors (``fully_shard``).
+    ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh``; its ranks
+    hold the same shards where parameters are DTensors (``fully_shard``). The default is all ranks.
     ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
-    other shards what to send. ``mesh`` is for hosts of several ranks: one of ("hosts", "local"), or
-    "torchrun". These add up gradients and exchange shares. What goes between hosts takes
-    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike and run the same
-    steps; every backward pass must reach an attached parameter on each. ``timeout`` bounds a wait
-    for a peer. ``on_failure="shrink"`` has ranks go on without a lost one, and a new process comes
-    in by ``rejoin``, the job's store. Every ``guard_every`` steps some means are compared with
-    dense ones, and every ``check_every`` all among ranks. ``trace()`` has ``trace_steps`` steps.
-    ``scaler`` is a ``GradScaler``.
+    other shards what to send. ``mesh`` is for hosts of several ranks, which add up gradients and
+    exchange shares: one of ("hosts", "local"), or "torchrun". What goes between hosts takes
+    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike, and each backward
+    pass must reach an attached parameter. ``timeout`` bounds a wait for a peer. By
+    ``on_failure="shrink"`` ranks go on without a lost one; ``rejoin``, the job's store, lets a new
+    process in. Every ``guard_every`` steps some means are compared with dense ones, every
+    ``check_every`` all among ranks. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    places = group, shards, mesh
-    newcomer = None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
-    grid = grid_of(model := sole_ddp(model), *places, timeout)
+    newcomer = newcomer_by(rejoin, on_failure, optimizer, (group, shards, mesh))
+    grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
