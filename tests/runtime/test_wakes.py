@@ -22,12 +22,16 @@ NUM_STEPS = 3
 
 
 def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int]:
-    """The tasks that went to a lane's thread, by name, and the messages of one step."""
+    """The tasks that went to a lane's thread, by name, and the messages of one step.
+
+    A light task behind others that the lane is at wakes nobody, and is not counted.
+    """
     found: Counter[str] = Counter()
     queue = TaskManager._queue
 
     def counting(manager: TaskManager, task: Task, lane: str) -> None:
-        found[task.name] += 1
+        is_behind = lane in manager._busy or manager._ready[lane]
+        found[task.name] += not (task.is_light and is_behind)
         queue(manager, task, lane)
 
     net = Net()
@@ -46,7 +50,7 @@ def test_no_lane_is_woken_up_to_wait_for_the_network_or_to_scatter(
     for found, num_messages in two.run(queued, exchange):
         assert num_messages >= 3
         computes = () if exchange is DENSE else ("gather", "encode", "merge", "decode")
-        assert set(found) <= set(computes)
+        assert {name for name in found if found[name]} <= set(computes)
         if computes:
             assert found["gather"] == NUM_STEPS * num_messages
 
