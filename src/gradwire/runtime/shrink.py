@@ -257,11 +257,11 @@ class Shrinking:
             why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
         if len(_shrinking) > 1:
             why = "several models are attached, and a newcomer can join only one"
-        data = None if why else healing.packed(self._progress.messages)
 
-        def heal(engine: Engine) -> None:
-            if data is None:
+        def heal(engine: Engine) -> None:  # where it fails, all ranks hear it by the verdict
+            if why:
                 raise InvalidSetting(why)
+            data = healing.packed(self._progress.messages)
             send(data, engine.world - 1, engine.routes.first_channel)
 
         return heal
