@@ -20,7 +20,7 @@ CASES = {
         {**PLANNED, "step_s": 2.0, "expected_s": None, "slowness": 20.0},
         Move.PLAN,
     ),
-    "a plan with a plainer rival": (
+    "a plan with a rival": (
         {**PLANNED, "step_s": 0.1, "expected_s": None, "rival_s": 0.12},
         Move.TRY_RIVAL,
     ),
@@ -49,19 +49,27 @@ CASES = {
         Move.EXPECT,
     ),
     "a rival that is as fast": (
-        {**PLANNED, "step_s": 0.1, "expected_s": None, "rival_s": 0.1, "before_s": 0.1},
+        {**PLANNED, "step_s": 0.1, "expected_s": None, "best_s": 0.1},
         Move.EXPECT,
     ),
     "a rival that is slower": (
-        {**PLANNED, "step_s": 0.11, "expected_s": None, "rival_s": 0.1, "before_s": 0.1},
+        {**PLANNED, "step_s": 0.11, "expected_s": None, "best_s": 0.1},
+        Move.BACK,
+    ),
+    "a rival that is slower, with another that may be as fast as the best": (
+        {**PLANNED, "step_s": 0.2, "expected_s": None, "rival_s": 0.12, "best_s": 0.1},
+        Move.TRY_RIVAL,
+    ),
+    "a rival that is slower, with another out of reach of the best": (
+        {**PLANNED, "step_s": 0.2, "expected_s": None, "rival_s": 0.13, "best_s": 0.1},
         Move.BACK,
     ),
     "a rival slower than dense, and a plan that is not": (
-        {**PLANNED, "step_s": 0.5, "expected_s": None, "before_s": 0.1},
+        {**PLANNED, "step_s": 0.5, "expected_s": None, "best_s": 0.1},
         Move.BACK,
     ),
     "a plan and a rival that do not gain": (
-        {**PLANNED, "step_s": 0.5, "expected_s": None, "before_s": 0.4, "slowness": 1.0},
+        {**PLANNED, "step_s": 0.5, "expected_s": None, "best_s": 0.6, "slowness": 1.0},
         Move.DENSE,
     ),
     "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),

@@ -59,13 +59,21 @@ def test_links_stay_as_measured_where_that_is_near_enough_or_no_factor_explains_
     assert link_factor(PROFILE, cluster, share * dense_s(cluster)) == 1.0
 
 
-def test_a_proposal_is_told_with_its_rival() -> None:
+def test_a_proposal_is_told_with_its_rivals() -> None:
     made = proposal(PROFILE, cluster_of(), "safe", overlap_forward=True)
     assert made.plan is not None
-    with_rival = made._replace(rival=made.plan, rival_s=1.0)
-    assert Proposal.of(with_rival.told()) == with_rival
+    with_rivals = made._replace(rivals=((made.plan, 1.0), (made.plan, 2.0)))
+    assert Proposal.of(with_rivals.told()) == with_rivals
     assert Proposal.of(made._replace(plan=None).told()).plan is None
-    assert with_rival.swapped().swapped() == with_rival
+
+
+def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
+    slow = proposal(PROFILE, measured().slower(10.0), "safe", overlap_forward=False)
+    (first, first_s), *others = slow.rivals
+    one = slow.next_rival()
+    assert (one.plan, one.predicted_s, one.rivals) == (first, first_s, tuple(others))
+    assert one.words != slow.words
+    assert one.dense_s == slow.dense_s
 
 
 def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:

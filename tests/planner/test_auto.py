@@ -18,7 +18,7 @@ from gradwire.data.check import check
 from gradwire.data.cluster import Cluster, CodecFit, Host
 from gradwire.data.exchanges import exchanges_of
 from gradwire.data.fit import LineFit
-from gradwire.data.plan import DENSE, Chunk, Plan, PlannedMessage
+from gradwire.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Profile
 from gradwire.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
 from gradwire.errors import InvalidSetting
@@ -137,7 +137,9 @@ def test_two_compressors_share_a_model_where_lane_and_link_are_both_busy(num_ran
 def made_up(name: str, seconds: float, num_messages: int, lane_s: float = 0.0) -> PricedPlan:
     chunk = (Chunk(tensor="t", start=0, stop=1),)
     messages = (PlannedMessage(chunks=chunk, exchange=name),) * num_messages
-    return PricedPlan(name, seconds, Plan(planner=name, model="m", messages=messages), lane_s)
+    exchanges = {name: ExchangeSetting(compressor="uniform")}
+    plan = Plan(planner=name, model="m", messages=messages, exchanges=exchanges)
+    return PricedPlan(name, seconds, plan, lane_s)
 
 
 ADMITS = admitted("safe", cluster_of())
@@ -145,25 +147,32 @@ DDP, OTHER = made_up("ddp", 1.0, 2), made_up("other", 0.96, 20)
 
 
 @pytest.mark.parametrize(
-    ("lossy", "chosen", "rival"),
+    ("lossy", "chosen", "rivals"),
     [
-        ([(0.50, 13, 0.1), (0.52, 5, 0.2)], 1, None),
-        ([(0.50, 13, 0.1), (0.53, 5, 0.2)], 0, 1),
-        ([(0.50, 5, 0.2), (0.52, 5, 0.1)], 1, None),
-        ([(0.50, 13, 0.1), (0.70, 5, 0.2), (0.72, 5, 0.1)], 0, 2),
-        ([(0.94, 13, 0.1), (0.96, 5, 0.2)], 0, 1),
-        ([(0.96, 5, 0.1)], None, None),
+        ([("a", 0.50, 13, 0.1), ("a", 0.52, 5, 0.2)], 1, []),
+        ([("a", 0.50, 13, 0.1), ("a", 0.53, 5, 0.2)], 0, [1]),
+        ([("a", 0.50, 5, 0.2), ("a", 0.52, 5, 0.1)], 1, []),
+        ([("a", 0.50, 13, 0.1), ("a", 0.70, 5, 0.2), ("a", 0.72, 5, 0.1)], 0, [2]),
+        ([("a", 0.94, 13, 0.1), ("a", 0.96, 5, 0.2)], 0, [1]),
+        ([("a", 0.96, 5, 0.1)], None, []),
+        ([("a", 0.50, 5, 0.1), ("b", 0.70, 5, 0.1), ("b", 0.60, 6, 0.1)], 0, [1]),
+        ([("a", 0.50, 5, 0.1), ("b", 0.70, 5, 0.1), ("c", 0.60, 4, 0.1)], 0, [2, 1]),
+        (
+            [("a", 0.50, 5, 0.1)] + [(name, 0.6, 5, 0.1) for name in "bcde"],
+            0,
+            [1, 2, 3],
+        ),
     ],
 )
-def test_of_plans_that_tie_the_plainest_is_taken_and_beside_others_it_is_tried(
-    lossy: list[tuple[float, int, float]], chosen: int | None, rival: int | None
+def test_of_plans_that_tie_the_plainest_is_taken_and_others_are_rivals(
+    lossy: list[tuple[str, float, int, float]], chosen: int | None, rivals: list[int]
 ) -> None:
     """Within 5 %; a plan that does not pay is no choice, however plain it is."""
-    plans = [made_up(f"plan {n}", *figures) for n, figures in enumerate(lossy)]
+    plans = [made_up(*figures) for figures in lossy]
     found = Survey([DDP, OTHER], plans, ADMITS)
     assert found.dense is DDP
     assert found.chosen is (DDP if chosen is None else plans[chosen])
-    assert found.rival is (None if rival is None else plans[rival])
+    assert list(map(id, found.rivals)) == [id(plans[place]) for place in rivals]
 
 
 def test_what_attach_does_without_a_plan_is_among_the_plans() -> None:

@@ -29,9 +29,8 @@ def seen(**seconds: Any) -> Iterator[None]:
     """Has auto see these figures in place of what the machine's mood makes of them.
 
     ``step_s`` are those of each review, the last one for all that follow; ``slowness`` that of
-    every message that is timed. The plan is one that compresses, as is its rival where it
-    ``has_rival``, and means may be as far from dense ones as they will, but for the fidelities in
-    ``allowed``.
+    every message that is timed. The plan is one that compresses, as are its ``num_rivals``, and
+    means may be as far from dense ones as they will, but for the fidelities in ``allowed``.
     """
     load("pilot", "auto")
     module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
@@ -46,10 +45,9 @@ def seen(**seconds: Any) -> Iterator[None]:
         assert {t.name for layer in profile.layers for t in layer.tensors} == {
             name for name, _ in Net().named_parameters()
         }
-        rival = lossy(1 + len(made)) if seconds.get("has_rival") else None
-        return module.Proposal(lossy(len(made)), 0.1, 0.4, f"plan {len(made)}", rival, 0.1)
+        plans = [(lossy(1 + number), 0.1) for number in range(seconds.get("num_rivals", 0))]
+        return module.Proposal(lossy(0), 0.1, 0.4, "first plan", tuple(plans))
 
-    made: list[Plan] = []
     before = module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR
     module.MOST_ERROR = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
     module.typical_s, module.proposal = typical_s, proposal
@@ -79,16 +77,16 @@ def lived(
     slowness: float,
     num: int,
     where: str = "plain",
-    has_rival: bool = False,
+    num_rivals: int = 0,
 ) -> Any:
     net = Reentrant() if "reentrant" in where else Net()
     optimizer = momentum(net.parameters())
     found = []
-    with seen(step_s=step_s, slowness=slowness, has_rival=has_rival):
+    with seen(step_s=step_s, slowness=slowness, num_rivals=num_rivals):
         model, handle = put(net, where, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         for step in range(num):
             train(model, optimizer, rank, [step])
-            found.append(handle.plan and handle.plan.to_json() if has_rival else bool(handle.plan))
+            found.append(handle.plan and handle.plan.to_json() if num_rivals else bool(handle.plan))
         handle.synchronize()
         pilot = handle.stats()["pilot"]
         steps = handle.step
@@ -131,21 +129,27 @@ def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) 
 
 
 @pytest.mark.parametrize(
-    ("rival_s", "is_kept"), [(0.2, False), pytest.param(0.05, True, marks=pytest.mark.slow)]
+    ("seconds", "stay"),
+    [
+        ([0.1, 0.2, 0.3], 0),
+        pytest.param([0.1, 0.09, 0.2], 1, marks=pytest.mark.slow),
+        pytest.param([0.1, 0.2, 0.05], 2, marks=pytest.mark.slow),
+    ],
 )
-def test_a_plainer_plan_is_tried_once_and_the_faster_one_kept(
-    two: Ranks, rival_s: float, is_kept: bool
+def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(
+    two: Ranks, seconds: list[float], stay: int
 ) -> None:
-    """After 6 dense steps and 2 + 4 by the plan, as many by its rival, and then by the faster."""
-    seconds = [0.4, 0.1, rival_s, min(0.1, rival_s)]
-    (one, _, found, pilot), other = two.run(lived, seconds, 1.0, 25, "plain", True)
+    """After 6 dense steps 2 + 4 by the plan, 2 + 3 by each rival, and then by the fastest."""
+    given = [0.4, *seconds, min(seconds)]
+    (one, _, found, pilot), other = two.run(lived, given, 1.0, 25, "plain", 2)
     assert other[0] == one
-    plan, rival = found[6], found[12]
-    assert len({None, plan, rival}) == 3
-    assert found == [None] * 5 + [plan] * 6 + [rival] * 6 + [rival if is_kept else plan] * 8
-    tried = [said for said in pilot["decisions"] if "is tried" in said]
-    assert len(tried) == 1
-    assert any("is taken again" in said for said in pilot["decisions"]) is not is_kept
+    tried = [found[6], found[12], found[17]]
+    assert len({None, *tried}) == 4
+    dense, each = [None] * 5, [tried[0]] * 6 + [tried[1]] * 5 + [tried[2]] * 5
+    assert found == dense + each + [tried[stay]] * 4
+    said = [one for one in pilot["decisions"] if "is tried" in one]
+    assert len(said) == 2
+    assert any("is taken again" in one for one in pilot["decisions"]) is (stay < 2)
 
 
 @pytest.mark.slow

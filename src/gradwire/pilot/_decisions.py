@@ -28,10 +28,10 @@ MOST_OFF = 2.0
 HALF = 0.5
 """A link whose messages take this share of their time, or one over it, is another link."""
 REACH = 1.25
-"""A plainer plan is tried if it is predicted to take no more than so many times what steps took.
+"""A rival is tried if it is predicted to take no more than so many times what steps took.
 
-Predictions leave most out of plans of many messages: steps by these may take longer than predicted
-where those by a plainer plan do not.
+Predictions leave most out of plans of many messages, and of lanes that share their cores: steps by
+one plan may take longer than predicted where those by another do not.
 """
 PAUSE = 3.0
 """A step that takes so many times the median of its neighbours held a pause of the caller's."""
@@ -56,9 +56,9 @@ class Move(Enum):
     RETURN = "return"
     """Goes on with the plan after dense steps."""
     TRY_RIVAL = "try rival"
-    """Takes the plainer plan for some steps, and this one again if it was the faster."""
+    """Takes the next rival for some steps."""
     BACK = "back"
-    """Goes back to the plan before, which was faster."""
+    """Goes back to the fastest of the plans that were tried."""
 
 
 class Decision(NamedTuple):
@@ -85,9 +85,9 @@ class Review:
     planned_s: float | None = None
     """Seconds of a step by this plan when dense ones were last compared with it; None before."""
     rival_s: float | None = None
-    """Predicted seconds of a step by a plainer plan that was not tried; None if there is none."""
-    before_s: float | None = None
-    """Seconds of a step by the plan whose rival this one is; None where it is no rival."""
+    """Predicted seconds of a step by the next rival; None where none is left."""
+    best_s: float | None = None
+    """Seconds of a step by the fastest plan that was tried before this one; None for the first."""
     slowness: float | None = None
     """The seconds of a message over those when the link was measured; None where not probed."""
     off: float = OFF
@@ -175,20 +175,21 @@ def decide(review: Review) -> Decision:
 
 def _first(review: Review) -> Decision | None:
     """The move that follows from the first steps by a plan; None if these are as they should be."""
-    step_s, before_s, dense_s = review.step_s, review.before_s, review.dense_s
+    step_s, dense_s = review.step_s, review.dense_s
+    best_s = inf if review.best_s is None else review.best_s
     rival_s = inf if review.rival_s is None else review.rival_s
-    unsure = review.planned_s is None and step_s > SURE * dense_s
-    if before_s is None and rival_s <= min(REACH * step_s, WORTH * dense_s):
+    if rival_s <= min(REACH * min(step_s, best_s), WORTH * dense_s):
         told = f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} are"
-        return Decision(Move.TRY_RIVAL, f"{told} predicted by a plainer one, which is tried")
-    if min(step_s, before_s or step_s) > GAIN * dense_s:
+        return Decision(Move.TRY_RIVAL, f"{told} predicted by another, which is tried")
+    if best_s < GAIN * step_s:
+        told = f"{format_seconds(step_s)} a step by this plan, {format_seconds(best_s)}"
+        return Decision(Move.BACK, f"{told} by one before it, which is taken again")
+    unsure = review.planned_s is None and step_s > SURE * dense_s
+    if step_s > GAIN * dense_s:
         # For good, so not before it is known that the link is still the same.
         if review.slowness is None:
             return Decision(Move.PROBE)
         return Decision(Move.TRY_DENSE) if unsure else _compared(dense_s, step_s)
-    if before_s is not None and before_s < GAIN * step_s:
-        told = f"{format_seconds(step_s)} a step by the plainer plan, {format_seconds(before_s)}"
-        return Decision(Move.BACK, f"{told} by the one before it, which is taken again")
     return Decision(Move.TRY_DENSE) if unsure else None
 
 

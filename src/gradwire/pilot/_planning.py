@@ -19,40 +19,42 @@ from ..planning.price import iteration_s
 class Proposal(NamedTuple):
     """A plan and what steps are predicted to take, the optimizer's share left out.
 
-    There is no plan where the planner refused; ``words`` then say why. ``rival`` is a plainer plan,
-    to be tried where steps by this one take longer; None where there is none.
+    There is no plan where the planner refused; ``words`` then say why. ``rivals`` are other plans,
+    to be tried where steps by this one take longer, and what is predicted for them, the fastest
+    first.
     """
 
     plan: Plan | None
     predicted_s: float
     dense_s: float
     words: str
-    rival: Plan | None = None
-    rival_s: float = 0.0
+    rivals: tuple[tuple[Plan, float], ...] = ()
     link_factor: float = 1.0
     """How many times as long as measured messages take, by what dense steps took."""
 
     def told(self) -> dict[str, Any]:
         """A form that rank 0 can tell the others."""
-        plans = {name: getattr(self, name) for name in _PLANS}
-        return {**self._asdict(), **{n: plan and plan.to_json() for n, plan in plans.items()}}
+        rivals = [(plan.to_json(), seconds) for plan, seconds in self.rivals]
+        return {**self._asdict(), "plan": self.plan and self.plan.to_json(), "rivals": rivals}
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Proposal:
         """The same as it was told."""
-        plans = {name: told[name] for name in _PLANS}
-        parsed = {n: plan and Plan.parse(plan, "rank 0's plan") for n, plan in plans.items()}
-        return cls(**{**told, **parsed})
+        plan = told["plan"] and _parsed(told["plan"])
+        rivals = tuple((_parsed(text), seconds) for text, seconds in told["rivals"])
+        return cls(**{**told, "plan": plan, "rivals": rivals})
 
-    def swapped(self) -> Proposal:
-        """The rival in the place of the plan, and the plan in that of the rival."""
-        assert self.rival is not None
-        return self._replace(
-            plan=self.rival, predicted_s=self.rival_s, rival=self.plan, rival_s=self.predicted_s
-        )
+    def next_rival(self) -> Proposal:
+        """The first of the rivals in the place of the plan, and before the other rivals."""
+        (plan, seconds), *others = self.rivals
+        given = {"plan": plan, "predicted_s": seconds, "words": words_of(plan)}
+        return self._replace(**given, rivals=tuple(others))
 
 
-_PLANS = ("plan", "rival")
+def _parsed(text: str) -> Plan:
+    return Plan.parse(text, "rank 0's plan")
+
+
 MOST_FACTOR = 4.0
 """The most that messages may take longer in training, or shorter, than when they were timed."""
 
@@ -74,9 +76,9 @@ def proposal(
     except InvalidSetting as error:
         words = f"the planner refuses: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
-    (_, seconds, plan, _), rival = found.chosen, found.rival
-    made = Proposal(plan, seconds, dense_s, words_of(plan), link_factor=factor)
-    return made if rival is None else made._replace(rival=rival.plan, rival_s=rival.seconds)
+    _, seconds, plan, _ = found.chosen
+    rivals = tuple((one.plan, one.seconds) for one in found.rivals)
+    return Proposal(plan, seconds, dense_s, words_of(plan), rivals, factor)
 
 
 def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:

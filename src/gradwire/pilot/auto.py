@@ -1,7 +1,7 @@
 """auto: a few dense steps while layers, links and codecs are measured, then the best plan for them.
 
-The plan's first steps are followed by as many by a plainer one, which may be as fast for all that
-predictions say, and the faster of the two is kept. After that it watches. Every few steps ranks
+The plan's first steps are followed by some by each of a few rivals, which may be as fast for all
+that predictions say, and the fastest is kept. After that it watches. Every few steps ranks
 tell each other what a step took. Where that has changed they time a message: if the link is another
 one, it is measured and planned for anew. Now and then a few steps are dense again, to see whether
 the plan still gains; if it does not, gradients stay dense. Where means are further from dense ones
@@ -32,6 +32,7 @@ from ..runtime.telling import figures_of_all
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
 from ._decisions import (
+    GAIN,
     OFF,
     Decision,
     Move,
@@ -112,8 +113,7 @@ class _Watched(Flight):
         self._off = OFF
         self._expected_s: float | None = None
         self._planned_s: float | None = None
-        self._before_s: float | None = None
-        self._may_rival = False
+        self._best: tuple[Proposal, float] | None = None
         self._between_trials = self._until_trial = settings.trial_steps
         self.decisions: list[str] = []
 
@@ -167,7 +167,7 @@ class _Watched(Flight):
     def _num_judged(self) -> int:
         """The steps that are judged together, the same on all ranks."""
         least, most = self._settings.review_steps, _MOST_REVIEWED
-        if self._is_trial:
+        if self._is_trial or self._best is not None:
             least, most = _TRIAL, _MOST_REVIEWED // 2
         return num_to_judge(least, most, self._dense_s)
 
@@ -246,8 +246,7 @@ class _Watched(Flight):
             f"{format_seconds(predicted_s)} are predicted"
         )
         worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
-        self._before_s = self._planned_s = None
-        self._may_rival = made.rival is not None
+        self._best = self._planned_s = None
         self._go(made.plan if worth else None)
         self._between_trials = self._until_trial = self._settings.trial_steps
         self._say(told if worth else f"{told}: not worth it, gradients stay dense")
@@ -286,8 +285,8 @@ class _Watched(Flight):
             expected_s=self._expected_s,
             dense_s=self._dense_s,
             planned_s=self._planned_s,
-            rival_s=self._predicted_s(made.rival_s) if made and self._may_rival else None,
-            before_s=self._before_s,
+            rival_s=self._predicted_s(made.rivals[0][1]) if made and made.rivals else None,
+            best_s=None if self._best is None else self._best[1],
             slowness=slowness,
             off=self._off,
             is_trial_due=self._until_trial <= 0,
@@ -305,7 +304,7 @@ class _Watched(Flight):
         return found
 
     def _act(self, decision: Decision, step_s: float) -> None:
-        if decision.why:
+        if decision.why and decision.move not in (Move.TRY_RIVAL, Move.BACK):
             self._say(decision.why)
         match decision.move:
             case Move.EXPECT:
@@ -322,15 +321,12 @@ class _Watched(Flight):
             case Move.DENSE:
                 if self._is_trial:
                     self._dense_s = step_s
+                self._best = None
                 self._go(None)
-            case Move.TRY_RIVAL:
-                self._before_s, self._may_rival = step_s, False
-                self._swap()
-            case Move.BACK:
-                self._swap()
-                self._before_s = None
+            case Move.TRY_RIVAL | Move.BACK:
+                self._take_other(decision, step_s)
             case Move.TRY_DENSE:
-                self._planned_s = step_s
+                self._planned_s, self._best = step_s, None
                 self._go(None, is_trial=True)
             case Move.RETURN:
                 assert self._proposal is not None
@@ -340,14 +336,21 @@ class _Watched(Flight):
                 self._go(self._proposal.plan)
                 self._expected_s = self._planned_s
 
-    def _swap(self) -> None:
-        """Goes over to the rival of the plan, which becomes the rival of that one."""
+    def _take_other(self, decision: Decision, step_s: float) -> None:
+        """Goes over to the next rival, or to the best so far; this plan's steps took ``step_s``."""
         assert self._proposal is not None
-        self._proposal = self._proposal.swapped()
+        if decision.move is Move.BACK:
+            assert self._best is not None
+            self._proposal, self._best = self._best[0]._replace(rivals=()), None
+        else:
+            if self._best is None or step_s < GAIN * self._best[1]:
+                self._best = self._proposal, step_s
+            self._proposal = self._proposal.next_rival()
+        self._say(f"{decision.why} ({self._proposal.words})")
         self._go(self._proposal.plan)
 
     def _expect(self, step_s: float) -> None:
-        self._before_s = None
+        self._best = None
         is_first, self._expected_s = self._expected_s is None, step_s
         if self._controls.plan is None:
             self._dense_s = step_s

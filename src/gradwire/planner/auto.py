@@ -48,6 +48,8 @@ from .usbyte_extended import usbyte_extended
 
 JUDGED = 2
 """The compressors that are gone into, those of the best first drafts."""
+PLAIN = 4
+"""The compressors of which the plan that ``attach`` makes by itself is compared too."""
 BESIDE = 4
 """The compressors that are looked at beside the best, those nearest to dense."""
 TWO_GAIN = 0.02
@@ -141,7 +143,8 @@ def _compressed(
     drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in _judged(possible)]
     made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
     if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
-        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one, _, _ in drafts]
+        plain = sorted(possible, key=first_seconds)[:PLAIN]
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in plain]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan

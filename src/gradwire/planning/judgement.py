@@ -20,6 +20,8 @@ MARGIN = 0.05
 within 5 % of what was measured (``docs/measured.md``), so less may be none. For the same reason
 plans whose predictions lie closer together count as equally fast: the plainest of them is taken."""
 
+MOST_RIVALS = 3
+"""The most plans that are worth a try beside the chosen one."""
 _FARTHEST = 2.0**12
 """Rates are looked at up to so many times the cluster's, and down to such a part of it."""
 
@@ -72,17 +74,25 @@ class Survey:
         return _plainest(self.lossy, most_s)
 
     @property
-    def rival(self) -> PricedPlan | None:
-        """The fastest plan with a compressor that has fewer messages than the chosen one.
+    def rivals(self) -> list[PricedPlan]:
+        """Plans with a compressor that may be faster than the chosen one, the fastest first.
 
-        Predictions leave most out of plans of many messages, so it may be faster for all that they
-        say. Of those that tie, the one of least effort. None where nothing is compressed.
+        Predictions leave most out of plans of many messages, and lanes share their cores with the
+        model. So each compressor's plainest plan counts, if it has no more messages than the chosen
+        one; of the same compressor, if it has fewer. There are ``MOST_RIVALS`` at most, and none
+        where nothing is compressed.
         """
         chosen = self.chosen
         if chosen is self.dense:
-            return None
-        num_messages = len(chosen.plan.messages)
-        return _plainest([one for one in self.lossy if len(one.plan.messages) < num_messages])
+            return []
+        alike: dict[frozenset[str], list[PricedPlan]] = {}
+        for one in self.lossy:
+            names = frozenset(one.plan.exchanges)
+            is_same = names == frozenset(chosen.plan.exchanges)
+            if len(one.plan.messages) + is_same <= len(chosen.plan.messages):
+                alike.setdefault(names, []).append(one)
+        found = [plain for plans in alike.values() if (plain := _plainest(plans)) is not None]
+        return sorted(found, key=lambda one: one.seconds)[:MOST_RIVALS]
 
     @property
     def chosen(self) -> PricedPlan:
