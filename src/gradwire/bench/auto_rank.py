@@ -67,7 +67,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
     rounds, counts = settings["rounds"], dict.fromkeys(sides, settings["steps"])
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
-        for place, (name, side) in enumerate(sides.items()):
+        order = list(sides.items())
+        shift = turn % len(order)  # nobody is always the first, or always behind the same other
+        for place, (name, side) in enumerate(order[shift:] + order[:shift]):
             report((turn + place / len(sides)) / (rounds + 1), name)
             _take_turn(side, task, counts[name] if turn else 2)
             if not turn:

@@ -47,8 +47,8 @@ class Proposal(NamedTuple):
     def next_rival(self) -> Proposal:
         """The first of the rivals in the place of the plan, and before the other rivals."""
         (plan, seconds), *others = self.rivals
-        given = {"plan": plan, "predicted_s": seconds, "words": words_of(plan)}
-        return self._replace(**given, rivals=tuple(others))
+        words = words_of(plan)
+        return self._replace(plan=plan, predicted_s=seconds, words=words, rivals=tuple(others))
 
 
 def _parsed(text: str) -> Plan:

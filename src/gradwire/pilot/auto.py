@@ -16,6 +16,7 @@ and plans anew. Residuals of the old plan arrive with the first gradients.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
@@ -28,7 +29,7 @@ from ..measure.beside import median_pace
 from ..measure.living import LayerWatch
 from ..planning.fidelity import MOST_ERROR, stricter
 from ..runtime.controls import Controls, Flight, Pilot
-from ..runtime.telling import figures_of_all
+from ..runtime.telling import figures_of_all, told_meanwhile
 from ..units import format_rate, format_seconds
 from . import _measuring as measuring
 from ._decisions import (
@@ -101,6 +102,7 @@ class _Watched(Flight):
         self._num_steps, self._skipped = 0, _WARM_UP
         self._steps_s: list[float] = []
         self._last_s = clock()
+        self._told: Callable[[], list[list[float]]] | None = None
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
@@ -159,8 +161,11 @@ class _Watched(Flight):
             self._until_trial -= 1
         if self._cluster is None:
             self._measure(taken_s)
+        elif self._told is not None:
+            told, self._told = self._told, None
+            self._review(told())
         elif len(self._steps_s) >= self._num_judged():
-            self._review(typical_s(self._steps_s))
+            self._told = self._tell(typical_s(self._steps_s))
             self._steps_s.clear()
         self._last_s = clock()
 
@@ -261,12 +266,14 @@ class _Watched(Flight):
 
     # Watching.
 
-    def _review(self, own_s: float) -> None:
-        """Compares what steps take with what they took, and acts on it."""
-        engine = self._controls.engine
+    def _tell(self, own_s: float) -> Callable[[], list[list[float]]]:
+        """Has ranks tell each other what steps take, beside the next one, so that nobody waits."""
         missed = self._controls.missed()
-        own = [own_s, -1.0 if missed is None else missed]
-        step_s, error = map(max, zip(*figures_of_all(engine, own), strict=True))
+        return told_meanwhile(self._controls.engine, [own_s, -1.0 if missed is None else missed])
+
+    def _review(self, rows: list[list[float]]) -> None:
+        """Compares what steps take with what they took, and acts on it."""
+        step_s, error = map(max, zip(*rows, strict=True))
         self._error = None if error < 0 else error
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:
