@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.data.plan import ExchangeSetting, Plan
@@ -261,7 +263,7 @@ def uneven(rank: int, world: int) -> tuple[str, list[bool]]:
     net = Net()
     model, handle = put(net, "ddp", Route({2: plans.drawn(1), 4: lossy(2), 6: None}))
     optimizer, seen = momentum(net.parameters()), []
-    with model.join():  # type: ignore[operator]
+    with model.join():
         for step in range(3 + 5 * rank):
             train(model, optimizer, rank, [step])
             seen.append(handle.plan is not None)
@@ -330,17 +332,62 @@ def averaged_by(rank: int, world: int) -> list[str]:
     """Who averaged each step under DDP: plans come and go, and residuals are delivered."""
     net = Net()
     optimizer = momentum(net.parameters())
-    model, handle = put(net, "ddp", Route({2: lossy(1), 4: None, 7: lossy(2)}))
+    ways = {2: lossy(1), 4: None, 7: lossy(2), 9: None}
+    model, handle = put(net, "ddp", Route(ways))
+    assert isinstance(model, DistributedDataParallel)
     found = []
-    for step in range(8):
-        found.append(handle.stats()["averaged_by"])
-        train(model, optimizer, rank, [step])
-    assert handle.step == 8
+
+    def note(*_: Any) -> None:
+        hook = model._get_ddp_logging_data().get("comm_hook")
+        who = handle.stats()["averaged_by"]
+        found.append(f"{who}, by a hook" if hook else who)
+
+    net.register_forward_hook(note)
+    train(model, optimizer, rank, range(12))
+    assert handle.step == 12
     handle.detach()
     return [*found, digest(net)]
 
 
-def test_under_ddp_what_is_dense_is_left_to_ddps_own_reducer(two: Ranks) -> None:
+def test_under_ddp_what_is_dense_is_left_to_a_reducer_without_a_hook(two: Ranks) -> None:
+    """The step that delivers residuals, after a plan, is still averaged by gradwire."""
     (*found, bits), other = two.run(averaged_by)
-    assert found == ["DDP"] * 2 + ["gradwire"] * 3 + ["DDP"] * 2 + ["gradwire"]
+    planned = ["gradwire, by a hook"] * 3
+    assert found == ["DDP"] * 2 + planned + ["DDP"] * 2 + planned + ["DDP"] * 2
     assert other[-1] == bits
+
+
+def left_again(rank: int, world: int, **settings: Any) -> str:
+    """Steps by a plan that loses nothing, and by DDP before and after it."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), **settings)
+    optimizer = momentum(model.parameters())
+    handle = gw.attach(model, Route({2: plans.drawn(1), 4: None}))
+    train(model, optimizer, rank, range(8))
+    assert handle.step == 8
+    handle.detach()
+    train(model, optimizer, rank, range(8, 10))
+    return digest(model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        pytest.param({"find_unused_parameters": True}, marks=pytest.mark.slow),
+        pytest.param({"static_graph": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_new_reducer_trains_as_the_one_before(two: Ranks, settings: dict[str, bool]) -> None:
+    one, other = two.run(partial(left_again, **settings))
+    assert one == other
+    plain, _ = two.run(partial(left_plain, **settings))
+    assert one == plain
+
+
+def left_plain(rank: int, world: int, **settings: Any) -> str:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), **settings)
+    train(model, momentum(model.parameters()), rank, range(10))
+    return digest(model)

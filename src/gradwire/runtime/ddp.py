@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidSetting
+from .hooked import Hooked
 from .lanes import wall_clock
 from .messages import Grads
 from .overlap import Overlap
@@ -67,6 +68,34 @@ def register(
     hooks = DDPHooks(progress, params, slot)
     slot.hooks = weakref.ref(hooks)
     return hooks
+
+
+def leave_later(ddp: DistributedDataParallel) -> Callable[[], None]:
+    """Has the next forward pass begin with a reducer that no hook of ours ever served.
+
+    Reducers keep a hook for life, and one that does nothing still takes Python for each bucket. The
+    new reducer is made as DDP makes one for an unpickled model, before the forward pass, as a
+    backward pass may still be under way. All ranks call this alike. Within ``ddp.join()`` it waits,
+    as a rank that has joined has no forward pass. The function returned calls it off. A model keeps
+    its hook that tells its reducer more (a static graph, delayed parameters), or is of a torch
+    whose DDP is made otherwise.
+    """
+    made = getattr(ddp, "_ddp_init_helper", None)
+    told_more = ddp.static_graph or ddp._delay_all_reduce_params
+    if made is None or told_more or ddp not in _slots:
+        return lambda: None
+
+    def renew(*_: Any) -> None:
+        if ddp._join_config.enable:
+            return
+        once.remove()
+        params, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        names = ddp._build_debug_param_to_name_mapping(params)  # type: ignore[no-untyped-call]
+        made(params, are_sparse, names, ddp.static_graph)
+        _slots.pop(ddp, None)
+
+    once = Hooked(ddp.register_forward_pre_hook, renew)
+    return once.remove
 
 
 def _make_hook(slot: _Slot, group: Any) -> Any:

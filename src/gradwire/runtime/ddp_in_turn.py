@@ -1,8 +1,7 @@
 """A DDP model under a pilot: DDP's own reducer averages until a plan's messages do, and after them.
 
 No way to the mean of dense gradients is as fast as DDP's own (`reducer`). So its communication hook
-is taken only when the first plan comes. Reducers keep a hook: behind a plan that was given up DDP's
-all-reduces are asked for through it, bucket by bucket, which costs little.
+is taken only when a plan comes. Reducers keep a hook, so behind a plan DDP gets a new reducer.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class DDPInTurn:
         self.on_end: Callable[[], None] | None = None
         self._hooks: hook.DDPHooks | None = None
         self._stop_counting: Callable[[], None] | None = self._count()
+        self._keep_reducer: Callable[[], None] = lambda: None
 
     @property
     def is_left_to_ddp(self) -> bool:
@@ -44,10 +44,12 @@ class DDPInTurn:
         if wanted is not self.is_left_to_ddp:
             return
         self.remove()
+        self._keep_reducer()
         if wanted:
             self._hooks = hook.register(self._progress, self._ddp, self._params)
             self._hooks.on_end = self._ended
         else:
+            self._keep_reducer = hook.leave_later(self._ddp)
             self._stop_counting = self._count()
 
     def remove(self) -> None:
