@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .contract import Exchange, Member, Result, State
+from .contract import Copies, Exchange, Member, Result, State
 from .errors import InvalidSetting, invalid
 from .pairing import Pair
 from .spec import TensorSpec, working_dtype
@@ -127,6 +127,21 @@ class ErrorFeedback(Wrapper):
     ) -> None:
         assert residual_N is None, "an outer wrapper has tensors encoded apart"
         self.inner.encode_ahead(me, state.inner, place, grad_N, state.residual_N)
+
+    @property
+    def offloads(self) -> bool:
+        return self.inner.offloads
+
+    def encode_on_host(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        assert residual_N is None, "an outer wrapper has tensors encoded apart"
+        return self.inner.encode_on_host(me, state.inner, place, grad_N, state.residual_N)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

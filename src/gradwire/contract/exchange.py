@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Generator
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,8 @@ from .member import Member
 
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
+Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
+"""A text of two copies, from a device to the host and back: see ``Exchange.encode_on_host``."""
 
 
 class Exchange(metaclass=KeywordSettings):
@@ -131,6 +134,28 @@ class Exchange(metaclass=KeywordSettings):
         tensor.
         """
         raise AssertionError(f"{type(self).__name__} encodes no tensor by itself")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host may encode tensors of ``apart`` that lie on a device."""
+        return False
+
+    def encode_on_host(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        """``encode_ahead`` of a tensor on a device, by the host, where the exchange ``offloads``.
+
+        The text yields tensors of the device and is resumed with copies of them in host memory,
+        which it may overwrite. Then it yields what it has made of these, and is resumed with
+        copies on the device. What it does before the first copy and behind the second is launched
+        on the device. All of the state stays where it is.
+        """
+        raise AssertionError(f"{type(self).__name__} is not encoded on the host")
 
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.

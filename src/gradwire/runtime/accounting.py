@@ -19,6 +19,7 @@ from ..error_feedback import residuals
 from ..errors import InvalidSetting
 from ..trace.density import StepDensity
 from ..wrap.adapt import settings_of
+from .driver import OFFLOAD
 from .messages import Message
 from .staging import Staging
 
@@ -74,22 +75,29 @@ def norm_over_all(tensors: Iterable[Tensor]) -> float:
 
 
 def whereabouts(
-    messages: Iterable[Any], staging: Staging, num_steps: int, backend: Mapping[str, Any]
+    messages: Sequence[Any], staging: Staging, num_steps: int, backend: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Figures of where messages are encoded, and of what a step copies for that.
 
     Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
     the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
-    aside. Payloads pass through ``pinned_bytes`` of host memory. ``backend`` names what carries
-    payloads ``within_hosts`` and ``between_hosts``, and says ``why`` NCCL cannot (see `backends`).
+    aside. Payloads pass through ``pinned_bytes`` of host memory, and so do tensors that a plan has
+    encoded ``early``: ``offloaded`` counts them, and their bytes on the way there. ``backend`` names
+    what carries payloads ``within_hosts`` and ``between_hosts``, and says ``why`` NCCL cannot (see
+    `backends`).
     """
     steps = max(1, num_steps)
+    lanes = [lane for one in messages for lane in getattr(one, "lanes", {}).values()]
     return {
         "backend": dict(backend),
         "encoded_on": dict(Counter(str(message.device) for message in messages)),
         "to_host_bytes_per_step": staging.to_host_bytes / steps,
         "to_device_bytes_per_step": staging.to_device_bytes / steps,
         "pinned_bytes": staging.pinned_bytes,
+        "offloaded": {
+            "tensors": lanes.count(OFFLOAD),
+            "bytes_per_step": staging.offloaded_bytes / steps,
+        },
     }
 
 

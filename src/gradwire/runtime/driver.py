@@ -16,6 +16,9 @@ COMPUTE = "compute"
 """The lane of every task that is no communication."""
 INLINE = "backward"
 """The lane, in traces, of computations in the thread of the backward pass."""
+OFFLOAD = "offload"
+"""The lane of what the host encodes for a device; it has a thread where a plan has such tensors."""
+COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
 

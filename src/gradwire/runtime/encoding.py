@@ -3,10 +3,12 @@
 ``PlannedMessage.inline`` are done by the thread of the backward pass itself. Where gradients are
 encoded on the device that computes them, that is what happens anyway, and papers compare with it.
 On a host the compute lane does the same work beside the backward pass.
-``PlannedMessage.early`` are done on the compute lane, one for each tensor as it comes.
+``PlannedMessage.early`` are done on the compute lane, one for each tensor as it comes. Where
+gradients are encoded on a device, they are done by the host all the same, as papers offload them:
+on a lane of their own, from pinned memory (see `offload`).
 
-Either is a task with a lane. Where an exchange encodes each tensor by itself, there is a task for
-each when its gradient is ready (``encode_on_lane``). Where it encodes a message as one, the text is
+Each is a task with a lane. Where an exchange encodes each tensor by itself, there is a task for
+each when its gradient is ready (``encode_ahead``). Where it encodes a message as one, the text is
 ``begun`` inline when the message is launched.
 """
 
@@ -15,21 +17,45 @@ from __future__ import annotations
 from typing import Any
 
 from ..verbs import Compute, Steps
-from .driver import INLINE
+from .driver import INLINE, OFFLOAD
 from .engine import Engine
 from .lanes import Task
-from .streams import SideStream
+from .messages import Grads, Message
+from .offload import Offload
+from .streams import Copying, SideStream
 from .wire import as_on_a_lane
 
 
-def encode_on_lane(engine: Engine, task: Task, side: SideStream | None) -> Task:
-    """Has a task done on its lane; an inline one here and now, and its error is raised.
+def encode_ahead(
+    engine: Engine,
+    step: int,
+    message: Message,
+    name: str,
+    grads: Grads,
+    copying: Copying,
+    side: SideStream | None,
+) -> Task:
+    """Has the tensor ``name`` encoded where the plan says, before its message is launched.
 
-    ``side`` is the stream that it is launched on, where a device encodes.
+    What is inline is done here and now, and its error is raised. ``side`` is the stream that it is
+    launched on, where a device encodes.
     """
-    if side is not None:
-        task.fn = side.on(task.fn)
-    if task.lane != INLINE:
+    index, lane = message.index, message.lanes[name]
+    of = {"step": step, "message": index}
+
+    def encode() -> None:
+        message.encode_ahead(name, grads, copying)
+
+    if lane == OFFLOAD:
+        assert side is not None, "only what lies on a device is offloaded"
+        way = Offload(message.encode_on_host(name, grads, copying), index, name, side)
+        with as_on_a_lane():
+            engine.do_inline(Task(f"copy {name}", way.leave, INLINE, **of))
+        encode = way.encode
+    elif side is not None:
+        encode = side.on(encode)
+    task = Task(f"encode {name}", encode, lane, order=(step, index), **of)
+    if lane != INLINE:
         return engine.begin(task)
     with as_on_a_lane():
         return engine.do_inline(task)

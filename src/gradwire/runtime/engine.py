@@ -28,7 +28,7 @@ from ..errors import ExitCode, RankFailed
 from ..trace.span import Span
 from ..verbs import Among, Steps
 from .blame import IN_ATTACH, blamed, failure_of, first_line, silence
-from .driver import AMONG_SHARDS, COMPUTE, INLINE, Driver
+from .driver import AMONG_SHARDS, COMPUTE, COMPUTING, OFFLOAD, Driver
 from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
@@ -86,9 +86,9 @@ class Engine:
         self.inline_s = 0.0
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
-        self._manager = TaskManager(
-            [COMPUTE, *lanes] if lanes else [], observe=self._observe, on_error=self._task_failed
-        )
+        own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
+        noted = {"observe": self._observe, "on_error": self._task_failed}
+        self._manager = TaskManager(own, spare=spare, **noted)
         self._pulse = (
             Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
             if name
@@ -316,7 +316,7 @@ class Engine:
         give_memory_back()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
-        lane = task.lane if task.lane in (COMPUTE, INLINE) else "communication"
+        lane = task.lane if task.lane in COMPUTING else "communication"
         with self._lock:
             self.counters.sent_bytes += task.size_bytes
             if lane != "communication":
@@ -341,7 +341,7 @@ class Engine:
         if isinstance(error, RankFailed):  # found by a text, in what all ranks told
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
             how = "as all told each other"
-        elif task.lane in (COMPUTE, INLINE, None):
+        elif task.lane in (*COMPUTING, None):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
             self._fail(error)

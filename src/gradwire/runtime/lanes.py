@@ -66,32 +66,33 @@ class TaskManager:
     """Runs tasks on lanes, with a thread for each, in the order that the dependency graph allows.
 
     ``observe(task, start_s, end_s)`` is called after each task of a lane; ``on_error(task, error)``
-    once, at the first task that raises. After that no further task is started.
+    once, at the first task that raises. After that no further task is started. The thread of a
+    lane in ``spare`` begins with the lane's first task.
     """
 
     def __init__(
         self,
         lanes: Sequence[str],
         *,
+        spare: Sequence[str] = (),
         observe: Observer,
         on_error: Callable[[Task, BaseException], None],
         clock: Clock = wall_clock,
     ) -> None:
         self._observe, self._on_error, self._clock = observe, on_error, clock
         self._lock = threading.Lock()
-        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in lanes}
-        self._wake = {lane: threading.Condition(self._lock) for lane in lanes}
+        every = (*lanes, *spare)
+        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in every}
+        self._wake = {lane: threading.Condition(self._lock) for lane in every}
+        self._spare = set(spare)
         self._busy: set[str] = set()
         self._count = 0
         self._num_begun = 0
         self._none_begun = threading.Condition(self._lock)
         self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._serve, args=(lane,), name=f"gradwire {lane}", daemon=True)
-            for lane in lanes
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for lane in lanes:
+            self._start(lane)
 
     def add(self, task: Task, after: Iterable[Task] = ()) -> Task:
         """Puts a task into the graph; it starts when all of ``after`` are done."""
@@ -123,6 +124,12 @@ class TaskManager:
                 thread.join(timeout_s)
         with self._lock:
             return self._none_begun.wait_for(lambda: not self._num_begun, timeout_s)
+
+    def _start(self, lane: str) -> None:
+        name = f"gradwire {lane}"
+        thread = threading.Thread(target=self._serve, args=(lane,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _promote(self, task: Task) -> None:
         """Queues a task, or runs one without a lane and promotes what that frees.
@@ -176,6 +183,9 @@ class TaskManager:
 
     def _queue(self, task: Task, lane: str) -> None:
         with self._lock:
+            if lane in self._spare:
+                self._spare.discard(lane)
+                self._start(lane)
             self._count += 1
             heapq.heappush(self._ready[lane], (task.order, self._count, task))
             if lane not in self._busy:  # else who does its work looks here next

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Member, State
+from ..contract import Copies, Exchange, Member, State
 from ..contract.state import leaves
 from ..moves.shares import Range, Shares, shares_of
 from ..spec import TensorSpec
@@ -212,6 +212,12 @@ class Message:
         place = self._places[name]
         self._copy_in([place], grads, copying)
         self.exchange.encode_ahead(self.member, self.state, place, self.flat_N)
+
+    def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
+        """``encode_ahead`` on a device, as a text whose copies the host encodes; see `offload`."""
+        place = self._places[name]
+        self._copy_in([place], grads, copying)
+        yield from self.exchange.encode_on_host(self.member, self.state, place, self.flat_N)
 
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:

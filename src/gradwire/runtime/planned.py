@@ -10,14 +10,15 @@ from ..contract import Exchange
 from ..contract.collective import Collective
 from ..data.check import check
 from ..data.exchanges import exchanges_of, refuse_cuts, refuse_encodes, turns_of
-from ..data.plan import Plan
+from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Layer, Profile, ProfiledTensor
 from ..errors import InvalidSetting
 from ..pairing import Pair
 from ..planning.default_fusion import NamedParam
 from ..wrap.hosts import on_hosts
 from .controls import Pilot
-from .driver import COMPUTE, INLINE
+from .devices import HOST, home_of
+from .driver import COMPUTE, INLINE, OFFLOAD
 from .membership import Membership
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
@@ -45,13 +46,28 @@ def messages_of(
             made.append(rows)
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
-            lanes = dict.fromkeys(message.inline, INLINE) | dict.fromkeys(message.early, COMPUTE)
             carrier = on_hosts(exchange, ranks_per_host)
+            is_away = home_of((r.param for r in ranges), host_only=carrier.host_only) != HOST
+            lanes = _lanes(message, index, carrier, is_away)
             whole = Message(
                 index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
             )
             made.append(whole)
     return made
+
+
+def _lanes(
+    message: PlannedMessage, index: int, exchange: Exchange, is_away: bool
+) -> dict[str, str]:
+    """The lanes of what is not encoded at the launch of a message, which may be on a device."""
+    is_offloaded = is_away and bool(message.early)
+    if is_offloaded and not exchange.offloads:
+        raise InvalidSetting(
+            f"message {index} has {message.early[0]!r} encoded early, which is by the host, of a "
+            f"gradient on a device, and {exchange!r} cannot; plan it inline"
+        )
+    early = dict.fromkeys(message.early, OFFLOAD if is_offloaded else COMPUTE)
+    return dict.fromkeys(message.inline, INLINE) | early
 
 
 def _rows_way(exchange: Exchange) -> Collective | None:

@@ -8,7 +8,7 @@ it. What lies in host memory already, as sizes do that ranks tell each other, go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +22,16 @@ _ALIGNED_BYTES = 64
 
 @dataclass
 class Staging:
-    """The pinned buffers of one rank by message, and how many bytes it has copied so far."""
+    """The pinned buffers of one rank by message, and how many bytes it has copied so far.
+
+    Those of what the host encodes for a device have keys of their own; see `offload`.
+    """
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    _kept: dict[int, Tensor] = field(default_factory=dict)
+    offloaded_bytes: int = 0
+    """Bytes of what the host has encoded, a part of ``to_host_bytes``."""
+    _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
     def pinned_bytes(self) -> int:
@@ -59,7 +64,7 @@ class Staging:
         if not places:
             return None
         held = [getattr(verbs[at], name) for at, name, _, _ in places]
-        rooms = self._rooms(message, held, kind)
+        rooms = self.rooms(message, held, kind)
         taken: list[dict[str, Any]] = [{} for _ in verbs]
         staged = Staged(self, kind, stream)
         with kind.use(stream):
@@ -76,16 +81,16 @@ class Staging:
         staged.verbs = [replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)]
         return staged
 
-    def _rooms(self, message: int, tensors: Sequence[Tensor], kind: Device) -> list[Tensor]:
-        """Room for each tensor in the message's buffer, which grows where it has too little."""
+    def rooms(self, key: Hashable, tensors: Sequence[Tensor], kind: Device) -> list[Tensor]:
+        """Room for each tensor in the buffer of ``key``, which grows where it has too little."""
         ends, end = [], 0
         for tensor in tensors:
             end += -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
             ends.append(end)
-        kept = self._kept.get(message)
+        kept = self._kept.get(key)
         if kept is None or kept.numel() < end:
             # Sizes that vary soon fit: each time there is a quarter more than was needed.
-            kept = self._kept[message] = kind.pinned(end if kept is None else end + end // 4)
+            kept = self._kept[key] = kind.pinned(end if kept is None else end + end // 4)
         starts = [0, *ends]
         return [
             kept[start : start + tensor.nbytes].view(tensor.dtype)

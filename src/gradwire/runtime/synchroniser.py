@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..verbs import AllReduce, Steps
 from .commit import Commit
-from .encoding import begun, encode_on_lane
+from .encoding import begun, encode_ahead
 from .engine import Engine
 from .integrity import same_everywhere
 from .lanes import Task
@@ -176,18 +176,12 @@ class Synchroniser:
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched."""
-        grads, side = self.grads, self.streams.side(message.device)
+        side = self.streams.side(message.device)
         numel_bytes = self.numel(name) * message.spec.dtype.itemsize
         copying = self._marks.copying([name], side, to_host_bytes=numel_bytes)
-        task = Task(
-            f"encode {name}",
-            lambda: message.encode_ahead(name, grads, copying),
-            message.lanes[name],
-            order=(self._step, message.index),
-            step=self._step,
-            message=message.index,
-        )
-        self._ahead.setdefault(message.index, []).append(encode_on_lane(self.engine, task, side))
+        own = self.engine, self._step, message, name, self.grads
+        task = encode_ahead(*own, copying, side)
+        self._ahead.setdefault(message.index, []).append(task)
 
     def _launch(self, message: AnyMessage) -> Task:
         # All of this step, even if it is abandoned.

@@ -12,7 +12,7 @@ from ..errors import InvalidSetting
 from .density import StepDensity
 
 SCHEMA = 1
-LANES = ("forward", "backward", "compute", "communication", "wait")
+LANES = ("forward", "backward", "compute", "offload", "communication", "wait")
 
 
 @dataclass(frozen=True, slots=True)

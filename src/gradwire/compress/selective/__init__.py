@@ -2,7 +2,8 @@
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification for Efficient
     Distributed DNN Training", section IV-B (per-tensor selection, density-aware sparsification).
-    Their offloading and interleaving (-O, -I) are matters of a plan, and not of this exchange.
+    Which tensors are offloaded and what is interleaved (-O, -I) are matters of a plan. How a tensor
+    of a device is encoded on the host is ``encode_on_host``.
 Differences from the paper:
     - Which tensors are dense follows from sizes alone: the smallest, up to the paper's 102,400
       elements, as long as the others can make up for them. The paper goes on until the time of
@@ -42,7 +43,16 @@ import torch
 from torch import Tensor
 
 from ...bounds import check_share, check_whole
-from ...contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
+from ...contract import (
+    Compressor,
+    Copies,
+    Exchange,
+    Layout,
+    Member,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from ...errors import InvalidSetting, invalid
 from ...load import load, names
 from ...moves.sizes import announced_bytes, tell_all
@@ -151,6 +161,23 @@ class selective(Exchange):
         mixed = self._mixed(state.sizes, grad_N.dtype)
         codec = me.variant_of(mixed.codec)
         mixed.encode_ahead(me, codec, state.codec_T, place, grad_N, residual_N)
+
+    @property
+    def offloads(self) -> bool:
+        """True: what sparsifiers keep are a few numbers in host memory."""
+        return True
+
+    def encode_on_host(
+        self,
+        me: Member,
+        state: SelectiveState,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        mixed = self._mixed(state.sizes, grad_N.dtype)
+        codec = me.variant_of(mixed.codec)
+        return mixed.encode_on_host(me, codec, state.codec_T, place, grad_N, residual_N)
 
     def synchronise(
         self,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...contract import Compressor, Member, Selection, State
+from ...contract import Compressor, Copies, Member, Selection, State
 from ...errors import RanksDiffer
 from ...kernels import select
 from ...kernels.distinct import count_distinct
@@ -142,11 +142,34 @@ class Mixed:
         residual_N: Tensor | None,
     ) -> None:
         """Leaves the entries of the sparse tensor at ``place`` in ``me.ahead``."""
-        start = self._starts[place]
-        here = slice(start, start + self.sizes[place])
+        here = self._range(place)
         grads = {place: as_working(grad_N[here])}
         residuals = None if residual_N is None else {place: residual_N[here]}
         (me.ahead[place],) = self._entries(me, codec, codec_T, [place], grads, residuals)
+
+    def encode_on_host(
+        self,
+        me: Member,
+        codec: Compressor,
+        codec_T: tuple[Tensor, ...],
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> Copies:
+        """``encode_ahead`` by the host, of what lies on a device: the sum goes out, entries back.
+
+        The residual holds the sum until the entries are there. Then it is what they lack of it.
+        """
+        here = self._range(place)
+        sent_N, kept_N = grad_N[here], None if residual_N is None else residual_N[here]
+        (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
+        grads = {place: as_working(whole_N)}
+        (found,) = self._entries(me, codec, codec_T, [place], grads, None, kept_N is not None)
+        indices_K, values_K = yield found.indices_K, found.values_K
+        if kept_N is not None:
+            kept_N.index_add_(0, indices_K, values_K.to(kept_N.dtype), alpha=-1)
+            torch.nan_to_num_(kept_N, nan=0.0, posinf=0.0, neginf=0.0)
+        me.ahead[place] = Picked(indices_K, values_K, found.state)
 
     def merge(self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor) -> Selection:
         """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in one order."""
@@ -183,11 +206,16 @@ class Mixed:
         places: Sequence[int],
         grads: Tensors,
         residuals: Tensors | None,
+        is_sum: bool = False,
     ) -> Iterator[Picked]:
-        """The entries of the sparse tensors at ``places``, encoded by one call."""
+        """The entries of the sparse tensors at ``places``, encoded by one call.
+
+        A gradient that ``is_sum`` holds its residual already.
+        """
         if not places:
             return
-        whole = me.scratch("rooms", self._rooms_bytes, grads[places[0]], torch.uint8)
+        like = grads[places[0]]  # of one message some may be encoded here and some on the host
+        whole = me.scratch(f"rooms on {like.device.type}", self._rooms_bytes, like, torch.uint8)
         made = codec.encode_many(
             [codec_T[place] if codec_T else None for place in places],
             [grads[place] for place in places],
@@ -198,7 +226,10 @@ class Mixed:
             found = payload["indices"], payload["values"]
             if not found[0].numel():
                 residual_N = None if residuals is None else residuals[place]
-                found = _at_least_one(grads[place], residual_N)
+                grad_N = grads[place]
+                if is_sum:  # no residual is left with what is not finite
+                    torch.nan_to_num_(grad_N, nan=0.0, posinf=0.0, neginf=0.0)
+                found = _at_least_one(grad_N, residual_N)
             yield Picked(*found, state)
 
     def _next_states(
@@ -239,6 +270,10 @@ class Mixed:
 
     def _specs(self) -> Iterator[TensorSpec]:
         return (TensorSpec("", self.sizes[place], self.dtype) for place in self.choice.sparse)
+
+    def _range(self, place: int) -> slice:
+        """The elements of the message that the tensor at ``place`` has."""
+        return slice(self._starts[place], self._starts[place + 1])
 
     @cached_property
     def _starts(self) -> list[int]:
