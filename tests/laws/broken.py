@@ -196,4 +196,5 @@ EXCHANGE_BITES = (
     (on_exchanges.law_alone_is_plain_training, exchanges.rounds_alone()),
     (on_ahead.law_encoding_ahead_changes_no_bit, exchanges.encodes_twice()),
     (on_ahead.law_encoding_ahead_changes_no_bit, exchanges.encodes_what_is_not_there()),
+    (on_ahead.law_encoding_on_the_host_changes_no_bit, exchanges.keeps_what_it_sent()),
 )

@@ -14,7 +14,7 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Layout, Member, Result, State, Traits
+from gradwire.contract import Compressor, Copies, Layout, Member, Result, State, Traits
 from gradwire.contract.collective import Collective
 from gradwire.exchange import clone_state
 from gradwire.pairing import Pair
@@ -199,6 +199,26 @@ class encodes_what_is_not_there(selective):
         for other, size in enumerate(state.sizes):
             if size and other not in me.ahead:
                 super().encode_ahead(me, state, other, grad_N, residual_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class keeps_what_it_sent(selective):
+    """Leaves entries that the host has selected in the residual."""
+
+    num_dense: int | None = 0
+
+    def encode_on_host(
+        self,
+        me: Member,
+        state: Any,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        yield from super().encode_on_host(me, state, place, grad_N, residual_N)
+        if residual_N is not None:
+            found = me.ahead[place]
+            residual_N[sum(state.sizes[:place]) + found.indices_K.long()] += found.values_K
 
 
 class shares_blocks(Pair):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.exchange import exchange_for
 from gradwire.runtime.devices import Accelerator
 from gradwire.runtime.handle import Handle
@@ -52,6 +53,28 @@ ALL = [
 ]
 
 
+def offloaded(sparsifier: str = "dgc") -> Plan:
+    """The two largest tensors in one message, encoded early; the others in another, one inline."""
+
+    def message(places: tuple[int, ...], name: str, **where: tuple[str, ...]) -> PlannedMessage:
+        numels = {f"layers.{place}": torch.Size(SHAPES[place]).numel() for place in places}
+        chunks = (Chunk(tensor=one, start=0, stop=numel) for one, numel in numels.items())
+        return PlannedMessage(chunks=tuple(chunks), exchange=name, **where)
+
+    messages = (
+        message((4, 3), "all", early=("layers.4", "layers.3")),
+        message((2, 1, 0), "one", inline=("layers.0",)),
+    )
+    settings = {"sparsifier": sparsifier, "density": 0.05}
+    exchanges = {
+        name: ExchangeSetting(
+            compressor="selective", settings={**settings, "num_dense": dense}, error_feedback=True
+        )
+        for name, dense in (("all", 0), ("one", 2))
+    }
+    return Plan(planner="by hand", model="Layers", messages=messages, exchanges=exchanges)
+
+
 # ---- what ranks do -----------------------------------------------------------------------------
 
 
@@ -71,8 +94,10 @@ def factors(rank: int, step: int, device: str) -> list[Tensor]:
     return [torch.randn(shape, generator=draw).to(device) for shape in SHAPES]
 
 
-def attached(exchange: Exchange, device: str) -> tuple[Layers, Handle]:
+def attached(exchange: Exchange | Plan, device: str) -> tuple[Layers, Handle]:
     model = Layers(device)
+    if isinstance(exchange, Plan):
+        return model, gw.attach(model, exchange)
     every = {"compress_if": lambda name, param: True}
     return model, gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, **every)
 
@@ -109,7 +134,12 @@ def late(how: str, model: Layers, device: str) -> Iterator[None]:
 
 
 def means(
-    rank: int, world: int, exchange: Exchange, device: str, how: str = "nothing", own: bool = False
+    rank: int,
+    world: int,
+    exchange: Exchange | Plan,
+    device: str,
+    how: str = "nothing",
+    own: bool = False,
 ) -> list[str]:
     """The bits of all means after each step; ``own`` trains on a stream of its own."""
     model, handle = attached(exchange, device)
@@ -143,7 +173,7 @@ def without_a_wait(rank: int, world: int, exchange: Exchange) -> list[str]:
     return [str(layer.grad.norm().item()) for layer in model.layers]
 
 
-def pinned(rank: int, world: int, exchange: Exchange) -> list[tuple[int, int]]:
+def pinned(rank: int, world: int, exchange: Exchange | Plan) -> list[tuple[int, int]]:
     """(bytes that messages keep, bytes that torch has pinned) after each step."""
     model, handle = attached(exchange, "cuda")
     found = []
@@ -225,8 +255,9 @@ def agreed(of_ranks: list[Any]) -> Any:
 
 @pytest.mark.parametrize("exchange", [INT8, ALL[-3]], ids=named)
 def test_the_runs_to_compare_with_agree_and_change(exchange: Exchange, two: Ranks) -> None:
-    found = agreed(two.run(means, exchange, "cpu"))
-    assert len(set(found)) == STEPS
+    for tried in (exchange, offloaded()):
+        found = agreed(two.run(means, tried, "cpu"))
+        assert len(set(found)) == STEPS
     bits, fell = zip(*two.run(with_scaler, exchange, "cpu"), strict=True)
     assert len(set(bits)) == 1
     assert min(fell) > 0
@@ -254,14 +285,25 @@ def test_a_stream_of_ones_own_trains_alike(exchange: Exchange, two: Ranks) -> No
 
 
 @gpu
+@pytest.mark.parametrize("how", ["nothing", "before the encode", "before the copy back"])
+def test_what_is_offloaded_has_the_bits_of_the_cpu(how: str, two: Ranks) -> None:
+    plan = offloaded()
+    assert agreed(two.run(means, plan, "cuda", how)) == agreed(two.run(means, plan, "cpu"))
+
+
+@gpu
 @pytest.mark.parametrize("exchange", FIXED, ids=named)
 def test_a_backward_pass_waits_for_no_device(exchange: Exchange, two: Ranks) -> None:
     agreed(two.run(without_a_wait, exchange))
 
 
 @gpu
-@pytest.mark.parametrize("exchange", [*FIXED, ALL[2]], ids=named)
-def test_pinned_memory_is_flat_after_three_steps(exchange: Exchange, two: Ranks) -> None:
+@pytest.mark.parametrize(
+    "exchange",
+    [*FIXED, ALL[2], offloaded("topk")],
+    ids=["none", "int8", "uniform", "topk", "offloaded"],
+)
+def test_pinned_memory_is_flat_after_three_steps(exchange: Exchange | Plan, two: Ranks) -> None:
     for found in two.run(pinned, exchange):
         assert found[2][0] > 0
         assert len({kept for kept, _ in found[2:]}) == 1

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.selective import selective
-from gradwire.compress.selective.mixed import Mixed
+from gradwire.compress.topk import topk
 from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.offload import Offload
@@ -65,9 +65,9 @@ class Run(NamedTuple):
     stats: dict[str, Any]
     state: dict[str, Any]
     wrong: list[str]
-    waits: list[str]
     pinned: list[int]
     lanes: dict[str, str]
+    """The lanes of encodes of single tensors, and of their copies, by the span's name."""
 
 
 def run(
@@ -87,15 +87,12 @@ def run(
     if state is not None:
         handle.load_state_dict(state)
     means: list[Tensor] = []
-    waits: list[str] = []
     pinned = []
     for step in steps:
         model.zero_grad()
-        noted.waits.clear()
         # In one step each rank leaves an early tensor out.
         used = ((1, 2), (0, 1))[rank] if step == 1 else ()
         backward(model, rank, step, used)
-        waits += noted.waits
         pinned.append(noted.num_pinned)
         means += [param.grad.cpu() for param in model]
     stats, found = handle.stats(), handle.state_dict()
@@ -103,9 +100,9 @@ def run(
     spans = handle.trace().spans
     lanes = {span.name: span.lane for span in spans if span.name.startswith(("encode ", "copy "))}
     threads = {thread.name for thread in threading.enumerate()}
-    assert ("gradwire offload" in threads) == (device == "late" and "encode 0" in lanes.keys())
+    assert ("gradwire offload" in threads) == ("offload" in lanes.values())
     handle.detach()
-    return Run(means, stats, found, list(noted.wrong), waits, pinned, lanes)
+    return Run(means, stats, found, list(noted.wrong), pinned, lanes)
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +113,165 @@ def late_two() -> Iterator[Ranks]:
     ranks.close()
 
 
-def compare(rank: int, world: int, plan: Plan, seeds: Sequence[int | None]) -> None:
-    host = run(rank, plan, "cpu")
+def compare(rank: int, world: int, plan: Plan, seeds: Sequence[int | None], how: Any) -> None:
+    host = run(rank, plan, "cpu", **how)
     assert host.stats["offloaded"] == {"tensors": 0, "bytes_per_step": 0}
+    assert host.lanes == {"encode 0": "compute", "encode 1": "backward", "encode 3": "compute"}
     for seed in seeds:
-        device = run(rank, plan, "late", seed=seed)
+        device = run(rank, plan, "late", seed=seed, **how)
         assert device.wrong == []
-        assert True
         assert same(device.means, host.means)
         assert same(device.state, host.state)
         assert device.stats["encoded_on"] == {"late:0": 2}
+        within = dict.fromkeys(("copy 0", "copy 3", "encode 1"), "backward")
+        assert device.lanes == within | dict.fromkeys(("encode 0", "encode 3"), "offload")
 
 
 @pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "none"])
-@pytest.mark.parametrize("sparsifier", ["dgc", "topk", "redsync"])
-def test_the_host_makes_the_devices_bits(sparsifier: str, feedback: bool, late_two: Ranks) -> None:
-    plan = plan_of(sparsifier, feedback=feedback)
-    late_two.run(compare, plan, (None, 0, 1, 2) if sparsifier == "topk" else (None,))
+@pytest.mark.parametrize("sparsifier", ["topk", "dgc", "redsync"])
+def test_the_host_makes_the_same_bits(sparsifier: str, feedback: bool, late_two: Ranks) -> None:
+    seeds = (None, 0, 1) if sparsifier == "topk" else (None,)
+    late_two.run(compare, plan_of(sparsifier, feedback=feedback), seeds, {})
+
+
+def test_steps_that_count_on_all_ranks_or_on_none(late_two: Ranks) -> None:
+    late_two.run(compare, plan_of("topk"), (None, 0), {"on_failure": "shrink"})
+
+
+def in_two_parts(rank: int, world: int) -> None:
+    plan = plan_of("dgc")
+    whole = run(rank, plan, "late")
+    for device in ("late", "cpu"):
+        begun = run(rank, plan, device, steps=(0, 1))
+        state = {**begun.state, "run": "before"}
+        resumed = run(rank, plan, "late", steps=(2, 3), state=state)
+        assert same(begun.means + resumed.means, whole.means)
+        assert same(resumed.state["params"], whole.state["params"])
+
+
+def test_a_checkpoint_goes_on_wherever_it_was_taken(late_two: Ranks) -> None:
+    late_two.run(in_two_parts)
+
+
+# ---- what is copied, and who encodes -----------------------------------------------------------
+
+
+def copied(rank: int, world: int) -> None:
+    every = {"steps": (0, 2, 3)}  # in which all gradients are there
+    early, inline = (run(rank, plan_of("topk", early=e), "late", **every) for e in (True, False))
+    ways = ("to_host_bytes_per_step", "to_device_bytes_per_step")
+    there, back = (early.stats[way] - inline.stats[way] for way in ways)
+    assert there == FLOAT_BYTES * sum(EARLY.values())
+    assert back == ENTRY_BYTES * sum(round(0.05 * numel) for numel in EARLY.values())
+    assert early.stats["offloaded"] == {"tensors": 2, "bytes_per_step": there}
+    assert inline.stats["offloaded"] == {"tensors": 0, "bytes_per_step": 0}
+    assert early.stats["wire_bytes_per_step"] == inline.stats["wire_bytes_per_step"]
+    assert len({*early.pinned}) == 1, "memory is pinned again"
+    assert early.stats["pinned_bytes"] - inline.stats["pinned_bytes"] >= there + back
+    assert same(early.means, inline.means)
+
+
+def test_a_sum_goes_out_and_entries_come_back(late_two: Ranks) -> None:
+    late_two.run(copied)
+
+
+def by_whom(rank: int, world: int) -> set[tuple[int, bool, str]]:
+    """The length, whereabouts and thread of all that the sparsifier was given."""
+    given: set[tuple[int, bool, str]] = set()
+    encode = topk.encode_many
+
+    def noting(self: topk, states: Any, grads: Any, *rest: Any) -> Any:
+        thread = threading.current_thread().name
+        given.update((one.numel(), one.is_cpu, thread) for one in grads)
+        return encode(self, states, grads, *rest)
+
+    with mock.patch.object(topk, "encode_many", noting):
+        run(rank, plan_of("topk"), "late", steps=(0, 2))
+    return given
+
+
+def test_the_codec_is_given_host_memory_by_a_thread_of_its_own(late_two: Ranks) -> None:
+    for given in late_two.run(by_whom):
+        on_host = {(numel, thread) for numel, is_cpu, thread in given if is_cpu}
+        assert on_host == {(numel, "gradwire offload") for numel in EARLY.values()}
+        assert {numel for numel, is_cpu, _ in given if not is_cpu} == {7 * 11}
+
+
+# ---- what is left out, and what goes wrong -----------------------------------------------------
+
+
+def _at_once(self: Offload) -> None:
+    """The mark stands before the copy."""
+    mark = self._side.mark()
+    LEAVE(self)
+    self._out = mark
+
+
+def _elsewhere(self: Offload) -> None:
+    """Entries come back on a stream of which the next step's copies know nothing."""
+    stream, self._side = self._side, mock.Mock(wraps=self._side)
+    self._side.use.side_effect = lambda: late.LATE.use(late.LATE.new_stream(late.DEVICE))
+    self._side.kind, self._side.staging = stream.kind, stream.staging
+    self._side.device = stream.device
+    ENCODE(self)
+
+
+def _before(self: SideStream, marks: Any) -> AbstractContextManager[None]:
+    """A copy into the message, in front of the marks of its gradients."""
+    return self.use()
+
+
+LEAVE, ENCODE = Offload.leave, Offload.encode
+BROKEN: dict[str, Callable[[], Any]] = {
+    "selects at once": lambda: mock.patch.object(Offload, "leave", _at_once),
+    "goes on at once": lambda: mock.patch.object(Offload, "encode", _elsewhere),
+    "gathers at once": lambda: mock.patch.object(SideStream, "behind", _before),
+}
+"""Runtimes that leave one wait out."""
+
+
+def break_it(rank: int, world: int, name: str) -> None:
+    plan = plan_of("topk")
+    sound = run(rank, plan, "late")
+    with BROKEN[name]():
+        broken = run(rank, plan, "late")
+    assert not sound.wrong
+    assert broken.wrong or not same(broken.means, sound.means), "nothing was found"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wait_left_out_is_found(name: str, late_two: Ranks) -> None:
+    late_two.run(break_it, name)
+
+
+def refused(rank: int, world: int) -> None:
+    with (
+        mock.patch.object(selective, "offloads", False),
+        pytest.raises(InvalidSetting, match="'3' encoded early, which is by the host"),
+    ):
+        run(rank, plan_of(), "late")
+
+
+def test_an_exchange_that_cannot_be_offloaded_is_refused(late_two: Ranks) -> None:
+    late_two.run(refused)
+
+
+def fail(rank: int, world: int) -> tuple[str, str]:
+    """The error on each rank where the host's selection raises on rank 1."""
+    encode = topk.encode_many
+
+    def failing(self: topk, states: Any, grads: Any, *rest: Any) -> Any:
+        if rank == 1 and threading.current_thread().name == "gradwire offload":
+            raise ValueError("no room")
+        return encode(self, states, grads, *rest)
+
+    with mock.patch.object(topk, "encode_many", failing), pytest.raises(Exception) as raised:  # noqa: PT011
+        run(rank, plan_of("topk"), "late")
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_an_error_of_the_host_reaches_all(doomed_two: Ranks) -> None:
+    other, own = doomed_two.run(fail)
+    assert own == ("ValueError", "no room")
+    assert other[0] == "RankFailed"
+    assert "rank 1 of 2 raised ValueError" in other[1]

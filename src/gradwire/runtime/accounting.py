@@ -81,10 +81,10 @@ def whereabouts(
 
     Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
     the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
-    aside. Payloads pass through ``pinned_bytes`` of host memory, and so do tensors that a plan has
-    encoded ``early``: ``offloaded`` counts them, and their bytes on the way there. ``backend`` names
-    what carries payloads ``within_hosts`` and ``between_hosts``, and says ``why`` NCCL cannot (see
-    `backends`).
+    aside. Payloads pass through ``pinned_bytes`` of host memory. So do tensors that a plan has
+    encoded ``early``: ``offloaded`` counts them, and their bytes on the way to the host.
+    ``backend`` names what carries payloads ``within_hosts`` and ``between_hosts``, and says ``why``
+    NCCL cannot (see `backends`).
     """
     steps = max(1, num_steps)
     lanes = [lane for one in messages for lane in getattr(one, "lanes", {}).values()]

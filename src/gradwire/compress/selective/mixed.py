@@ -158,7 +158,8 @@ class Mixed:
     ) -> Copies:
         """``encode_ahead`` by the host, of what lies on a device: the sum goes out, entries back.
 
-        The residual holds the sum until the entries are there. Then it is what they lack of it.
+        The residual holds the sum until the entries are there. Then it is what they lack of it, and
+        0 where the sum is not finite; there ``encode_ahead`` leaves what its codec does.
         """
         here = self._range(place)
         sent_N, kept_N = grad_N[here], None if residual_N is None else residual_N[here]
