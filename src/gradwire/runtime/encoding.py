@@ -14,6 +14,7 @@ each when its gradient is ready (``encode_ahead``). Where it encodes a message a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..verbs import Compute, Steps
@@ -41,24 +42,27 @@ def encode_ahead(
     launched on, where a device encodes.
     """
     index, lane = message.index, message.lanes[name]
-    of = {"step": step, "message": index}
 
     def encode() -> None:
         message.encode_ahead(name, grads, copying)
+
+    def task(what: str, work: Callable[[], None], lane: str) -> Task:
+        of = (step, index)
+        return Task(f"{what} {name}", work, lane, order=of, step=step, message=index)
 
     if lane == OFFLOAD:
         assert side is not None, "only what lies on a device is offloaded"
         way = Offload(message.encode_on_host(name, grads, copying), index, name, side)
         with as_on_a_lane():
-            engine.do_inline(Task(f"copy {name}", way.leave, INLINE, **of))
+            engine.do_inline(task("copy", way.leave, INLINE))
         encode = way.encode
     elif side is not None:
         encode = side.on(encode)
-    task = Task(f"encode {name}", encode, lane, order=(step, index), **of)
+    made = task("encode", encode, lane)
     if lane != INLINE:
-        return engine.begin(task)
+        return engine.begin(made)
     with as_on_a_lane():
-        return engine.do_inline(task)
+        return engine.do_inline(made)
 
 
 def begun(

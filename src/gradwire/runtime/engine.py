@@ -87,8 +87,9 @@ class Engine:
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
         self.counters = StepCounters()
         own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
-        noted = {"observe": self._observe, "on_error": self._task_failed}
-        self._manager = TaskManager(own, spare=spare, **noted)
+        self._manager = TaskManager(
+            own, spare=spare, observe=self._observe, on_error=self._task_failed
+        )
         self._pulse = (
             Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
             if name
