@@ -1,11 +1,13 @@
 """``bench device``: what gradwire's kernels and training reach on this machine's GPU, in minutes.
 
-Three parts, each of which runs by itself:
+Four parts, each of which runs by itself:
 
 * ``kernels``: the device's copy bandwidth; every compressor's encode and decode as a share of it
   (bytes that must move, by ``gradwire.bench.kernel``), beside eager torch and ``torch.compile``;
   registers of ``onebit`` at block 65536, whose block is longer than one tile.
 * ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, in two passes and by algorithm 1.
+* ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from
+  pinned memory, and what either takes of a loop of matrix products meanwhile (``offload.py``).
 * ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
   shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook, and of gradwire.
 
@@ -39,10 +41,10 @@ from gradwire.testbed.hosts import Testbed, open_hosts
 from gradwire.testbed.ranks import Report, run_ranks
 from gradwire.units import format_rate
 
-from . import ahead, kernel_peers
+from . import ahead, kernel_peers, offload
 from .device_rank import SIDES
 
-PARTS = ("kernels", "partition", "training")
+PARTS = ("kernels", "partition", "offload", "training")
 ZEN_DENSITY = 0.052
 """The density of ZEN's figure 16."""
 _CALLS = 5
@@ -59,6 +61,7 @@ class DeviceBench:
     parts: tuple[str, ...] = PARTS
     numel: int = 2**26
     zen_numel: int = 214_000_000
+    offload_bytes: tuple[int, ...] = offload.SIZES_BYTES
     rounds: int = 5
     ranks: int = 2
     rates_bytes_per_s: tuple[float, ...] = (125e6, 1.25e9)
@@ -85,6 +88,7 @@ class DeviceBench:
     def small(cls, **settings: Any) -> DeviceBench:
         """Sizes that show in a minute, on a CPU, that the parts run; no figure of them counts."""
         sizes: dict[str, Any] = {"numel": 2**16, "zen_numel": 2**20, "rounds": 2, "steps": 2}
+        sizes["offload_bytes"] = offload.SIZES_BYTES[:2]
         model = {"width": 64, "num_layers": 2, "rates_bytes_per_s": (125e6,)}
         return cls(**{**sizes, **model, "device": "cpu", **settings})
 
@@ -112,6 +116,9 @@ def run(
     if "partition" in bench.parts and _in_time(left, "partition", notes):
         report(0.6, "partition")
         rows += _partitions(bench)
+    if "offload" in bench.parts and _in_time(left, "offload", notes):
+        report(0.65, "offload")
+        rows += offload.rows(torch.device(bench.device), bench.offload_bytes, bench.rounds)
     if "training" in bench.parts:
         for rate in bench.rates_bytes_per_s:
             if _in_time(left, f"training at {format_rate(rate)}", notes):

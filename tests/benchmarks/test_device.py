@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,27 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import device
+from benchmarks import device, offload
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, State
 from gradwire.errors import GradwireError, InvalidSetting
 from gradwire.spec import TensorSpec
+from tests.runtime import late
+from tests.runtime.ranks import Ranks
 from tests.testbed.forked import fork_ranks
 
 
 def ignore(done: float, what: str) -> None:
     pass
+
+
+@pytest.fixture
+def late_one() -> Iterator[Ranks]:
+    """A process of its own, as the device stays in it."""
+    ranks = Ranks(1)
+    yield ranks
+    ranks.close()
 
 
 def test_kernels_and_the_partition_have_their_rows() -> None:
@@ -37,6 +48,34 @@ def test_kernels_and_the_partition_have_their_rows() -> None:
     assert named["onebit/encode"]["eager_s"] > 0
     assert named["partition/cpu"]["num_entries"] == 520
     assert notes == [f"device: cpu, torch {torch.__version__}"]
+
+
+def test_a_cpu_has_the_hosts_selection_alone() -> None:
+    bench = device.DeviceBench.small(parts=("offload",))
+    rows, _ = device.run(bench, ignore)
+    assert [row["name"] for row in rows] == ["offload/10 KB", "offload/100 KB"]
+    assert all(float(str(row["on_host_s"])) > 0 for row in rows)
+    assert {*rows[0]} == {"name", "on_host_s", "paper_device_s", "paper_host_s"}
+
+
+def offloaded(rank: int, world: int) -> list[dict[str, Any]]:
+    """The rows of a device that is none, whose products and selections are small."""
+    noted = late.install()
+    where = torch.device("late:0")
+    rows = offload.rows(where, (4_000, 10_000), 2, width=32, loop_s=0.005)
+    assert noted.wrong == []
+    return rows
+
+
+@pytest.mark.multi
+def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
+    ((small, large),) = late_one.run(offloaded)
+    assert (small["name"], large["name"]) == ("offload/4 KB", "offload/10 KB")
+    for row in (small, large):
+        assert min(row[key] for key in ("on_host_s", "on_device_s", "loop_s")) > 0
+        assert {"loop_per_selection_on_host_s", "loop_per_selection_on_device_s"} < {*row}
+    assert "paper_host_s" not in small
+    assert large["paper_host_s"] == 1.49e-3
 
 
 class nowhere(onebit):
@@ -60,6 +99,7 @@ def test_nothing_is_begun_once_the_minutes_are_over() -> None:
     assert rows[1:] == [{"name": "onebit", "note": "left out: no time left"}]
     assert [note.partition(" was")[0] for note in notes[1:]] == [
         "partition",
+        "offload",
         "training at 1.00 Gbit/s",
     ]
 

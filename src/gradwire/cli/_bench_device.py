@@ -1,4 +1,4 @@
-"""`gradwire bench device`: kernels, partition and training on this machine's GPU."""
+"""`gradwire bench device`: kernels, partition, offload and training on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ._checkout import beside_src
 
 def device(
     part: Annotated[
-        list[str] | None, typer.Option(help="kernels, partition or training [default: all].")
+        list[str] | None,
+        typer.Option(help="kernels, partition, offload or training [default: all]."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only these compressors; default: all.")
@@ -35,7 +36,7 @@ def device(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a GPU in minutes: copy, compressors beside torch, ZEN's partition, training.
+    """Measure a GPU in minutes: copy, compressors beside torch, ZEN's partition, offload, training.
 
     With --compile-only: registers and stack of every Triton kernel, for GPUs that need not be
     there. In a checkout of gradwire's sources only.
