@@ -14,8 +14,7 @@ from ._checkout import beside_src
 
 def device(
     part: Annotated[
-        list[str] | None,
-        typer.Option(help="kernels, partition, offload or training [default: all]."),
+        list[str] | None, typer.Option(help="kernels, partition, offload, training [default: all].")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only these compressors; default: all.")

@@ -47,9 +47,8 @@ class PlannedMessage(Frozen):
     holds all of its tensors. One with a ``sparsifier`` encodes each when its gradient is ready.
     """
     early: tuple[str, ...] = ()
-    """Tensors that are encoded on the compute lane as soon as their own gradients are ready.
-
-    Where gradients lie on a device, that is by the host all the same, from a copy.
+    """Tensors that are encoded on the compute lane as soon as their own gradients are ready; those
+    on a device by the host all the same, from a copy.
 
     A message that has tensors here or in ``inline`` has all here that it encodes: others travel as
     they are. One that has none is encoded on the compute lane, when it is launched.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -45,13 +46,10 @@ def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> b
 def _by_copies(exchange: Exchange, me: Member, state: State, place: int, grad_N: Tensor) -> None:
     """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
     text = exchange.encode_on_host(me, state, place, grad_N)
-    there = next(text)
-    made = text.send(tuple(one.clone() for one in there))
-    try:
+    made = text.send(tuple(one.clone() for one in next(text)))
+    with suppress(StopIteration):
         text.send(tuple(one.clone() for one in made))
-    except StopIteration:
-        return
-    must(False, "it asks for a third copy")
+        must(False, "it asks for a third copy")
 
 
 def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:

@@ -10,9 +10,8 @@ Differences from the paper:
       whole to all ("indivisible": an all-gather) or in parts that ranks merge ("divisible": push
       and pull by ``casync_ps``). The paper has trees of such choices within and among hosts.
     - An encode "on the GPU" is one within the backward pass, and one that is offloaded is one on
-      the compute lane, which is the host's for gradients in host memory. A device encodes both:
-      ``runtime/offload.py`` is for what is encoded tensor by tensor, as by ``selective``. Copies
-      between the two are in the measured lines.
+      the compute lane, by the host for gradients in host memory. A device makes both itself, as
+      ``runtime/offload.py`` serves ``selective`` alone. Copies are in the measured lines.
     - Algorithm 2 offloads tensors of a group from the one that is farthest from the output layer.
       Its reason, that they come earlier, fits the nearest. Both are tried.
     - Where there are more than 500 combinations of how many to offload in each group, groups are

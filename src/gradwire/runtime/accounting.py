@@ -88,16 +88,14 @@ def whereabouts(
     """
     steps = max(1, num_steps)
     lanes = [lane for one in messages for lane in getattr(one, "lanes", {}).values()]
+    offloaded = {"tensors": lanes.count(OFFLOAD), "bytes_per_step": staging.offloaded_bytes / steps}
     return {
         "backend": dict(backend),
         "encoded_on": dict(Counter(str(message.device) for message in messages)),
         "to_host_bytes_per_step": staging.to_host_bytes / steps,
         "to_device_bytes_per_step": staging.to_device_bytes / steps,
         "pinned_bytes": staging.pinned_bytes,
-        "offloaded": {
-            "tensors": lanes.count(OFFLOAD),
-            "bytes_per_step": staging.offloaded_bytes / steps,
-        },
+        "offloaded": offloaded,
     }
 
 

@@ -15,6 +15,7 @@ each when its gradient is ready (``encode_ahead``). Where it encodes a message a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..verbs import Compute, Steps
@@ -42,9 +43,7 @@ def encode_ahead(
     launched on, where a device encodes.
     """
     index, lane = message.index, message.lanes[name]
-
-    def encode() -> None:
-        message.encode_ahead(name, grads, copying)
+    encode = partial(message.encode_ahead, name, grads, copying)
 
     def task(what: str, work: Callable[[], None], lane: str) -> Task:
         of = (step, index)
@@ -55,10 +54,9 @@ def encode_ahead(
         way = Offload(message.encode_on_host(name, grads, copying), index, name, side)
         with as_on_a_lane():
             engine.do_inline(task("copy", way.leave, INLINE))
-        encode = way.encode
-    elif side is not None:
-        encode = side.on(encode)
-    made = task("encode", encode, lane)
+        made = task("encode", way.encode, lane)
+    else:
+        made = task("encode", encode if side is None else side.on(encode), lane)
     if lane != INLINE:
         return engine.begin(made)
     with as_on_a_lane():

@@ -13,6 +13,8 @@ The copy out is launched by the thread of the backward pass, behind the gradient
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -59,8 +61,6 @@ class Offload:
                 room.copy_(one)
                 tensor.copy_(room, non_blocking=True)
                 staging.to_device_bytes += room.nbytes
-            try:
+            with suppress(StopIteration):
                 self._copies.send(back)
-            except StopIteration:
-                return
-        raise AssertionError("a text of two copies asks for a third")
+                raise AssertionError("a text of two copies asks for a third")

@@ -56,18 +56,15 @@ def messages_of(
     return made
 
 
-def _lanes(
-    message: PlannedMessage, index: int, exchange: Exchange, is_away: bool
-) -> dict[str, str]:
+def _lanes(one: PlannedMessage, index: int, exchange: Exchange, is_away: bool) -> dict[str, str]:
     """The lanes of what is not encoded at the launch of a message, which may be on a device."""
-    is_offloaded = is_away and bool(message.early)
-    if is_offloaded and not exchange.offloads:
+    if is_away and one.early and not exchange.offloads:
         raise InvalidSetting(
-            f"message {index} has {message.early[0]!r} encoded early, which is by the host, of a "
+            f"message {index} has {one.early[0]!r} encoded early, which is by the host, of a "
             f"gradient on a device, and {exchange!r} cannot; plan it inline"
         )
-    early = dict.fromkeys(message.early, OFFLOAD if is_offloaded else COMPUTE)
-    return dict.fromkeys(message.inline, INLINE) | early
+    early = dict.fromkeys(one.early, OFFLOAD if is_away else COMPUTE)
+    return dict.fromkeys(one.inline, INLINE) | early
 
 
 def _rows_way(exchange: Exchange) -> Collective | None:

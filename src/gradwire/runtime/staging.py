@@ -22,15 +22,11 @@ _ALIGNED_BYTES = 64
 
 @dataclass
 class Staging:
-    """The pinned buffers of one rank by message, and how many bytes it has copied so far.
-
-    Those of what the host encodes for a device have keys of their own; see `offload`.
-    """
+    """The pinned buffers of one rank by message, and how many bytes it has copied so far."""
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    offloaded_bytes: int = 0
-    """Bytes of what the host has encoded, a part of ``to_host_bytes``."""
+    offloaded_bytes: int = 0  # those of ``to_host_bytes`` that the host has encoded; see `offload`
     _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property

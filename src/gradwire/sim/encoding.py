@@ -1,8 +1,7 @@
 """Encodes that a plan does elsewhere than on the compute lane at a message's launch, on the clock.
 
 ``PlannedMessage.inline`` are encodes in the backward pass: all gradients behind them come later.
-``PlannedMessage.early`` are encodes on the compute lane, one for each tensor as it comes. Where the
-runtime offloads them they have a lane of their own, and are not kept waiting by merges as here.
+``PlannedMessage.early`` are encodes on the compute lane, as if none had a lane for what it offloads.
 """
 
 from __future__ import annotations

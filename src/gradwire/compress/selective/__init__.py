@@ -2,8 +2,7 @@
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification for Efficient
     Distributed DNN Training", section IV-B (per-tensor selection, density-aware sparsification).
-    Which tensors are offloaded and what is interleaved (-O, -I) are matters of a plan. How a tensor
-    of a device is encoded on the host is ``encode_on_host``.
+    What is offloaded or interleaved (-O, -I) is a plan's matter; ``encode_on_host`` serves -O.
 Differences from the paper:
     - Which tensors are dense follows from sizes alone: the smallest, up to the paper's 102,400
       elements, as long as the others can make up for them. The paper goes on until the time of
@@ -43,16 +42,8 @@ import torch
 from torch import Tensor
 
 from ...bounds import check_share, check_whole
-from ...contract import (
-    Compressor,
-    Copies,
-    Exchange,
-    Layout,
-    Member,
-    State,
-    Traits,
-    synchronise_alone,
-)
+from ...contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
+from ...contract.exchange import Copies
 from ...errors import InvalidSetting, invalid
 from ...load import load, names
 from ...moves.sizes import announced_bytes, tell_all
@@ -164,8 +155,7 @@ class selective(Exchange):
 
     @property
     def offloads(self) -> bool:
-        """True: what sparsifiers keep are a few numbers in host memory."""
-        return True
+        return True  # what sparsifiers keep are a few numbers in host memory
 
     def encode_on_host(
         self,

@@ -142,7 +142,7 @@ class Mixed:
         residual_N: Tensor | None,
     ) -> None:
         """Leaves the entries of the sparse tensor at ``place`` in ``me.ahead``."""
-        here = self._range(place)
+        here = slice(self._starts[place], self._starts[place + 1])
         grads = {place: as_working(grad_N[here])}
         residuals = None if residual_N is None else {place: residual_N[here]}
         (me.ahead[place],) = self._entries(me, codec, codec_T, [place], grads, residuals)
@@ -161,7 +161,7 @@ class Mixed:
         The residual holds the sum until the entries are there. Then it is what they lack of it, and
         0 where the sum is not finite; there ``encode_ahead`` leaves what its codec does.
         """
-        here = self._range(place)
+        here = slice(self._starts[place], self._starts[place + 1])
         sent_N, kept_N = grad_N[here], None if residual_N is None else residual_N[here]
         (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
         grads = {place: as_working(whole_N)}
@@ -209,10 +209,7 @@ class Mixed:
         residuals: Tensors | None,
         is_sum: bool = False,
     ) -> Iterator[Picked]:
-        """The entries of the sparse tensors at ``places``, encoded by one call.
-
-        A gradient that ``is_sum`` holds its residual already.
-        """
+        """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold residuals."""
         if not places:
             return
         like = grads[places[0]]  # of one message some may be encoded here and some on the host
@@ -271,10 +268,6 @@ class Mixed:
 
     def _specs(self) -> Iterator[TensorSpec]:
         return (TensorSpec("", self.sizes[place], self.dtype) for place in self.choice.sparse)
-
-    def _range(self, place: int) -> slice:
-        """The elements of the message that the tensor at ``place`` has."""
-        return slice(self._starts[place], self._starts[place + 1])
 
     @cached_property
     def _starts(self) -> list[int]:
