@@ -1,7 +1,7 @@
 """Encodes that a plan does elsewhere than on the compute lane at a message's launch, on the clock.
 
 ``PlannedMessage.inline`` are encodes in the backward pass: all gradients behind them come later.
-``PlannedMessage.early`` are encodes on the compute lane, as if none had a lane for what it offloads.
+``PlannedMessage.early`` are encodes on the compute lane (offloaded too), one for each as it comes.
 """
 
 from __future__ import annotations
