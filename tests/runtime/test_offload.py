@@ -18,6 +18,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
+from gradwire.contract import Member
 from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.offload import Offload
@@ -195,6 +196,26 @@ def test_the_codec_is_given_host_memory_by_a_thread_of_its_own(late_two: Ranks) 
         on_host = {(numel, thread) for numel, is_cpu, thread in given if is_cpu}
         assert on_host == {(numel, "gradwire offload") for numel in EARLY.values()}
         assert {numel for numel, is_cpu, _ in given if not is_cpu} == {7 * 11}
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "dgc", "redsync"])
+def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
+    exchange = gw.with_error_feedback(
+        selective(sparsifier=sparsifier, density=0.1, num_dense=0, floor=0.1)
+    )
+    spec, me = gw.TensorSpec("odd", 100, shapes=((100,),)), Member(0, 2)
+    grad_N = torch.arange(100.0).sin()
+    grad_N[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    state = exchange.init(spec, 2)
+    text = exchange.encode_on_host(me, state, 0, grad_N)
+    made = text.send(tuple(one.clone() for one in next(text)))
+    with pytest.raises(StopIteration):
+        text.send(tuple(one.clone() for one in made))
+    sent_N = torch.zeros(100).index_add_(0, *made)
+    left_N = state.residual_N
+    assert sent_N.count_nonzero() > 0
+    assert left_N[:3].tolist() == [0.0] * 3
+    assert torch.equal(left_N[3:] + sent_N[3:].nan_to_num(), grad_N[3:])
 
 
 # ---- what is left out, and what goes wrong -----------------------------------------------------
