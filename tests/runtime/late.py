@@ -7,7 +7,8 @@ that use the same memory (a clock of streams, as race detectors have). One that 
 those before it is noted in ``wrong``, and so is memory that is given up while another stream may
 use it. Copies to and from the host that do not wait are made as late as may be, or at once, as a
 seed draws. Where a test says that it ``has_network``, it has process groups of its own: gloo on its
-memory, behind what is launched, and over only for streams that wait for a work.
+memory, behind what is launched, and over only for streams that wait for a work. Where one says that
+it ``needs_pinned``, such copies of other host memory are noted too: torch's DDP makes some.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class LateDevice:
         self.reset(None)
         self._threads = threading.local()
         self._num_streams = 0
+        self._pinned: set[int] = set()
         self._host: Clock = {}
 
     def reset(self, seed: int | None) -> None:
@@ -142,7 +144,7 @@ class LateDevice:
         """The streams that the host has waited for, by a copy or a look at a value."""
         self.num_pinned = 0
         self._later: list[tuple[str, int, Callable[[], None]]] = []
-        self.is_recording = self.has_network = self.is_shared = False
+        self.is_recording = self.has_network = self.is_shared = self.needs_pinned = False
 
     # What gradwire asks.
 
@@ -171,7 +173,9 @@ class LateDevice:
 
     def pinned(self, size_bytes: int) -> Tensor:
         self.num_pinned += 1
-        return torch.full((size_bytes,), 0x7F, dtype=torch.uint8)
+        made = torch.full((size_bytes,), 0x7F, dtype=torch.uint8)
+        self._pinned.add(made.untyped_storage().data_ptr())
+        return made
 
     def is_capturing(self) -> bool:
         return self.is_recording
@@ -288,6 +292,8 @@ class LateDevice:
         elif not non_blocking:
             self._wait(stream)
             into.copy_(values)
+        elif self.needs_pinned and not self._is_pinned(given if type(to) is Late else to):
+            self.wrong.append("a copy that nobody waits for, of memory that is not pinned")
         elif type(given) is Late:
             values = values.clone()  # the device may write there again behind the copy
             self._do_later(stream, lambda: into.copy_(values))
@@ -297,6 +303,9 @@ class LateDevice:
             to.memory.landing.append(once)
             self._do_later(stream, once)
         return to
+
+    def _is_pinned(self, plain: Tensor) -> bool:
+        return plain.untyped_storage().data_ptr() in self._pinned
 
     def _do_later(self, stream: LateStream, copy: Callable[[], Any]) -> None:
         if self._draws is not None and self._draws.random() < 0.5:

@@ -83,6 +83,7 @@ def run(
 ) -> Run:
     noted = late.install()
     noted.reset(seed)
+    noted.needs_pinned = True
     model = layers(device)
     handle = gw.attach(model, plan, **how)
     if state is not None:

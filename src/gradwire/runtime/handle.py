@@ -153,7 +153,7 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells who was lost and what with them, ``joined`` who came in; see `shrink`.
-        - ``encoded_on`` counts messages by device, ``backend`` says what sends; see `accounting`.
+        - ``encoded_on``, ``offloaded`` and ``backend``: where, and what sends; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
