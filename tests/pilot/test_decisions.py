@@ -74,6 +74,10 @@ CASES = {
     ),
     "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),
     "faster than it was": ({**PLANNED, "step_s": 0.05}, Move.PROBE),
+    "a little slower than it was": ({**PLANNED, "step_s": 0.15}, Move.WAIT),
+    "a little slower, again": ({**PLANNED, "step_s": 0.15, "was_off": True}, Move.PROBE),
+    "a little faster than it was": ({**PLANNED, "step_s": 0.07}, Move.WAIT),
+    "dense, a little slower": ({**DENSE, "step_s": 0.6}, Move.WAIT),
     "slower, where steps often are so": ({**PLANNED, "step_s": 0.14, "off": 1.5}, Move.STAY),
     "much slower, where steps differ": ({**PLANNED, "step_s": 0.2, "off": 2.0}, Move.PROBE),
     "the rate has halved": ({**PLANNED, "step_s": 0.2, "slowness": 2.0}, Move.PLAN),
@@ -121,7 +125,7 @@ def test_the_move_follows_from_the_reviewed(name: str) -> None:
 def test_what_changes_the_run_is_said_in_words(name: str) -> None:
     decision = decide(Review(**CASES[name][0]))
     assert bool(decision.why) is (
-        decision.move not in (Move.STAY, Move.EXPECT, Move.PROBE, Move.TRY_DENSE)
+        decision.move not in (Move.STAY, Move.WAIT, Move.EXPECT, Move.PROBE, Move.TRY_DENSE)
     )
 
 

@@ -43,6 +43,8 @@ class Move(Enum):
     STAY = "stay"
     EXPECT = "expect"
     """Takes the present seconds of a step for those to be expected."""
+    WAIT = "wait"
+    """Looks again at the next review: steps are off by so little that it may be a mood."""
     PROBE = "probe"
     """Measures the link, and decides with that."""
     PLAN = "plan"
@@ -92,6 +94,8 @@ class Review:
     """The seconds of a message over those when the link was measured; None where not probed."""
     off: float = OFF
     """Times longer, or shorter, that steps must take to be looked into."""
+    was_off: bool = False
+    """Whether they were off at the review before, and that waited."""
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
     error: float | None = None
@@ -167,7 +171,8 @@ def decide(review: Review) -> Decision:
         return Decision(Move.EXPECT)
     is_off = not 1 / review.off < step_s / review.expected_s < review.off
     if is_off and slowness is None:
-        return Decision(Move.PROBE)
+        is_far = not 1 / MOST_OFF < step_s / review.expected_s < MOST_OFF
+        return Decision(Move.PROBE if is_far or review.was_off else Move.WAIT)
     if review.is_planned and (is_off or review.is_trial_due):
         return Decision(Move.TRY_DENSE)
     return Decision(Move.EXPECT if is_off else Move.STAY)

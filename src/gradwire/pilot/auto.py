@@ -112,7 +112,7 @@ class _Watched(Flight):
         self._proposal: Proposal | None = None
         self._is_trial = False
         self._error: float | None = None
-        self._off = OFF
+        self._off, self._was_off = OFF, False
         self._expected_s: float | None = None
         self._planned_s: float | None = None
         self._best: tuple[Proposal, float] | None = None
@@ -281,6 +281,7 @@ class _Watched(Flight):
             self._off = OFF if decision.move is Move.PLAN else wider(self._off)
         elif decision.move is Move.STAY:
             self._off = narrower(self._off)
+        self._was_off = decision.move is Move.WAIT
         self._act(decision, step_s)
 
     def _reviewed(self, step_s: float, slowness: float | None) -> Review:
@@ -296,6 +297,7 @@ class _Watched(Flight):
             best_s=None if self._best is None else self._best[1],
             slowness=slowness,
             off=self._off,
+            was_off=self._was_off,
             is_trial_due=self._until_trial <= 0,
             error=self._error,
             allowed=MOST_ERROR[self._fidelity],
