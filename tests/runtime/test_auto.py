@@ -141,13 +141,13 @@ def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) 
 def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(
     two: Ranks, seconds: list[float], stay: int
 ) -> None:
-    """After 6 dense steps 2 + 4 + 1 by the plan, 2 + 3 + 1 by each rival, then by the fastest."""
+    """After 6 dense steps 2 + 4 + 1 by the plan, 2 + 4 + 1 by each rival, then by the fastest."""
     given = [0.4, *seconds, min(seconds)]
-    (one, _, found, pilot), other = two.run(lived, given, 1.0, 28, "plain", 2)
+    (one, _, found, pilot), other = two.run(lived, given, 1.0, 30, "plain", 2)
     assert other[0] == one
-    tried = [found[6], found[13], found[19]]
+    tried = [found[6], found[13], found[20]]
     assert len({None, *tried}) == 4
-    dense, each = [None] * 5, [tried[0]] * 7 + [tried[1]] * 6 + [tried[2]] * 6
+    dense, each = [None] * 5, [tried[0]] * 7 + [tried[1]] * 7 + [tried[2]] * 7
     assert found == dense + each + [tried[stay]] * 4
     said = [one for one in pilot["decisions"] if "is tried" in one]
     assert len(said) == 2
@@ -175,7 +175,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
         num_probes += 1
         return 1.0
 
-    with seen(step_s=[0.4, 0.5, *(0.4, 0.56) * 20], slowness=1.0):
+    with seen(step_s=[0.4, 0.5, *(0.4, 0.4, 0.56, 0.56) * 10], slowness=1.0):
         sys.modules["gradwire.pilot.auto"].measuring.slowness = slowness
         model, handle = put(net, "plain", gw.pilot.auto(**SETTINGS))
         train(model, momentum(net.parameters()), rank, range(100))
@@ -186,7 +186,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
 def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(two: Ranks) -> None:
     (num_probes, bits), other = two.run(unquiet)
     assert other == (num_probes, bits)
-    assert 2 <= num_probes <= 10, "of 20 reviews, all but one after other steps than those before"
+    assert 2 <= num_probes <= 5, "of 20 reviews, every other one after other steps than before"
 
 
 def resumed(rank: int, world: int) -> tuple[float, float, int, bool]:

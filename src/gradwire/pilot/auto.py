@@ -59,6 +59,10 @@ residuals."""
 _MOST_BETWEEN_TRIALS = 4096
 _PACE_S = 0.02
 """Seconds of each of the ten turns in which the pace beside a busy lane is measured."""
+_RIVAL = 6
+"""The least steps that are measured of a rival."""
+_GUARDED = 4
+"""Times ``review_steps``: the steps between two comparisons of means with dense ones."""
 _MOST_REVIEWED = 24
 """The most steps between two reviews, unless more are asked for."""
 
@@ -98,7 +102,7 @@ class _Watched(Flight):
     def __init__(self, settings: auto, controls: Controls) -> None:
         self._settings, self._controls = settings, controls
         self._fidelity = settings.fidelity
-        controls.guard(settings.review_steps)
+        controls.guard(_GUARDED * settings.review_steps)
         self._num_steps, self._skipped = 0, _WARM_UP
         self._steps_s: list[float] = []
         self._last_s = clock()
@@ -173,7 +177,8 @@ class _Watched(Flight):
         """The steps that are judged together, the same on all ranks."""
         least, most = self._settings.review_steps, _MOST_REVIEWED
         if self._is_trial or self._best is not None:
-            least, most = _TRIAL, _MOST_REVIEWED // 2
+            least = _TRIAL if self._is_trial else min(_RIVAL, least)
+            most = _MOST_REVIEWED // 2
         return num_to_judge(least, most, self._dense_s)
 
     # Measuring.
