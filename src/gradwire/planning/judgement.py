@@ -20,7 +20,7 @@ MARGIN = 0.05
 within 5 % of what was measured (``docs/measured.md``), so less may be none. For the same reason
 plans whose predictions lie closer together count as equally fast: the plainest of them is taken."""
 
-MOST_RIVALS = 3
+MOST_RIVALS = 4
 """The most plans that are worth a try beside the chosen one."""
 _FARTHEST = 2.0**12
 """Rates are looked at up to so many times the cluster's, and down to such a part of it."""
@@ -77,22 +77,14 @@ class Survey:
     def rivals(self) -> list[PricedPlan]:
         """Plans with a compressor that may be faster than the chosen one, the fastest first.
 
-        Predictions leave most out of plans of many messages, and lanes share their cores with the
-        model. So each compressor's plainest plan counts, if it has no more messages than the chosen
-        one; of the same compressor, if it has fewer. There are ``MOST_RIVALS`` at most, and none
-        where nothing is compressed.
+        They are the others, as predictions leave something out: what messages that meet on a link
+        take from each other, and lanes from the model beside them. There are ``MOST_RIVALS`` at
+        most, and none where nothing is compressed.
         """
         chosen = self.chosen
-        if chosen is self.dense:
-            return []
-        alike: dict[frozenset[str], list[PricedPlan]] = {}
-        for one in self.lossy:
-            names = frozenset(one.plan.exchanges)
-            is_same = names == frozenset(chosen.plan.exchanges)
-            if len(one.plan.messages) + is_same <= len(chosen.plan.messages):
-                alike.setdefault(names, []).append(one)
-        found = [plain for plans in alike.values() if (plain := _plainest(plans)) is not None]
-        return sorted(found, key=lambda one: one.seconds)[:MOST_RIVALS]
+        others = [one for one in self.lossy if one is not chosen]
+        found = sorted(others, key=lambda one: one.seconds)[:MOST_RIVALS]
+        return [] if chosen is self.dense else found
 
     @property
     def chosen(self) -> PricedPlan:
