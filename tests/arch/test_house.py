@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 44
 ROOMS = ("dsl", "sparse", "compress")
 MAX_DEPTH = 2
-MAX_LINES = 68_750
+MAX_LINES = 68_850
 """Lines of Python and C++ below ``src/``. Weight is a cost: to go beyond, take away or argue."""
 WRITTEN = (".py", ".cpp", ".h")
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")

@@ -73,7 +73,7 @@ def test_messages_share_what_serves_within_one_computation(two: Ranks) -> None:
         assert memory["passing"] < 1.2 * one["memory"]["passing"]
         total = sum(memory[kind] for kind in KINDS)
         assert memory["bytes_a_parameter"] == pytest.approx(total / 60_000)
-        assert other["after"] < memory["passing"] / 4  # the lane's thread has ended
+        assert other["after"] < memory["passing"] / 3  # the lane's thread has ended
 
 
 def test_a_passing_buffer_is_a_threads_own_and_only_grows() -> None:

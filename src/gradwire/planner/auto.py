@@ -27,7 +27,7 @@ Order: backward, or the most urgent that is ready where the next forward pass is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from ..data.cluster import Cluster
@@ -48,7 +48,7 @@ from .usbyte_extended import usbyte_extended
 
 JUDGED = 2
 """The compressors that are gone into, those of the best first drafts."""
-PLAIN = 4
+PLAIN = 3
 """The compressors of which the plan that ``attach`` makes by itself is compared too."""
 BESIDE = 4
 """The compressors that are looked at beside the best, those nearest to dense."""
@@ -77,7 +77,7 @@ def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
         made = _dense(rest, other, overlap_forward)
         exact = [_priced(name, plan, rest, other) for name, plan in made]
         dense_s = Survey(exact, [], found.admits).dense.seconds
-        blends = _judged(_possible(rest, other, fidelity))
+        blends = sorted(_possible(rest, other, fidelity), key=first_seconds)[:JUDGED]
         drafts = (best_draft(one, overlaps=overlaps) for one in blends)
         return pays(min(seconds for seconds, _ in drafts), dense_s)
 
@@ -140,21 +140,21 @@ def _compressed(
     """The best plans of compressors, each beside what stays dense, by the compressors' names."""
     possible = _possible(profile, cluster, fidelity)
     overlaps = _overlaps(overlap_forward)
-    drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in _judged(possible)]
+    best = sorted(possible, key=first_seconds)
+    drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in best[:JUDGED]]
     made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
     if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
-        plain = sorted(possible, key=first_seconds)[:PLAIN]
-        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in plain]
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in best[:PLAIN]]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan
     if not drafts:
         return
-    best, best_s, start = min(drafts, key=lambda one: one[1])
-    pairs = [best.beside(other) for other in possible if other is not best][:BESIDE]
+    first, first_s, start = min(drafts, key=lambda one: one[1])
+    pairs = [first.beside(other) for other in possible if other is not first][:BESIDE]
     found = [(pair, *best_of_two(pair, start)) for pair in pairs]
-    pair, pair_s, draft = min(found, key=lambda one: one[1], default=(best, best_s, start))
-    if pair_s <= (1 - TWO_GAIN) * best_s:
+    pair, pair_s, draft = min(found, key=lambda one: one[1], default=(first, first_s, start))
+    if pair_s <= (1 - TWO_GAIN) * first_s:
         yield pair.name, pair.plan(draft)
 
 
@@ -165,11 +165,6 @@ def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
     every = admitted(fidelity, cluster).exchanges.items()
     blends = [Blend(profile, cluster, (one,)) for one in every]
     return [blend for blend in blends if blend.is_possible]
-
-
-def _judged(possible: Sequence[Blend]) -> list[Blend]:
-    """The compressors that are worth a search."""
-    return sorted(possible, key=first_seconds)[:JUDGED]
 
 
 EXAMPLES = (auto, partial(auto, fidelity="any"), partial(auto, overlap_forward=False))

@@ -86,7 +86,8 @@ def leave_later(ddp: DistributedDataParallel) -> Callable[[], None]:
         return lambda: None
 
     def renew(*_: Any) -> None:
-        if ddp._join_config.enable:
+        joining = getattr(ddp, "_join_config", None)
+        if joining is not None and joining.enable:
             return
         once.remove()
         params, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
