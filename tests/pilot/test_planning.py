@@ -17,7 +17,7 @@ from gradwire.data.profile import Profile
 from gradwire.laws.inputs import profile_of
 from gradwire.pilot import _measuring
 from gradwire.pilot._measuring import median_codecs
-from gradwire.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal
+from gradwire.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal, words_of
 from gradwire.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from tests.planner.test_auto import MBIT, cluster_of
@@ -72,6 +72,7 @@ def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
     (first, first_s), *others = slow.rivals
     one = slow.next_rival()
     assert (one.plan, one.predicted_s, one.rivals) == (first, first_s, tuple(others))
+    assert one.words == words_of(first)
     assert one.dense_s == slow.dense_s
 
 

@@ -386,6 +386,28 @@ def test_a_new_reducer_trains_as_the_one_before(two: Ranks, settings: dict[str, 
     assert one == plain
 
 
+def attached_again(rank: int, world: int) -> list[str]:
+    """Who averages once a run has ended between a plan's last step and the next forward pass."""
+    model = ddp(Net())
+    optimizer = momentum(model.parameters())
+    handle = gw.attach(model, Route({1: plans.drawn(1), 2: None}))
+    train(model, optimizer, rank, range(2))
+    handle.detach()
+    optimizer.zero_grad()
+    handle = gw.attach(model, "onebit")
+    train(model, optimizer, rank, range(2, 5))
+    assert handle.step == 3
+    hook: str = model._get_ddp_logging_data().get("comm_hook", "")
+    return [hook, handle.stats()["averaged_by"], digest(model)]
+
+
+def test_who_attaches_behind_a_plan_keeps_his_hook(two: Ranks) -> None:
+    one, other = two.run(attached_again)
+    assert one == other
+    assert "gradwire" in one[0]
+    assert one[1] == "gradwire"
+
+
 def left_plain(rank: int, world: int, **settings: Any) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), **settings)

@@ -52,6 +52,7 @@ def test_an_exchange_keeps_no_more_than_is_stated(name: str) -> None:
 
 def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
     model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(num_layers)))
+    before = passing_bytes()  # of threads that others of this process have left
     handle = gw.attach(model, exchange_of("topk + omnireduce"), bucket_cap_mb=0.001)
     for step in range(3):
         torch.manual_seed(rank + step)
@@ -59,7 +60,7 @@ def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
         model.zero_grad()
     found: dict[str, Any] = handle.stats()
     handle.detach()
-    found["after"] = passing_bytes()
+    found["after"] = passing_bytes() - before
     return found
 
 
@@ -73,7 +74,7 @@ def test_messages_share_what_serves_within_one_computation(two: Ranks) -> None:
         assert memory["passing"] < 1.2 * one["memory"]["passing"]
         total = sum(memory[kind] for kind in KINDS)
         assert memory["bytes_a_parameter"] == pytest.approx(total / 60_000)
-        assert other["after"] < memory["passing"] / 3  # the lane's thread has ended
+        assert other["after"] < memory["passing"] / 4  # the lane's thread has ended
 
 
 def test_a_passing_buffer_is_a_threads_own_and_only_grows() -> None:

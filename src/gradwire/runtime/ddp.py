@@ -81,7 +81,7 @@ def leave_later(ddp: DistributedDataParallel) -> Callable[[], None]:
     whose DDP is made otherwise.
     """
     made = getattr(ddp, "_ddp_init_helper", None)
-    told_more = ddp.static_graph or ddp._delay_all_reduce_params
+    told_more = ddp.static_graph or getattr(ddp, "_delay_all_reduce_params", ())
     if made is None or told_more or ddp not in _slots:
         return lambda: None
 

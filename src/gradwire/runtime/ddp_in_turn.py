@@ -44,7 +44,6 @@ class DDPInTurn:
         if wanted is not self.is_left_to_ddp:
             return
         self.remove()
-        self._keep_reducer()
         if wanted:
             self._hooks = hook.register(self._progress, self._ddp, self._params)
             self._hooks.on_end = self._ended
@@ -53,7 +52,8 @@ class DDPInTurn:
             self._stop_counting = self._count()
 
     def remove(self) -> None:
-        """Leaves the model to DDP, and counts no more."""
+        """Leaves the model to DDP, and counts no more; its reducer stays for who attaches next."""
+        self._keep_reducer()
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
