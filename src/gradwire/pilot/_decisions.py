@@ -95,7 +95,7 @@ class Review:
     off: float = OFF
     """Times longer, or shorter, that steps must take to be looked into."""
     was_off: bool = False
-    """Whether they were off at the review before, and that waited."""
+    """Whether steps were off at the review before too, and that one waited."""
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
     error: float | None = None

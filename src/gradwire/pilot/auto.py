@@ -62,7 +62,7 @@ _PACE_S = 0.02
 _RIVAL = 6
 """The least steps that are measured of a rival."""
 _GUARDED = 4
-"""Times ``review_steps``: the steps between two comparisons of means with dense ones."""
+"""The steps between two comparisons of means with dense ones, over ``review_steps``."""
 _MOST_REVIEWED = 24
 """The most steps between two reviews, unless more are asked for."""
 

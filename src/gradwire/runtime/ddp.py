@@ -70,15 +70,15 @@ def register(
     return hooks
 
 
-def leave_later(ddp: DistributedDataParallel) -> Callable[[], None]:
+def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
     """Has the next forward pass begin with a reducer that no hook of ours ever served.
 
     Reducers keep a hook for life, and one that does nothing still takes Python for each bucket. The
     new reducer is made as DDP makes one for an unpickled model, before the forward pass, as a
     backward pass may still be under way. All ranks call this alike. Within ``ddp.join()`` it waits,
-    as a rank that has joined has no forward pass. The function returned calls it off. A model keeps
-    its hook that tells its reducer more (a static graph, delayed parameters), or is of a torch
-    whose DDP is made otherwise.
+    as a rank that has joined has no forward pass. The function returned calls it off. The hook
+    stays where DDP tells its reducer more (a static graph, delayed parameters), and where torch
+    makes reducers otherwise.
     """
     made = getattr(ddp, "_ddp_init_helper", None)
     told_more = ddp.static_graph or getattr(ddp, "_delay_all_reduce_params", ())

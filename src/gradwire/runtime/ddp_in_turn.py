@@ -48,7 +48,7 @@ class DDPInTurn:
             self._hooks = hook.register(self._progress, self._ddp, self._params)
             self._hooks.on_end = self._ended
         else:
-            self._keep_reducer = hook.leave_later(self._ddp)
+            self._keep_reducer = hook.renew_reducer(self._ddp)
             self._stop_counting = self._count()
 
     def remove(self) -> None:
