@@ -81,8 +81,8 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
     makes reducers otherwise.
     """
     made = getattr(ddp, "_ddp_init_helper", None)
-    told_more = ddp.static_graph or getattr(ddp, "_delay_all_reduce_params", ())
-    if made is None or told_more or ddp not in _slots:
+    is_delaying = bool(getattr(ddp, "_delay_all_reduce_params", []))
+    if made is None or ddp.static_graph or is_delaying or ddp not in _slots:
         return lambda: None
 
     def renew(*_: Any) -> None:
