@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from typing import Any
@@ -279,3 +280,24 @@ def test_a_light_task_goes_behind_what_others_wait_for(stage: Stage) -> None:
     stage.manager.add(turn, [end])
     stage.manager.add(end)
     assert stage.ran == ["end", "turn", "scatter"]
+
+
+def test_nothing_follows_from_what_was_abandoned(stage: Stage) -> None:
+    elsewhere = Elsewhere()
+    begun = elsewhere.task("begun")
+    go = threading.Event()
+    held = stage.task("held", "network", fn=lambda: go.wait(WAIT_S))
+    for task in (begun, held):
+        stage.manager.add(stage.task(f"after {task.name}", None), [task])
+        stage.manager.add(task)
+    while not stage.ran:
+        time.sleep(0.01)
+    stage.manager.stop()
+    assert not stage.manager.join(0.01)
+    stage.manager.abandon()
+    elsewhere.overs[0](None)
+    assert not stage.manager.join(WAIT_S), "the lane is still at it, and nobody waits for it"
+    go.set()
+    while not stage.manager.join(WAIT_S):
+        time.sleep(0.01)
+    assert stage.ran == ["held"]

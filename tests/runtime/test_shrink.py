@@ -17,7 +17,10 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
 from gradwire.runtime.commit import Commit
+from gradwire.runtime.engine import Engine
+from gradwire.runtime.membership import join
 from gradwire.runtime.survivors import Counted, decided
+from gradwire.verbs import AllReduce, Steps
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -189,6 +192,33 @@ def test_the_loss_of_the_stores_host_ends_the_run(doomed: Ranks) -> None:
     doomed.send(ends)
     found = doomed.collect(100.0, without=[0])
     assert [one.value for one in found[1:]] == ["RankFailed (0,)"] * 3
+
+
+def closes_alone(rank: int, world: int) -> float:
+    """Seconds that rank 0 takes to close while the other keeps a connection that it waits on."""
+    engine = Engine(join(None), num_channels=1, timeout=LIMIT, on_span=lambda span: None)
+
+    def text() -> Steps[None]:
+        yield AllReduce(torch.zeros(1000))
+
+    dist.barrier()
+    seconds = 0.0
+    if rank == 0:
+        engine.launch(0, "nobody answers", text())
+        engine.lose((1,), 0, "rank 1 is lost", "it was told so")
+        start_s = time.monotonic()
+        engine.close()
+        engine.close()
+        seconds = time.monotonic() - start_s
+    dist.barrier()
+    engine.close()
+    return seconds
+
+
+@pytest.mark.slow
+def test_a_closed_engine_leaves_what_nobody_can_end(two: Ranks) -> None:
+    """gloo has no way to end a verb, and waits for it as a group is closed."""
+    assert two.run(closes_alone)[0] < LIMIT.total_seconds() / 4
 
 
 def test_a_step_counts_only_where_all_survivors_have_it() -> None:

@@ -36,7 +36,7 @@ from .streams import SideStream
 from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
-_JOIN_S = 10.0
+_JOIN_S = 5.0  # seconds for what has begun
 
 
 @dataclass
@@ -303,14 +303,14 @@ class Engine:
 
     def close(self) -> None:
         """Ends the threads and gives the channels back."""
-        # The pulse first: peers that see the channels close must not see this rank alive.
-        if self._pulse is not None:
+        if self._pulse is not None:  # first: who sees the channels close must see no life here
             self._pulse.stop()
         self._manager.stop()
-        if not self._manager.join(_JOIN_S):
-            for channel in self.routes.all_channels():
-                channel.abort()  # closing it would wait for peers that may never come
-        self.routes.clear()
+        if self._manager.join(_JOIN_S):
+            self.routes.clear()
+        else:  # gloo cannot be stopped, and has been seen to miss that all peers have closed
+            self._manager.abandon()
+            in_background(self.routes.clear)  # it waits for as long as the time-out
         self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
         if self.shards.name:
             leave_later(self.shards.name, self.shards.world)
@@ -395,6 +395,6 @@ class Engine:
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self.routes.all_channels():
-                stack.callback(channel.abort)  # Lanes that wait for a lost peer come back.
+                stack.callback(channel.abort)  # NCCL comes back by it; gloo when a peer closes.
             # The last is done first: before anybody sees the error.
             stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))

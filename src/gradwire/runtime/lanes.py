@@ -89,7 +89,7 @@ class TaskManager:
         self._count = 0
         self._num_begun = 0
         self._none_begun = threading.Condition(self._lock)
-        self._stopped = False
+        self._stopped = self._is_abandoned = False
         self._threads: list[threading.Thread] = []
         for lane in lanes:
             self._start(lane)
@@ -118,12 +118,24 @@ class TaskManager:
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the threads of a stopped manager; returns whether all begun is over."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout_s)
+        """Waits for what a stopped manager has begun; returns whether all of it is over.
+
+        It does not wait for what was abandoned.
+        """
+        end_s = time.monotonic() + (0.0 if self._is_abandoned else timeout_s)
+        others = [one for one in self._threads if one is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(0.0, end_s - time.monotonic()))
         with self._lock:
-            return self._none_begun.wait_for(lambda: not self._num_begun, timeout_s)
+            is_over = self._none_begun.wait_for(
+                lambda: not self._num_begun, max(0.0, end_s - time.monotonic())
+            )
+        return is_over and not any(thread.is_alive() for thread in others)
+
+    def abandon(self) -> None:
+        """Lets nothing follow from what is still under way, should it end one day."""
+        with self._lock:
+            self._is_abandoned = True
 
     def _start(self, lane: str) -> None:
         name = f"gradwire {lane}"
@@ -245,6 +257,8 @@ class TaskManager:
         """Marks a task done; returns the tasks that waited for nothing else."""
         free = []
         with self._lock:
+            if self._is_abandoned:
+                return []
             task.done = True
             for other in task.dependents:
                 other.num_blockers -= 1

@@ -215,10 +215,12 @@ class Routes:
 
     def clear(self) -> None:
         """Gives all channels back."""
-        for circle in self.circles.values():
+        channels: list[Channel] = []
+        while self.circles:
+            circle = self.circles.popitem()[1]
             circle.close_direct()
-        channels = self.all_channels()
-        self.circles.clear()
+            channels += circle.channels
+            circle.channels = []  # else the last would be closed with it, one by one
         give_back(channels)
 
 
