@@ -308,7 +308,7 @@ class Engine:
         self._manager.stop()
         if self._manager.join(_JOIN_S):
             self.routes.clear()
-        else:  # gloo cannot be stopped, and has been seen to miss that all peers have closed
+        else:  # gloo cannot be stopped, nor tells half-read receives that their peer has closed
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
         self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
