@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import exchange_for
+from gradwire.runtime.wire import give_back, in_background
 from gradwire.spec import TensorSpec
 from gradwire.trace.span import Trace
 from tests.runtime.ranks import Ranks
@@ -294,3 +296,16 @@ def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:
 def test_the_default_device_makes_no_difference(exchange: Exchange, two: Ranks) -> None:
     one, other = (two.run(elsewhere, exchange, device) for device in ("cpu", "meta"))
     assert one == other
+
+
+def test_an_interpreter_that_ends_closes_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since Python 3.12 it starts none; what is attached then is closed all the same."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    channels = [object(), object()]
+    give_back(channels)
+    assert channels == []
+    assert isinstance(in_background(lambda: 1).exception(0), RuntimeError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -66,10 +66,13 @@ def give_back(channels: list[Channel]) -> None:
     They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
     """
     closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
+    with suppress(RuntimeError):  # an interpreter that ends starts no thread, since Python 3.12
+        for thread in closing:
+            thread.start()
     for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
+    channels.clear()
 
 
 def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
@@ -121,7 +124,8 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
     """Runs work that may wait for ever on a thread that nothing waits for.
 
     So does work with the store: torch bounds how long a store waits for a key, but not how long it
-    waits for the store's host. Where the host is stopped, no call comes back.
+    waits for the store's host. Where the host is stopped, no call comes back. An interpreter that
+    ends starts no thread, since Python 3.12: the future holds that error then.
     """
     done: Future[Any] = Future()
 
@@ -131,7 +135,10 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="gradwire background", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="gradwire background", daemon=True).start()
+    except RuntimeError as error:
+        done.set_exception(error)
     return done
 
 
