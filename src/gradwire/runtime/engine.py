@@ -36,7 +36,7 @@ from .streams import SideStream
 from .sweeping import give_memory_back, leave_later
 from .wire import Circle, Routes, broadcast_all, in_background, open_channels
 
-_JOIN_S = 5.0  # seconds for what has begun
+_JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
 
 
 @dataclass

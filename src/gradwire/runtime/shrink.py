@@ -182,7 +182,7 @@ class Shrinking:
     def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
         """Connects the survivors and moves the state of exchanges over."""
         old, synchroniser = self._engine, self._progress.synchroniser
-        old.close()  # its threads have ended: nobody writes into gradients or state any more
+        old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
         assert synchroniser.commit is not None
         synchroniser.streams.catch_up()
         if undoes:
