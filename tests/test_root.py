@@ -44,7 +44,7 @@ def test_no_name_is_also_a_module() -> None:
 
 
 def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match=r"gradwire has no 'atach'; there are: .*attach"):
+    with pytest.raises(AttributeError, match=r"'atach'; there are: .*did you mean 'attach'"):
         gw.atach  # noqa: B018 - looking it up is the test
     assert not hasattr(gw, "errors.InvalidSetting")
 

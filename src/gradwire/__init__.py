@@ -36,6 +36,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != home:
             raise
-        raise AttributeError(f"gradwire has no {name!r}; there are: {', '.join(__all__)}") from None
+        from .errors import UnknownName
+
+        raise UnknownName("part of gradwire", name, __all__) from None
     found = globals()[name] = getattr(module, name) if name in _HOME_OF else module
     return found

@@ -92,4 +92,6 @@ def test_a_name_of_two_kinds_prints_both_pages(gradwire: Run) -> None:
 def test_what_is_not_there_is_refused(gradwire: Run) -> None:
     ended = gradwire("list", "topkk")
     assert ended.code == 2
-    assert "topkk" in ended.err
+    assert "no kind or algorithm is called 'topkk'" in ended.err
+    assert "did you mean 'topk'?" in ended.err
+    assert "did you mean 'collective'?" in gradwire("list", "collectives").err

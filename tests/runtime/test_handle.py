@@ -19,6 +19,7 @@ from gradwire.exchange import exchange_for
 from gradwire.runtime.wire import give_back, in_background
 from gradwire.spec import TensorSpec
 from gradwire.trace.span import Trace
+from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -190,6 +191,25 @@ def test_detach_leaves_the_model_as_it_was_and_attach_works_again(
     wrapped: bool, two: Ranks
 ) -> None:
     two.run(detached, wrapped)
+
+
+def test_a_handle_shows_its_model_its_exchange_its_ranks_and_its_steps() -> None:
+    net, locally = Net(), Net()
+    handle = gw.attach(net, DENSE)
+    train(net, momentum(net.parameters()), 0, range(2))
+    assert repr(handle) == f"<Handle of Net through {DENSE!r}: rank 0 of 1, step 2>"
+    handle.detach()
+    assert repr(handle).endswith("rank 0 of 1, step 2, detached>")
+    other = gw.local_steps(locally, momentum(locally.parameters()), DENSE, every=2)
+    assert repr(other) == f"<LocalSteps of Net through {DENSE!r}: rank 0 of 1, step 0>"
+    other.detach()
+    net.zero_grad(set_to_none=True)
+    planned = gw.attach(net, drawn(0))
+    assert (
+        repr(planned)
+        == f"<Handle of Net through a plan of {drawn(0).planner}: rank 0 of 1, step 0>"
+    )
+    planned.detach()
 
 
 def many_times(rank: int, world: int) -> list[int]:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.runtime.settings import resolve
+from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, momentum, train
 
@@ -46,6 +50,8 @@ class OnlyTheForm:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "unknown name": (lambda: gw.attach(linear(), "topq"), ("'topq'", "onebit", "mean 'topk'")),
+    "unknown pilot": (lambda: gw.attach(linear(), "autoo"), ("'autoo'", "mean 'auto'")),
+    "a path": (lambda: gw.attach(linear(), Path("topq")), ("topq cannot be read", "No such file")),
     "a class": (
         lambda: gw.attach(linear(), gw.compress.topk),
         ("topk", "a compressor, an exchange", "gw.compress.topk(density=0.01)"),
@@ -93,6 +99,16 @@ def test_mistakes(name: str) -> None:
     assert isinstance(raised.value, InvalidSetting)
     for part in parts:
         assert part in str(raised.value)
+
+
+def test_a_path_that_is_a_name_stands_for_the_algorithm(tmp_path: Path) -> None:
+    """``LightningCLI`` may make a path of any text; a plan's file stays one."""
+    for name in ("topk", "auto"):
+        assert resolve(Path(name)) == resolve(name)  # type: ignore[comparison-overlap]
+    file = tmp_path / "plan"
+    plan = drawn(0)
+    plan.save(file)
+    assert resolve(file) == plan
 
 
 def test_a_second_attach() -> None:
@@ -157,20 +173,27 @@ def test_mistakes_with_ddp(two: Ranks) -> None:
         assert "DDP's own group is used" in group
 
 
-def outside_the_group(rank: int, world: int) -> str | None:
+def outside_the_group(rank: int, world: int) -> list[str]:
     group = dist.new_group([1])
-    if rank == 1:
-        gw.attach(Net(), DENSE, group=group).detach()
-        return None
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        gw.attach(Net(), DENSE, group=group)
-    return str(raised.value)
+    mesh = DeviceMesh("cpu", [1], mesh_dim_names=("dp",))
+    told = []
+    for given in ({"group": group}, {"group": mesh}, {"shards": group}):
+        if rank == 1:
+            gw.attach(Net(), DENSE, **{"group": group, **given}).detach()
+            continue
+        with pytest.raises(ValueError) as raised:  # noqa: PT011
+            gw.attach(Net(), DENSE, **given)
+        told.append(str(raised.value))
+    return told
 
 
 @pytest.mark.multi
 def test_a_group_without_this_rank(two: Ranks) -> None:
-    text = two.run(outside_the_group)[0]
-    assert "a process group this rank is in" in text
+    of_group, of_mesh, of_shards = two.run(outside_the_group)[0]
+    for text, setting in ((of_group, "group"), (of_mesh, "group"), (of_shards, "shards")):
+        assert f"this rank (0) is not in the group that it gave as {setting}=" in text
+        assert "on the ranks of that group only" in text
+        assert "-100" not in text
 
 
 # Ranks that differ: on rank 1 something is not as on rank 0.

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from ..errors import invalid
+from ..errors import UnknownName
 from ..report import algorithm
 from ..report.output import emit
 from ._checkout import PACKAGE
@@ -29,8 +29,7 @@ def show(
     every = [(kind, name) for kind in KINDS for name in names(kind)]
     chosen = [one for one in every if what in (None, *one)]
     if not chosen:
-        accepted = f"one of {', '.join(KINDS)}, or an algorithm's name"
-        raise invalid("what to list", what, accepted, "leave it out to see all")
+        raise UnknownName("kind or algorithm", what, {*KINDS, *(name for _, name in every)})
     rows = [_row(*one) for one in chosen]
     if what is None or what in KINDS:
         emit("list", rows, as_json=json, title="gradwire list")

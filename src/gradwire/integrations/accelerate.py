@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 
 def prepare(
-    accelerator: Accelerator, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+    accelerator: Accelerator, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
 ) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares from now on.
 

@@ -54,7 +54,7 @@ class FrameworkAttachment:
     """
 
     def __init__(
-        self, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+        self, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
     ) -> None:
         self._exchange, self._settings = exchange, settings
         self._held: list[_Held] = []

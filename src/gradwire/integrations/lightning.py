@@ -36,7 +36,7 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
 
     def __init__(
         self,
-        exchange: Exchange | Compressor | Plan | Path | str,
+        exchange: Exchange | Compressor | Plan | str | Path,
         *,
         attach_settings: dict[str, Any] | None = None,
         **others: Any,
@@ -86,7 +86,7 @@ class GradwireFabric(FabricDDP):  # type: ignore[misc]
 
     def __init__(
         self,
-        exchange: Exchange | Compressor | Plan | Path | str,
+        exchange: Exchange | Compressor | Plan | str | Path,
         *,
         attach_settings: dict[str, Any] | None = None,
         **others: Any,

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 
 def hook_trainer(
-    trainer: Trainer, exchange: Exchange | Compressor | Plan | Path | str, **settings: Any
+    trainer: Trainer, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
 ) -> FrameworkAttachment:
     """Attaches an exchange to the DDP model of a trainer, with its state in checkpoints.
 

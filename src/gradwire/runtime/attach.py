@@ -57,7 +57,7 @@ from .settings import (
     tables,
     trained,
 )
-from .shards import agree_among_shards, join_shards, one_dimension, place_in
+from .shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .synchroniser import AnyMessage, Synchroniser
 from .uncaught import leave_by_cause
 from .wire import Group
@@ -65,7 +65,7 @@ from .wire import Group
 
 def attach(
     model: nn.Module,
-    exchange: Exchange | Compressor | Plan | Pilot | Path | str,
+    exchange: Exchange | Compressor | Plan | Pilot | str | Path,
     *,
     optimizer: Optimizer | None = None,
     group: Group | DeviceMesh | None = None,
@@ -198,7 +198,7 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
             raise invalid("group", found, "None for a DDP model", "DDP's own group is used")
         found = model.process_group
     if dist.is_initialized() and dist.get_rank(found) < 0:
-        raise invalid("group", found, "a group this rank is in", "attach on its ranks only")
+        raise outside_of("group")
     return found
 
 

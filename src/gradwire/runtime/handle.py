@@ -69,6 +69,18 @@ class Handle(UnevenInputs):
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
 
+    def __repr__(self) -> str:
+        plan = (
+            f"a plan of {self.exchange.planner}"
+            if isinstance(self.exchange, Plan)
+            else self.exchange
+        )
+        detached = "" if self.attached else ", detached"
+        return (
+            f"<{type(self).__name__} of {type(self._model).__name__} through {plan}: "
+            f"rank {self.rank} of {self.world_size}, step {self.step}{detached}>"
+        )
+
     @property
     def _engine(self) -> Engine:
         return self.synchroniser.engine

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ..bounds import check_whole
 from ..contract import Compressor, Exchange
 from ..data.plan import Plan
-from ..errors import InvalidSetting, invalid
+from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange import exchange_for
 from ..load import load, names
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
@@ -125,7 +125,14 @@ class Settings:
 
 
 def resolve(given: Any) -> Exchange | Plan | Pilot:
-    """The exchange, the plan or the pilot that a user's argument stands for."""
+    """The exchange, the plan or the pilot that a user's argument stands for.
+
+    A path that is an algorithm's name stands for the algorithm: jsonargparse, and with it
+    ``LightningCLI``, may make a path of any text.
+    """
+    known = {*names("compress"), *names("pilot")}
+    if isinstance(given, Path) and str(given) in known:
+        given = str(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         given = Plan.load(given)
     if isinstance(given, str) and given in names("pilot"):
@@ -140,6 +147,8 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
             f"write gw.attach(model, gw.plan({given!r}, profile, cluster), optimizer=optimizer)",
         )
     if isinstance(given, str):
+        if given not in known:
+            raise UnknownName("compressor or pilot", given, known)
         given = load("compress", given)()
     if isinstance(given, Exchange) and given.ranks_per_host != 1:
         accepted = "one that knows no hosts: attach learns them from its mesh"

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..contract.member import Shards
-from ..errors import RanksDiffer, invalid
+from ..errors import InvalidSetting, RanksDiffer, invalid
 from .dtensors import places
 from .fingerprint import refusal_in
 from .membership import ALONE, Membership, join
@@ -32,10 +32,12 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
     """The process group that is given, by itself or as a mesh, which must have one dimension.
 
     ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a mesh; errors
-    use both. A rank outside of a group has a number in the group's place.
+    use both. To a rank outside of a group ``new_group`` returns a number in the group's place.
     """
     if given is None or isinstance(given, dist.ProcessGroup):
         return given
+    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise outside_of(setting)
     if not isinstance(given, DeviceMesh):
         accepted = "a process group this rank is in, or one dimension of a mesh"
         raise invalid(setting, given, accepted, "attach on its ranks only, or leave it out")
@@ -43,7 +45,17 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
         shown, names = f"a mesh of {given.ndim} dimensions", given.mesh_dim_names
         remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
         raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
+    if given.get_coordinate() is None:
+        raise outside_of(setting)
     return given.get_group()
+
+
+def outside_of(setting: str) -> InvalidSetting:
+    """The error on a rank that is not in the group that it gives for ``setting``."""
+    return InvalidSetting(
+        f"this rank ({dist.get_rank()}) is not in the group that it gave as {setting}=; make the "
+        "call on the ranks of that group only, or give each rank the group that it is in"
+    )
 
 
 def join_shards(
@@ -57,8 +69,7 @@ def join_shards(
     if found is None:
         return ALONE
     if dist.get_rank(found) < 0:
-        accepted = "a process group this rank is in, or one dimension of a mesh"
-        raise invalid("shards", shards, accepted, "write shards=mesh['tp']")
+        raise outside_of("shards")
     averaging = set(dist.get_process_group_ranks(group or dist.group.WORLD))
     both = averaging.intersection(dist.get_process_group_ranks(found))
     if len(both) > 1:
