@@ -339,6 +339,7 @@ def wrong(rank: int, world: int) -> list[str]:
     partly = Net()
     fully_shard(partly.deep, mesh=mesh["shard"])
     refused(partly, group=replicate)
+    refused(fully_shard(Net(), mesh=device_mesh((world,))))
     with pytest.raises(InvalidSetting) as raised:
         gw.local_steps(sharded, momentum(sharded.parameters()), "none", every=2, group=replicate)
     return [*told, str(raised.value)]
@@ -378,4 +379,7 @@ def test_what_is_refused(four: Ranks) -> None:
         assert "model must be plain parameters beside auto(" in told[4]
         assert "mesh must be None beside parameters that are DTensors" in told[5]
         assert "first.weight is trained and outside of what fully_shard() holds" in told[6]
-        assert "model must be plain parameters" in told[7]
+        assert "; on one mesh without replicas call gw.fsdp.reduce_scatter(model" in told[7]
+        assert "group=mesh['replicate']" in told[3]
+        assert "gw.fsdp.reduce_scatter" in told[3]
+        assert "model must be plain parameters" in told[8]

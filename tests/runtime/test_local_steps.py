@@ -240,15 +240,60 @@ def test_a_handle_lives_as_long_as_its_model(two: Ranks) -> None:
     assert other_gone
 
 
-def wrapped(rank: int, world: int) -> None:
+class Prepared(torch.optim.Optimizer):
+    """An optimizer as Accelerate prepares it: around the one that steps, and without hooks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+
+
+def in_ddp(rank: int, world: int) -> tuple[bool, str, bool]:
+    """A framework's DDP: the bits of a plain module's run, gradients after it, and its end."""
+    rhythm = RHYTHMS[0]
+    net, optimizer, handle = prepared(rhythm, SPARSE)
+    train(net, optimizer, rank, range(NUM_STEPS))
+    handle.detach()
     model = ddp(Net())
-    with pytest.raises(InvalidSetting, match="model must be a plain nn"):
+    optimizer = adamw(model.parameters())
+    settings: Any = {"outer": DILOCO, "bucket_cap_mb": SMALL_MB, **vars(rhythm)}
+    with pytest.raises(InvalidSetting, match=r"give gw.attach or gw.local_steps the Distributed"):
+        gw.local_steps(model.module, optimizer, SPARSE, **settings)
+    handle = gw.local_steps(model, Prepared(optimizer), SPARSE, **settings)
+    with model.no_sync():
+        train(model, optimizer, rank, range(3))
+    model.require_backward_grad_sync = True  # as loops do that accumulate
+    train(model, optimizer, rank, range(3, NUM_STEPS))
+    is_same = digest(model.module) == digest(net)
+    handle.end_period()
+    handle.detach()
+    optimizer.zero_grad()
+    loss_of(model, rank, 0).backward()
+    averaged = digest(p.grad for p in model.parameters() if p.grad is not None)
+    optimizer.zero_grad()
+    gw.local_steps(model, optimizer, SPARSE, **settings)
+    this = weakref.ref(model)
+    del model, handle, optimizer
+    gc.collect()
+    return is_same, averaged, this() is None
+
+
+@pytest.mark.multi
+def test_a_ddp_model_trains_locally_and_averages_after_detach(two: Ranks) -> None:
+    (is_same, averaged, is_gone), other = two.run(in_ddp)
+    assert is_same
+    assert is_gone
+    assert (is_same, averaged, is_gone) == other
+
+
+def in_a_static_ddp(rank: int, world: int) -> None:
+    model = ddp(Net(), static_graph=True)
+    with pytest.raises(InvalidSetting, match="model must be one without static_graph"):
         gw.local_steps(model, adamw(model.parameters()), "none", every=2)
 
 
 @pytest.mark.multi
-def test_a_ddp_model_is_refused(two: Ranks) -> None:
-    two.run(wrapped)
+def test_a_ddp_that_averages_within_no_sync_is_refused(two: Ranks) -> None:
+    two.run(in_a_static_ddp)
 
 
 def test_a_plan_is_refused() -> None:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import InvalidSetting, invalid
@@ -115,10 +116,16 @@ def _refuse_other_shard(name: str, tensor: Any, ranks: Sequence[int], sharded: b
             "on one dimension alone, fully_shard(module, mesh=mesh['shard']), and write "
             "gw.attach(model, exchange, group=mesh['replicate'])"
         )
+    remedy = (
+        "write group=mesh['replicate'] where mesh['shard'] is sharded, or mesh['dp'] beside "
+        "mesh['tp']"
+    )
+    if sharded:
+        alone = "on one mesh without replicas call gw.fsdp.reduce_scatter(model, compressor)"
+        remedy = alone if mesh.size() == dist.get_world_size() else f"{remedy}; {alone}"
     raise invalid(
         "group",
         f"ranks {both}, which hold different shards of {name}",
         "ranks that hold the same shard of every layer",
-        "write group=mesh['replicate'] where mesh['shard'] is sharded, or mesh['dp'] beside "
-        "mesh['tp']",
+        remedy,
     )

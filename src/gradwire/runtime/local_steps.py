@@ -61,7 +61,7 @@ from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap
 from .progress import Progress
 from .reals import refuse_complex
-from .refusals import mark_attached
+from .refusals import mark_attached, quieten, sole_ddp
 from .settings import Choices, Settings
 from .strangers import Strangers
 from .synchroniser import AnyMessage
@@ -107,15 +107,22 @@ def local_steps(
     launches. A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its anchor, so 0
     drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
 
+    ``model`` may be a ``DistributedDataParallel``, such as a framework makes. It exchanges nothing
+    itself until ``detach()``; call ``end_period()`` before that, as DDP expects ranks alike.
+
     The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
     rank that is lost, or is not there ``timeout`` after the others, is named by ``RankFailed``,
     which ``optimizer.step()`` raises. Raises ``InvalidSetting`` (a ValueError) for a mistake,
     ``RanksDiffer`` if ranks disagree.
     """
-    way = _Locally(optimizer, outer, every, fragments, delay, mixing)
     choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
-    grid = grid_of(model, group, None, mesh, timeout)
-    handle = attach_in(way, model, exchange, choices, grid)
+    grid = grid_of(model := sole_ddp(model), group, None, mesh, timeout)
+    with ExitStack() as quiet:
+        if isinstance(model, DistributedDataParallel):
+            quiet.enter_context(quieten(model))
+            model = model.module
+        way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
+        handle = attach_in(way, model, exchange, choices, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -131,16 +138,16 @@ class _Locally(Attachment):
         fragments: int,
         delay: int,
         mixing: float | None,
+        quiet: ExitStack,
     ) -> None:
-        self._optimizer, self._make = optimizer, make
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
+        self._optimizer, self._make, self._quiet = optimizer, make, quiet
         self._asked = every, fragments, delay, mixing
 
     def prepare(
         self, model: nn.Module, params: list[NamedParam], settings: Settings
     ) -> Mapping[str, object]:
-        if isinstance(model, DistributedDataParallel):
-            remedy = "give the module inside: DDP averages gradients in every step"
-            raise invalid("model", "a DistributedDataParallel", "a plain nn.Module", remedy)
         if isinstance(settings.exchange, Plan | Pilot):
             remedy = "give the exchange itself, compress_if= and delay="
             accepted = "a compressor or an exchange, as plans follow the backward pass"
@@ -208,6 +215,7 @@ class _Locally(Attachment):
         undo: ExitStack,
     ) -> Handle:
         assert isinstance(settings.exchange, Exchange)
+        undo.enter_context(self._quiet.pop_all())
         self._outer.restart()
         undo.callback(mark_attached(model, params))
         strangers = Strangers(model, progress.give_up)

@@ -13,6 +13,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakSet
 
@@ -25,12 +26,15 @@ from torch.nn.parameter import is_lazy
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
 from .dtensors import is_dtensor
+from .hooked import Hooked
 from .wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
+_quiet: WeakSet[DistributedDataParallel] = WeakSet()
+"""DDPs that exchange nothing, as what is in them trains by local steps."""
 _watch: list[Any] = []
 """The hook that sees modules being taken in by others, while any parameter is exchanged."""
 
@@ -103,10 +107,38 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
     return forget
 
 
+def quieten(ddp: DistributedDataParallel) -> ExitStack:
+    """Has a DDP exchange nothing, as in its ``no_sync``, until what is returned is closed.
+
+    Each forward pass decides for its backward pass. So loops may call ``no_sync`` themselves, or
+    set ``require_backward_grad_sync``. Raises ``InvalidSetting`` for a DDP whose ``no_sync`` leaves
+    something to exchange.
+    """
+    _refuse_ddp_inside(ddp)
+    if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
+        accepted = "one without static_graph and parameters that it ignores or delays"
+        raise invalid("model", "a DistributedDataParallel of these", accepted, "make it so")
+    found: list[bool] = []
+
+    def before(module: Any, args: Any) -> None:
+        found.append(module.require_backward_grad_sync)
+        module.require_backward_grad_sync = False
+
+    def after(module: Any, args: Any, output: Any) -> None:
+        module.require_backward_grad_sync = found.pop()
+
+    undo = ExitStack()
+    _quiet.add(ddp)
+    undo.callback(_quiet.discard, ddp)
+    undo.callback(Hooked(ddp.register_forward_pre_hook, before, prepend=True).remove)
+    undo.callback(Hooked(ddp.register_forward_hook, after, always_call=True).remove)
+    return undo
+
+
 def exchanged_by(ddp: DistributedDataParallel, params: Iterable[NamedParam]) -> list[str]:
     """The names of the parameters in ``params`` whose gradients ``ddp`` exchanges."""
     inner = vars(ddp).get("_modules", {}).get("module")
-    if inner is None:  # its constructor raised
+    if inner is None or ddp in _quiet:  # None: its constructor raised
         return []
     own = _given_to(ddp, inner)
     return [name for name, param in params if id(param) in own]
@@ -116,9 +148,10 @@ def shown_as_around(name: str) -> InvalidSetting:
     """The error where a DDP exchanges the gradients of an attached model, or of one to attach."""
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
-        "DistributedDataParallel, which exchanges them too; attach the DistributedDataParallel "
-        "module itself (what Accelerate's prepare() and Fabric's setup() return, the Trainer's "
-        "model_wrapped, Lightning's trainer.strategy.model), or train without it and drop it (del)"
+        "DistributedDataParallel, which exchanges them too; give gw.attach or gw.local_steps the "
+        "DistributedDataParallel itself (what Accelerate's prepare() and Fabric's setup() return, "
+        "the Trainer's model_wrapped, Lightning's trainer.strategy.model), once the framework has "
+        "made it, or train without it and drop it (del)"
     )
 
 
