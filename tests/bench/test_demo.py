@@ -41,6 +41,13 @@ def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> No
     assert "Training loss over seconds" in page.read_text(encoding="utf-8")
 
 
+def test_hosts_that_the_machine_could_not_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(InvalidSetting, match=r"at most 32 on 2 cores.*got 99; simulate more"):
+        Demo(hosts=99)
+    assert Demo(hosts=32).start_s == 16 * Demo(hosts=2).start_s > 100
+
+
 @pytest.mark.parametrize("steps", [4, 41])
 def test_steps_are_shared_out_among_the_turns(steps: int) -> None:
     with pytest.raises(InvalidSetting, match="steps must be a multiple of 4, 8 at least"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +22,9 @@ from .tasks import make_task
 
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
 """Keys that have one value in all rows of a run."""
+_RANKS_PER_CORE = 16
+_START_S = 10.0
+"""Seconds of a core from a rank's start to its first step: imports, models, connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,9 @@ class Demo:
     def __post_init__(self) -> None:
         if self.hosts < 2:
             raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        if self.hosts > (most := _RANKS_PER_CORE * _num_cores()):
+            accepted = f"at most {most} on {_num_cores()} cores, as each is a process here"
+            raise invalid("hosts", self.hosts, accepted, "simulate more: gradwire simulate --ranks")
         if self.steps % self.rounds or self.steps // self.rounds < 2:
             raise invalid(
                 "steps", self.steps, f"a multiple of {self.rounds}, 8 at least", "write 40"
@@ -45,9 +52,18 @@ class Demo:
             load("compress", name)
 
     @property
+    def start_s(self) -> float:
+        """About how long it takes here until the first step."""
+        return _START_S * max(1.0, self.hosts / _num_cores())
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """The methods that are compared, as the table's rows name them."""
         return ("ddp", "ddp-fp16", *methods(self.compressors))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,9 @@ def demo(
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
     )
+    typer.echo(
+        f"{hosts} ranks start; the first step comes in about {settings.start_s:.0f} s", err=True
+    )
     with progress("demo", total=1) as advance:
         outcome = run(settings, Fractions(advance))
     title = f"{hosts} hosts at {rate}"
