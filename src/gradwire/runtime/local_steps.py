@@ -14,6 +14,9 @@ own, but for the first ones, which all have from rank 0. Embeddings travel whole
 exchanged too. A step that a ``GradScaler`` skips is no local step, and ranks that skip different
 numbers of steps do not end together; train in bfloat16, which needs no scaler.
 
+A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself until
+``detach()``. Call ``end_period()`` before that, as DDP expects the same parameters on all ranks.
+
 >>> import torch
 >>> import gradwire as gw
 >>> model = torch.nn.Linear(4, 2)
@@ -40,7 +43,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
@@ -61,7 +63,7 @@ from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap
 from .progress import Progress
 from .reals import refuse_complex
-from .refusals import mark_attached, quieten, sole_ddp
+from .refusals import mark_attached, quietened, sole_ddp
 from .settings import Choices, Settings
 from .strangers import Strangers
 from .synchroniser import AnyMessage
@@ -107,22 +109,15 @@ def local_steps(
     launches. A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its anchor, so 0
     drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
 
-    ``model`` may be a ``DistributedDataParallel``, such as a framework makes. It exchanges nothing
-    itself until ``detach()``; call ``end_period()`` before that, as DDP expects ranks alike.
-
     The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
     rank that is lost, or is not there ``timeout`` after the others, is named by ``RankFailed``,
-    which ``optimizer.step()`` raises. Raises ``InvalidSetting`` (a ValueError) for a mistake,
-    ``RanksDiffer`` if ranks disagree.
+    which ``optimizer.step()`` raises. Raises ``InvalidSetting``; ``RanksDiffer`` if ranks differ.
     """
     choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
     grid = grid_of(model := sole_ddp(model), group, None, mesh, timeout)
     with ExitStack() as quiet:
-        if isinstance(model, DistributedDataParallel):
-            quiet.enter_context(quieten(model))
-            model = model.module
         way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
-        handle = attach_in(way, model, exchange, choices, grid)
+        handle = attach_in(way, quietened(model, quiet), exchange, choices, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 

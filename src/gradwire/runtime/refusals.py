@@ -107,17 +107,20 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
     return forget
 
 
-def quieten(ddp: DistributedDataParallel) -> ExitStack:
-    """Has a DDP exchange nothing, as in its ``no_sync``, until what is returned is closed.
+def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
+    """The module in a DDP, which exchanges nothing until ``undo`` is closed; another one itself.
 
-    Each forward pass decides for its backward pass. So loops may call ``no_sync`` themselves, or
-    set ``require_backward_grad_sync``. Raises ``InvalidSetting`` for a DDP whose ``no_sync`` leaves
-    something to exchange.
+    As in ``no_sync``, each forward pass decides for its backward pass. So loops may call
+    ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises ``InvalidSetting`` for a
+    DDP that would exchange something all the same.
     """
+    if not isinstance(ddp, DistributedDataParallel):
+        return ddp
     _refuse_ddp_inside(ddp)
     if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
-        accepted = "one without static_graph and parameters that it ignores or delays"
-        raise invalid("model", "a DistributedDataParallel of these", accepted, "make it so")
+        accepted = "one without static_graph, ignored parameters and delayed parameters"
+        remedy = "leave these settings out when DDP is made"
+        raise invalid("model", "a DistributedDataParallel with one of them", accepted, remedy)
     found: list[bool] = []
 
     def before(module: Any, args: Any) -> None:
@@ -127,12 +130,11 @@ def quieten(ddp: DistributedDataParallel) -> ExitStack:
     def after(module: Any, args: Any, output: Any) -> None:
         module.require_backward_grad_sync = found.pop()
 
-    undo = ExitStack()
     _quiet.add(ddp)
     undo.callback(_quiet.discard, ddp)
     undo.callback(Hooked(ddp.register_forward_pre_hook, before, prepend=True).remove)
     undo.callback(Hooked(ddp.register_forward_hook, after, always_call=True).remove)
-    return undo
+    return ddp.module  # type: ignore[no-any-return]
 
 
 def exchanged_by(ddp: DistributedDataParallel, params: Iterable[NamedParam]) -> list[str]:
