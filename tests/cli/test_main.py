@@ -108,7 +108,7 @@ def test_our_own_mistakes_keep_their_traceback(
     [
         (("lst",), "list"),
         (("list", "--jsn"), "--json"),
-        (("list", "planets"), "compress, collective"),
+        (("list", "planets"), "did you mean 'planner'?"),
     ],
 )
 def test_mistyped_commands_end_in_2_with_what_there_is(
