@@ -25,6 +25,8 @@ State: none. Contributed: the decoded gradient.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..dsl.language import (
     Compressed,
     Scalar,
@@ -45,8 +47,9 @@ from ..errors import invalid
 class onebit(Program, contraction=True, error_feedback=True):
     """One bit an element, two means a block.
 
-    ``stretch``, from 1 and below 2, multiplies the means. ``block`` is the number of elements that
-    share them, a multiple of 64.
+    ``stretch``, from 1 and below 2, multiplies the means. It is 1 through a collective that encodes
+    partial sums again at every rank (``casync_ring``), as the ranks' factors would multiply.
+    ``block`` is the number of elements that share them, a multiple of 64.
 
     >>> import torch
     >>> codec = onebit(stretch=1.5)
@@ -61,6 +64,9 @@ class onebit(Program, contraction=True, error_feedback=True):
     def check(self) -> None:
         if not 1 <= self.stretch < 2:
             raise invalid("onebit stretch", self.stretch, "from 1 to below 2", "write 1.5")
+
+    def for_sums(self) -> onebit:
+        return replace(self, stretch=1.0)
 
     def encode(self, gradient: Vector) -> Compressed:
         num_above = reduce(map(gradient, lambda x: where(x >= 0, 1, 0)), add)

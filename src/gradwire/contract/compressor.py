@@ -106,6 +106,15 @@ class Compressor(metaclass=KeywordSettings):
         """
         return self
 
+    def for_sums(self) -> Compressor:
+        """The variant that encodes partial sums again, once at every rank that they pass.
+
+        What it decodes must not grow from rank to rank, whatever error feedback takes back later:
+        ``contract.collective.Collective.encodes_sums`` says which collectives use it. It changes
+        neither layouts nor the states that ``init`` makes. Default: itself.
+        """
+        return self
+
     def ladder(self) -> tuple[Compressor, ...]:
         """This compressor at several settings, itself among them, the fewest bytes first.
 
