@@ -44,8 +44,8 @@ class qsgd(Program, unbiased=True):
     """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1) - 1 levels.
 
     ``norm`` is "max", or "l2", under which more elements are 0 and the variance is larger. It is
-    "max" through a collective that encodes partial sums again at every rank (``casync_ring``), as
-    the variances of "l2" would multiply.
+    "max" throughout ``casync_ring``, in which every rank encodes a partial sum again: the variances
+    would multiply.
     ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the random numbers.
 
     >>> import torch

@@ -107,11 +107,11 @@ class Compressor(metaclass=KeywordSettings):
         return self
 
     def for_sums(self) -> Compressor:
-        """The variant that encodes partial sums again, once at every rank that they pass.
+        """The variant for a collective in which every rank encodes a partial sum again.
 
-        What it decodes must not grow from rank to rank, whatever error feedback takes back later:
-        ``contract.collective.Collective.encodes_sums`` says which collectives use it. It changes
-        neither layouts nor the states that ``init`` makes. Default: itself.
+        It makes no vector larger, as the factors of all ranks would multiply. ``pair`` takes it
+        where ``Collective.encodes_sums`` is set. It changes neither layouts, nor what a payload
+        decodes to, nor the states that ``init`` makes. Default: itself.
         """
         return self
 

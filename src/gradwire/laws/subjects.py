@@ -143,7 +143,8 @@ def held_to(algorithm: Any) -> list[Subject]:
     """The laws for an algorithm of any kind, with their inputs.
 
     A compressor is held to those of its exchange too, through the collective that suits it, and
-    must not make means grow through one that encodes sums again; a collective to those of exchanges with a shipped compressor of each set of traits it takes.
+    must not make means grow through one that encodes sums again. A collective
+    is held to those of exchanges with a shipped compressor of each set of traits it takes.
     """
     match kind_of(algorithm):
         case "compressor":
