@@ -113,7 +113,7 @@ def law_velocity_goes_on_or_is_cleared(exchange: MomentumCorrection, case: Case)
         for rank, step in enumerate(ranks):
             left_N = step.contributed_N != 0
             whole_N = step.contributed_N.double() + step.after.residual_N.double()
-            stayed = (~left_N & (whole_N != 0)).split(list(tensor_sizes(case.spec)))
+            stayed = torch.split(~left_N & (whole_N != 0), list(tensor_sizes(case.spec)))
             is_masked_N = left_N & torch.cat([one.any().expand_as(one) for one in stayed])
             masks = exchange.masking and case.world > 1
             fresh_N = step.velocity(exchange.momentum)
