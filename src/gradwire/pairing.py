@@ -78,7 +78,8 @@ class Pair(Exchange):
 def pair(codec: Compressor, collective: Collective) -> Pair:
     """An exchange from a compressor and a collective.
 
-    Raises ``IncompatiblePair`` if the compressor's traits are not what the collective needs.
+    A collective that encodes partial sums again gets the compressor's variant for that, if it has
+    one. Raises ``IncompatiblePair`` if the compressor's traits are not what the collective needs.
 
     >>> from gradwire.compress.onebit import onebit
     >>> try:
@@ -100,7 +101,7 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
         raise IncompatiblePair(
             f"{codec!r} cannot go with {collective!r}: {refusal}; use {instead}()"
         )
-    return Pair(codec, collective)
+    return Pair(codec.for_sums() if collective.encodes_sums else codec, collective)
 
 
 _ONLY_FOR_EXCHANGES = {

@@ -11,6 +11,7 @@ import torch
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
@@ -24,7 +25,7 @@ from gradwire.laws import compressors as on_compressors
 from gradwire.laws import exchanges as on_exchanges
 from gradwire.laws import many_steps as on_many_steps
 from gradwire.laws import payloads as on_payloads
-from gradwire.pairing import Pair
+from gradwire.pairing import Pair, pair
 
 from . import broken_collectives as collectives
 from . import broken_compressors as compressors
@@ -51,6 +52,8 @@ SOUND_EXCHANGES = (
 )
 
 STARVES = _with(allgather_sparse(), compressors.starves(density=0.5))
+
+GROWS = pair(compressors.stretches_sums(), casync_ring())
 
 SOUND_COMPRESSORS = variable.SOUND
 

@@ -248,6 +248,13 @@ class amplifies(topk):
         super().merge(payload, sum_N, scale=3 * scale)
 
 
+class stretches_sums(onebit):
+    """Multiplies by its stretch at every rank that a partial sum passes."""
+
+    def for_sums(self) -> onebit:
+        return self
+
+
 class rounds_down(uniform):
     """Takes the level below whatever it draws."""
 

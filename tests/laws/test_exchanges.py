@@ -11,7 +11,7 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
 from gradwire.error_feedback import feedback_refusal
-from gradwire.laws import bounded, collectives, many_steps
+from gradwire.laws import bounded, collectives, growth, many_steps
 from gradwire.laws.cases import Case
 from gradwire.laws.exchanges import LAWS
 from gradwire.pairing import Pair
@@ -37,6 +37,13 @@ among any number of ranks."""
 
 FIRST = {kind_of(EXCHANGES[place]): place for place in reversed(ENCODED_AGAIN)}.values()
 """Places of the first of each kind among these."""
+
+ENCODING_SUMS = [
+    place
+    for place in ENCODED_AGAIN
+    if isinstance(made := EXCHANGES[place], Pair) and made.collective.encodes_sums
+]
+"""Places of exchanges in which a sum is encoded again at every rank."""
 
 
 BRIEF = [law for law in LAWS if law not in many_steps.LAWS]
@@ -94,6 +101,23 @@ def test_nothing_kept_grows_with_two_to_eight_ranks(place: int) -> None:
 @pytest.mark.parametrize("place", sorted({*KEEPING}), ids=lambda at: name_of(EXCHANGES[at]))
 def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
     bounded.law_residuals_stay_bounded(EXCHANGES[place], Case(world=2, numel=60, seed=place))
+
+
+@pytest.mark.parametrize(
+    ("place", "case"),
+    [
+        pytest.param(
+            place,
+            case,
+            marks=() if case.world == 8 and place in ENCODING_SUMS else pytest.mark.slow,
+            id=f"{name_of(EXCHANGES[place])}-{case.world}",
+        )
+        for place in ENCODED_AGAIN
+        for case in growth.MANY_RANKS
+    ],
+)
+def test_means_do_not_grow_over_ranks_and_steps(place: int, case: Case) -> None:
+    growth.law_means_do_not_grow_over_ranks_and_steps(EXCHANGES[place], case)
 
 
 @pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)

@@ -16,6 +16,7 @@ from gradwire.laws import (
     decoupled,
     densities,
     exchanges,
+    growth,
     many_steps,
     momentum,
     planners,
@@ -106,6 +107,13 @@ def test_bounded_law_bites() -> None:
             law(broken.STARVES, case)
 
 
+@pytest.mark.parametrize("case", growth.MANY_RANKS[:1], ids=str)
+def test_growth_law_bites(case: Case) -> None:
+    law = growth.law_means_do_not_grow_over_ranks_and_steps
+    with rejected(by=law):
+        law(broken.GROWS, case)
+
+
 EVERY = {
     law
     for module in (
@@ -115,6 +123,7 @@ EVERY = {
         decoupled,
         densities,
         exchanges,
+        growth,
         momentum,
         planners,
         programs,

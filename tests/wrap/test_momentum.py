@@ -136,6 +136,22 @@ def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
     torch.testing.assert_close(moved_N, want_N, rtol=1e-3, atol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype) -> None:
+    """Beside a sparse one in its message, of which most elements stay."""
+    inner = gw.compress.selective(sparsifier="topk", density=0.01, num_dense=1)
+    exchange = gw.with_momentum_correction(inner, MOMENTUM)
+    spec = gw.TensorSpec("small and large", 1020, dtype, shapes=((4, 5), (1000,)))
+    states, want_D = [exchange.init(spec, 2) for _ in range(2)], torch.zeros(20)
+    for step in range(30):
+        grads = [grad_N.to(dtype) for grad_N in gradients(step, world=2, numel=1020)]
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        want_D = MOMENTUM * want_D + torch.stack(grads).float().mean(0)[:20]
+        torch.testing.assert_close(results[0][0][:20].float(), want_D, rtol=1e-2, atol=1e-2)
+    assert not bool(states[0].velocity_N[20:].all()), "nothing was masked"
+
+
 def test_error_feedback_is_taken_out_wherever_it_is() -> None:
     pair = gw.pair(topk, gw.collective.allgather_sparse())
     twice = gw.with_error_feedback(gw.with_error_feedback(pair))

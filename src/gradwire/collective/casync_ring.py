@@ -4,6 +4,8 @@ Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk
     and N decodes that overlap with no transfer: N - 1 that are merged, and the last one. The others
     are done while the chunk is passed on.
 Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
+    ``pair`` gives it the compressor's variant for partial sums (``Compressor.for_sums``): onebit
+    without stretch, as every hop would multiply by it, and qsgd with the largest magnitude as norm.
     A large message goes in two halves, the second a step behind the first: one is merged and
     encoded while the other is passed on. Then half a chunk each is encoded, merged and decoded
     beside which nothing travels, and not N, N - 1 and one.
@@ -46,6 +48,7 @@ class casync_ring(Collective):
     """
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
+    encodes_sums: ClassVar[bool] = True
     partitions: int | None = None
     half_bytes: int = 128 * 1024
 

@@ -43,7 +43,9 @@ _BITWIDTHS = (2, 4, 8)
 class qsgd(Program, unbiased=True):
     """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1) - 1 levels.
 
-    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is larger.
+    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is larger. It is
+    "max" throughout ``casync_ring``, in which every rank encodes a partial sum again: the variances
+    would multiply.
     ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the random numbers.
 
     >>> import torch
@@ -64,6 +66,10 @@ class qsgd(Program, unbiased=True):
 
     def ladder(self) -> tuple[Compressor, ...]:
         return tuple(replace(self, bitwidth=bitwidth) for bitwidth in _BITWIDTHS)
+
+    def for_sums(self) -> Compressor:
+        """With the largest magnitude: no element becomes larger than it, however often encoded."""
+        return replace(self, norm="max")
 
     def stated(self) -> Traits:
         """An element is off by a level at most, a block so by norm / levels * sqrt(block)."""

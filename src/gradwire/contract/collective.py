@@ -62,6 +62,9 @@ class Collective(metaclass=KeywordSettings):
     """The features of a scheme for sparse payloads; None for any other collective."""
     exact_size: ClassVar[bool] = True
     """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
+    encodes_sums: ClassVar[bool] = False
+    """A partial sum is encoded again at every rank that it passes, so that an encoder which makes
+    vectors larger multiplies from rank to rank. ``pair`` gives it ``codec.for_sums()``."""
     carries_rows: ClassVar[bool] = False
     """Row-sparse gradients can take it: see ``rows``. A row that some rank has must be in the
     mean, be it all zeros, so what turns dense or into other units on its way cannot."""

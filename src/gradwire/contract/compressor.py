@@ -106,6 +106,15 @@ class Compressor(metaclass=KeywordSettings):
         """
         return self
 
+    def for_sums(self) -> Compressor:
+        """The variant for a collective in which every rank encodes a partial sum again.
+
+        It makes no vector larger, as the factors of all ranks would multiply. ``pair`` takes it
+        where ``Collective.encodes_sums`` is set. It changes neither layouts, nor what a payload
+        decodes to, nor the states that ``init`` makes. Default: itself.
+        """
+        return self
+
     def ladder(self) -> tuple[Compressor, ...]:
         """This compressor at several settings, itself among them, the fewest bytes first.
 

@@ -15,6 +15,7 @@ from ..contract import State
 from ..error_feedback import with_error_feedback
 from ..exchange import run_local
 from ..spec import working_dtype
+from ..tensorwise import tensor_sizes
 from ..wrap.momentum import MomentumCorrection
 from . import exchanges
 from .cases import Case
@@ -103,20 +104,22 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
 
 
 def law_velocity_goes_on_or_is_cleared(exchange: MomentumCorrection, case: Case) -> None:
-    """u is 0 exactly where the element left, if another one stayed; else it is m u + g.
+    """u is 0 exactly where the element left, if another one of its tensor stayed; else m u + g.
 
-    To do: clear the velocity of the elements that were sent, and of no others.
+    To do: clear the velocity of the elements that were sent, and of no others; of no tensor all of
+    which was sent.
     """
     for number, (_, ranks) in enumerate(_steps(exchange, case)):
         for rank, step in enumerate(ranks):
             left_N = step.contributed_N != 0
             whole_N = step.contributed_N.double() + step.after.residual_N.double()
-            some_stayed = bool((~left_N & (whole_N != 0)).any())
-            masks = exchange.masking and some_stayed and case.world > 1
+            stayed = torch.split(~left_N & (whole_N != 0), list(tensor_sizes(case.spec)))
+            is_masked_N = left_N & torch.cat([one.any().expand_as(one) for one in stayed])
+            masks = exchange.masking and case.world > 1
             fresh_N = step.velocity(exchange.momentum)
             assert_near(
                 step.after.velocity_N,
-                torch.where(left_N, 0.0, fresh_N) if masks else fresh_N,
+                fresh_N.masked_fill(is_masked_N, 0.0) if masks else fresh_N,
                 torch.float32,
                 magnitude=largest(fresh_N, step.before.velocity_N),
                 terms=4,

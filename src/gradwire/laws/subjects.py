@@ -27,6 +27,7 @@ from . import (
     decoupled,
     densities,
     exchanges,
+    growth,
     many_steps,
     momentum,
     planners,
@@ -141,8 +142,9 @@ def kind_of(algorithm: Any) -> str | None:
 def held_to(algorithm: Any) -> list[Subject]:
     """The laws for an algorithm of any kind, with their inputs.
 
-    A compressor is held to those of its exchange too, through the collective that suits it; a
-    collective to those of exchanges with a shipped compressor of each set of traits it takes.
+    A compressor is held to those of its exchange too, through the collective that suits it, and
+    must not make means grow through one that encodes sums again. A collective
+    is held to those of exchanges with a shipped compressor of each set of traits it takes.
     """
     match kind_of(algorithm):
         case "compressor":
@@ -169,7 +171,12 @@ def _of_compressor(codec: Compressor) -> list[Subject]:
     laws: tuple[Law, ...] = compressors.LAWS
     if isinstance(codec, Program):
         laws += programs.LAWS
-    return [Subject(codec, laws, inputs, tried), *_of_exchange(pair(codec, suited(codec)))]
+    held = [Subject(codec, laws, inputs, tried), *_of_exchange(pair(codec, suited(codec)))]
+    for name in names("collective"):
+        again = load("collective", name)()
+        if again.encodes_sums and again.needs.refusal(codec.traits) is None:
+            held.append(_with_cases(pair(codec, again), growth.LAWS, growth.MANY_RANKS))
+    return held
 
 
 def _of_densities(algorithm: Any) -> list[Subject]:
@@ -212,11 +219,16 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
         laws = (*collectives.OF_ANY, *momentum.SHARED)
     else:
         general = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
-        laws = (*general, *exchanges.LAWS, *bounded.LAWS)
-    takes_long = {*many_steps.LAWS, *bounded.LAWS}
+        laws = (*general, *exchanges.LAWS, *bounded.LAWS, *growth.LAWS)
+    takes_long = {*many_steps.LAWS, *bounded.LAWS, *growth.LAWS}
     brief = [law for law in laws if law not in takes_long]
-    long = [law for law in laws if law in takes_long]
-    held = [_with_cases(exchange, brief, SMALL_FIRST), _with_cases(exchange, long, FEW_LONG)]
+    long = [law for law in laws if law in takes_long and law not in growth.LAWS]
+    of_many = [law for law in laws if law in growth.LAWS]
+    held = [
+        _with_cases(exchange, brief, SMALL_FIRST),
+        _with_cases(exchange, long, FEW_LONG),
+        _with_cases(exchange, of_many, growth.MANY_RANKS),
+    ]
     return [one for one in held if one.laws]
 
 

@@ -10,12 +10,14 @@ Differences:
     - An exchange of any kind may send v, not only one that selects by a threshold. So the mask is
       read off v: an element has left where v changed, in full or (16-bit values, a quantiser) in
       part.
-    - Where all elements of a message left, but for those too small for the gradient's dtype,
-      velocity is not masked, as it is no older than the values sent. So with density 1 this is
-      momentum SGD exactly; the paper's mask would clear all of the velocity.
+    - Where all elements of a tensor left, but for those too small for the gradient's dtype, its
+      velocity is not masked, as it is no older than the values sent. So with density 1, and for
+      tensors that ``selective`` sends dense, this is momentum SGD exactly; the paper's mask would
+      clear all of the velocity.
     - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
 Wire: the inner exchange's.
-State: velocity_N and residual_N, the paper's u and v, in the working dtype, and the inner state.
+State: velocity_N and residual_N, the paper's u and v, in the working dtype, the inner state, and
+    the tensors' sizes.
 Contributed: the values that left v. The sum over ranks of (v + u) is W * mean plus the sum over
     ranks of the values that stay in v.
 """
@@ -35,17 +37,19 @@ from ..errors import invalid
 from ..exchange import exchange_for
 from ..kernels import momentum as kernel
 from ..spec import TensorSpec, working_dtype
+from ..tensorwise import tensor_sizes
 from ..verbs import Compute, Steps
 from .clipping import Clipping
 from .decoupled_momentum import DecoupledMomentum
 
 
 class MomentumState(NamedTuple):
-    """The paper's u and v, and the inner exchange's state."""
+    """The paper's u and v, the inner exchange's state, and elements of each tensor."""
 
     velocity_N: Tensor
     residual_N: Tensor
     inner: State
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class MomentumCorrection(Wrapper):
         velocity_N, residual_N = (
             torch.zeros(spec.numel, dtype=working_dtype(spec.dtype)) for _ in range(2)
         )
-        return MomentumState(velocity_N, residual_N, self.inner.init(spec, world))
+        inner = self.inner.init(spec, world)
+        return MomentumState(velocity_N, residual_N, inner, tensor_sizes(spec))
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
@@ -82,7 +87,7 @@ class MomentumCorrection(Wrapper):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        velocity_N, pending_N, inner = state
+        velocity_N, pending_N, inner, sizes = state
         if residual_N is not None:
             # An outer wrapper keeps the account: hand it all that is pending here.
             residual_N.add_(pending_N)
@@ -101,14 +106,16 @@ class MomentumCorrection(Wrapper):
         least = me.world * number.tiny * number.eps
 
         def mask() -> None:
-            if whole_N is not None:
-                kernel.mask(velocity_N, whole_N, pending_N, least=least)
+            assert whole_N is not None
+            parts = (torch.split(one, list(sizes)) for one in (velocity_N, whole_N, pending_N))
+            for velocity_T, whole_T, pending_T in zip(*parts, strict=True):
+                kernel.mask(velocity_T, whole_T, pending_T, least=least)
 
         yield Compute("accumulate", accumulate, grad_N.numel())
         inner = yield from self.inner.synchronise(me, inner, grad_N, out_N, pending_N)
         if whole_N is not None:
             yield Compute("mask", mask, grad_N.numel())
-        return MomentumState(velocity_N, state.residual_N, inner)
+        return MomentumState(velocity_N, state.residual_N, inner, sizes)
 
     def _accumulate(
         self, grad_N: Tensor, velocity_N: Tensor, pending_N: Tensor, whole_N: Tensor | None
@@ -142,7 +149,8 @@ def with_momentum_correction(
     [0, 1), ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of
     elements that have left, so that stale momentum does not carry them on in an old direction. That
     has a price: an element that leaves every T steps moves by 1 - m (1 - m^T) / ((1 - m) T) of the
-    way that momentum SGD moves it: with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1.
+    way that momentum SGD moves it: with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1. A
+    tensor all of which leaves, as one that ``selective`` sends dense, is not masked.
 
     ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
     ``attach`` parameters that travel uncompressed get the same momentum; row-sparse gradients have
