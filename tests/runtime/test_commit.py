@@ -1,0 +1,193 @@
+"""A step counts on all ranks or on none: what they confirm, what is undone, and what is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.contract.state import leaves
+from gradwire.errors import RankFailed
+from gradwire.exchange import run_local
+from gradwire.local import drive
+from gradwire.runtime.commit import Commit
+from gradwire.runtime.integrity import same_everywhere
+from gradwire.runtime.lanes import Task
+from gradwire.runtime.messages import Message, ParamRange
+from gradwire.runtime.streams import Streams
+from gradwire.runtime.survivors import Counted, decided
+from gradwire.runtime.synchroniser import Synchroniser
+from gradwire.verbs import Compute, Steps
+from tests.runtime.training import TOPK
+
+WORLDS = (2, 3, 5, 6)
+
+
+class Part(str):
+    """The name of what ranks hold alike, and the digest of it."""
+
+    digest: int
+
+    @property
+    def names(self) -> list[str]:
+        return [self]
+
+
+def told(digests: Sequence[int]) -> Any:
+    parts = {Part(f"part {place}"): digest for place, digest in enumerate(digests)}
+    for part, digest in parts.items():
+        part.digest = digest
+    return parts
+
+
+def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
+    """What each rank makes of the digests, of which some ranks have changed one."""
+
+    def text(rank: int) -> Steps[RankFailed | None]:
+        digests = [7, -3, 2**62]
+        if rank in changed:
+            digests[changed[rank]] += 1
+        try:
+            yield from same_everywhere(world, 4, told(digests))
+        except RankFailed as failure:
+            return failure
+        return None
+
+    return drive([text(rank) for rank in range(world)]).results
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_digests_of_all_ranks_are_compared_on_all(world: int) -> None:
+    assert answers(world, {}) == [None] * world
+    for odd, part in product(range(world), range(3)):
+        for failure in answers(world, {odd: part}):
+            assert failure is not None, f"nobody told rank {odd}'s part {part} apart"
+            assert (failure.ranks, failure.step) == ((odd,) if world > 2 else (), 4)
+            assert f"part {part}" in str(failure)
+
+
+def messages(num: int, rank: int, world: int) -> list[Message]:
+    weights = [(f"weight {i}", torch.zeros(4, 10)) for i in range(num)]
+    return [
+        Message(i, [ParamRange.whole(*one)], TOPK, rank, world) for i, one in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(world: int) -> None:
+    commits = [Commit(world) for _ in range(world)]
+    for rank, commit in enumerate(commits):
+        commit.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
+    for step, factor in ((1, 1.0), (2, 2.0), (3, 9.0)):
+        texts = []
+        for rank, commit in enumerate(commits):
+            own = messages(2, rank, world)
+            for message in own:
+                message.state.residual_N.fill_(factor * (rank + 1))
+            texts.append(commit.text(step, own, Streams()))
+        drive(texts, seed=step)
+        at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
+        for commit in commits:
+            assert commit.newcomer == 40
+            for rank in range(world):
+                assert commit.norm_of(rank).num_steps == at
+                assert commit.norm_of(rank).norm == pytest.approx(at * (rank + 1) * 80**0.5)
+
+
+def test_what_does_not_count_leaves_no_trace() -> None:
+    """The state of every message that was begun is as before, whether its exchange ended or not."""
+    own = messages(4, 0, 2)
+    own[3].lanes = {own[3].names[0]: "compute"}  # encoded ahead, before its text begins
+    for message in own:
+        message.state.residual_N.copy_(torch.arange(40.0) + message.index)
+    before = [[t.clone() for _, t in leaves(message.state)] for message in own]
+    commit = Commit(2)
+    for num_begun in (3, 0, 1):  # a step undone, one that nothing was begun in, and another
+        commit.begin(own)
+        for message in own[:num_begun]:
+
+            def text(message: Message = message) -> Steps[None]:
+                message.state.residual_N.zero_()
+                (_, _, message.state), _ = run_local(
+                    TOPK, [torch.ones(40)] * 2, [message.state] * 2
+                )
+                yield Compute("sent", lambda: None)
+
+            steps = commit.keeping(message, text())
+            for verb in steps:
+                if isinstance(verb, Compute):
+                    verb.fn()
+        own[3].state.residual_N.fill_(-1.0)
+        commit.undo()
+        for message, were in zip(own, before, strict=True):
+            for (_, tensor), was in zip(leaves(message.state), were, strict=True):
+                assert torch.equal(tensor, was), (num_begun, message.index)
+
+
+class Quiet:
+    """An engine among three ranks that launches nothing, and notes what it was to launch."""
+
+    rank, world = 0, 3
+
+    def __init__(self) -> None:
+        self.launched: dict[str, tuple[Task, tuple[Task, ...]]] = {}
+        self.waited: list[Task] = []
+
+    def launch(self, index: int, name: str, text: Any, **asked: Any) -> Task:
+        task = Task(name, lambda: None)
+        self.launched[name] = task, tuple(asked.get("behind", ()))
+        return task
+
+    def wait(self, ends: list[Task]) -> None:
+        self.waited = ends
+
+    def begin(self, task: Task) -> Task:
+        return task
+
+    def check(self) -> None: ...
+
+    def begin_step(self, step: int, *, launched: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
+    """Ranks confirm behind every message and all news; until all of these end no step is whole."""
+    engine, own = Quiet(), messages(num, 0, 3)
+    params: dict[str, Tensor] = {name: torch.zeros(4, 10) for one in own for name in one.names}
+    synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
+    synchroniser.commit = Commit(3)
+    synchroniser.begin(0)
+    for name in params:
+        assert not synchroniser.is_whole
+        synchroniser.ready(name, torch.ones(4, 10))
+    synchroniser.close()
+    commit, behind = engine.launched.pop("commit")
+    others = [task for task, _ in engine.launched.values()]
+    assert len(others) == num + 1  # and the count of who used which parameter
+    assert {*map(id, others)} == {*map(id, behind)}
+    synchroniser.finish()
+    assert {*map(id, engine.waited)} == {*map(id, (commit, *others))}
+    synchroniser.open = True
+    for last in others:
+        for task in others:
+            task.done = task is not last
+        assert not synchroniser.is_whole, f"whole without {last.name}"
+    last.done = True
+    assert synchroniser.is_whole
+
+
+def test_no_survivor_counts_a_step_that_another_lacks() -> None:
+    """Each rank has ended 4 or 5 steps, and has the next one whole or not."""
+    kinds = [Counted(n, n + more) for n in (4, 5) for more in (0, 1)]
+    for counted in product(kinds, repeat=3):
+        found = decided(dict(enumerate(counted)))
+        if found is None:
+            assert any(one.least > other.most for one in counted for other in counted)
+        else:
+            assert found.ranks == (0, 1, 2)
+            assert all(one.least <= found.num_steps <= one.most for one in counted)
+            assert found.num_steps == min(one.most for one in counted)
