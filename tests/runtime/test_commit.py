@@ -1,4 +1,4 @@
-"""A step counts on all ranks or on none: what they confirm, what is undone, and what is compared."""
+"""A step counts on all ranks or on none: what they confirm, compare and undo."""
 
 from __future__ import annotations
 
