@@ -19,7 +19,6 @@ from gradwire.runtime.integrity import same_everywhere
 from gradwire.runtime.lanes import Task
 from gradwire.runtime.messages import Message, ParamRange
 from gradwire.runtime.streams import Streams
-from gradwire.runtime.survivors import Counted, decided
 from gradwire.runtime.synchroniser import Synchroniser
 from gradwire.verbs import Compute, Steps
 from tests.runtime.training import TOPK
@@ -178,16 +177,3 @@ def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
         assert not synchroniser.is_whole, f"whole without {last.name}"
     last.done = True
     assert synchroniser.is_whole
-
-
-def test_no_survivor_counts_a_step_that_another_lacks() -> None:
-    """Each rank has ended 4 or 5 steps, and has the next one whole or not."""
-    kinds = [Counted(n, n + more) for n in (4, 5) for more in (0, 1)]
-    for counted in product(kinds, repeat=3):
-        found = decided(dict(enumerate(counted)))
-        if found is None:
-            assert any(one.least > other.most for one in counted for other in counted)
-        else:
-            assert found.ranks == (0, 1, 2)
-            assert all(one.least <= found.num_steps <= one.most for one in counted)
-            assert found.num_steps == min(one.most for one in counted)
