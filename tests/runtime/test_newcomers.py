@@ -85,8 +85,8 @@ def test_only_a_newcomer_that_lives_is_seen(store: Any) -> None:
     place, lookout = dist.PrefixStore("gradwire/rejoin", store), Lookout("{}")
     try:
         until(lambda: store.check(["gradwire/rejoin/run"]))
-        place.add("asked", 2)
         place.add("1/beat", 1)
+        place.add("asked", 2)
         time.sleep(0.3)
         assert lookout.number == 0
 
