@@ -134,11 +134,12 @@ class Quiet:
 
     def __init__(self) -> None:
         self.launched: dict[str, tuple[Task, tuple[Task, ...]]] = {}
+        self.asked: dict[str, dict[str, Any]] = {}
         self.waited: list[Task] = []
 
     def launch(self, index: int, name: str, text: Any, **asked: Any) -> Task:
         task = Task(name, lambda: None)
-        self.launched[name] = task, tuple(asked.get("behind", ()))
+        self.launched[name], self.asked[name] = (task, tuple(asked.get("behind", ()))), asked
         return task
 
     def wait(self, ends: list[Task]) -> None:
@@ -177,3 +178,24 @@ def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
         assert not synchroniser.is_whole, f"whole without {last.name}"
     last.done = True
     assert synchroniser.is_whole
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradient(
+    scale: float,
+) -> None:
+    """A gradient that others look at, or that is scaled, is copied, and written after backward."""
+    engine, own = Quiet(), messages(3, 0, 3)
+    own[2].after = (0,)
+    params = {name: torch.zeros(4, 10) for one in own for name in one.names}
+    synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
+    synchroniser.begin(0, scale)
+    for place, name in enumerate(params):
+        synchroniser.ready(name, torch.ones(4, 10), is_shared=place == 1)
+    first, shared, last = (engine.asked[f"message {place}"] for place in range(3))
+    assert [*last["after"]] == [engine.launched["message 0"][0]]
+    assert not [*first["after"], *shared["after"]]
+    assert [one.name for one in shared["last_behind"]] == ["backward over"]
+    assert not [*first["last_behind"], *last["last_behind"]]
+    assert [one["last"] is None for one in (first, shared, last)] == [scale == 1, False, scale == 1]
+    assert [one.scale for one in own] == [scale] * 3

@@ -19,8 +19,11 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.errors import RankFailed, RanksDiffer
 from gradwire.runtime import pulse, rejoin, shrink, wire
+from gradwire.runtime.engine import Engine
 from gradwire.runtime.fingerprint import fingerprint
+from gradwire.runtime.membership import Membership
 from gradwire.runtime.rejoin import Lookout, Newcomer, Offer, come_together
+from gradwire.verbs import AllReduce, Compute, Steps
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 LIMIT = timedelta(seconds=20)
@@ -209,3 +212,28 @@ def test_what_is_owed_keeps_its_weight_as_newcomers_come_in(
         assert own == {step: bits[0][step] for step in own}
     assert [own[min(own)][0] for own in bits] == ["1", "2", "3"]
     assert sum(balances).abs().max() < 1e-5
+
+
+def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
+    """A message that was launched ends on both ranks, though one has nothing else to do."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def life(rank: int) -> float:
+        who = Membership(f"{wire.REJOINED}closing", rank, 2)
+        engine = Engine(who, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
+        sum_1 = torch.full((1,), rank + 1.0)
+
+        def text() -> Steps[None]:
+            yield Compute("encode", lambda: rank or (begun.set(), gate.wait()))
+            yield AllReduce(sum_1)
+
+        end = engine.launch(0, "message", text())
+        if rank:
+            begun.wait()
+            threading.Timer(0.2, gate.set).start()
+            engine.wait([end])
+        engine.finish_and_close()
+        return sum_1.item()
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(life, range(2))] == [3.0, 3.0]
