@@ -1,4 +1,4 @@
-"""A step counts on all ranks or on none: what they confirm, compare and undo."""
+"""A step counts on all ranks or on none: what is launched, confirmed, compared and undone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradwire.runtime.messages import Message, ParamRange
 from gradwire.runtime.streams import Streams
 from gradwire.runtime.synchroniser import Synchroniser
 from gradwire.verbs import Compute, Steps
-from tests.runtime.training import TOPK
+from tests.runtime.training import DENSE, TOPK
 
 WORLDS = (2, 3, 5, 6)
 
@@ -199,3 +199,25 @@ def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradien
     assert not [*first["last_behind"], *last["last_behind"]]
     assert [one["last"] is None for one in (first, shared, last)] == [scale == 1, False, scale == 1]
     assert [one.scale for one in own] == [scale] * 3
+
+
+def test_a_gradient_that_is_none_counts_as_zero() -> None:
+    """Also after steps in which it was there; one with strides of its own is copied."""
+    parts = [ParamRange.whole(name, torch.zeros(4, 10)) for name in ("one", "other")]
+    both = [Message(0, parts, DENSE, rank, 2) for rank in range(2)]
+    for absent in (None, "one", "other", None, "one"):
+        grads: list[dict[str, Tensor | None]] = [
+            {
+                one.name: None if (rank, one.name) == (1, absent) else torch.ones(4, 10)
+                for one in parts
+            }
+            for rank in range(2)
+        ]
+        drive([message.text(own) for message, own in zip(both, grads, strict=True)])
+        for message, own in zip(both, grads, strict=True):
+            message.scatter(own)
+            for name, mean in own.items():
+                assert mean is None or bool((mean == (0.5 if name == absent else 1.0)).all())
+    [alone] = messages(1, 0, 2)
+    for grad in (torch.ones(4, 10), torch.ones(10, 4).t()):
+        assert alone.can_borrow({alone.names[0]: grad}) == grad.is_contiguous()
