@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.cast16 import cast16
 from gradwire.compress.hardthreshold import hardthreshold
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
-from gradwire.contract import Member
+from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
 from gradwire.data.plan import ExchangeSetting
 from gradwire.error_feedback import with_error_feedback
@@ -104,6 +107,37 @@ def test_ranks_take_turns_in_serving(codec: gw.Compressor, collective: Collectiv
         total = [a + b for a, b in zip(total, outcome.sent_bytes, strict=True)]
     assert len(set(total)) == 1
     assert len(set(stated)) > 1
+
+
+@dataclass(frozen=True)
+class placed(cast16):
+    """Keeps where its chunk begins."""
+
+    at: int = 0
+
+    def chunk(self, start: int, stop: int) -> placed:
+        return replace(self, at=self.at + start)
+
+    def init(self, spec: TensorSpec) -> State:
+        return torch.tensor(self.at)
+
+    def encode(self, state: State, grad_N: Tensor, **to: Any) -> tuple[gw.Payload, State]:
+        assert int(state) == self.at, f"the state of elements from {int(state)} on"
+        return super().encode(None, grad_N, **to)[0], state
+
+
+@pytest.mark.parametrize("collective", FEWER, ids=repr)
+def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(collective: Collective) -> None:
+    exchange, world = pair(placed(), collective), 4
+    for turn in range(world):
+        states = [exchange.init(TensorSpec("", 256), world) for _ in range(world)]
+        for _ in range(3):
+            grads = [torch.ones(256) for _ in range(world)]
+            texts = [
+                exchange.synchronise(Member(rank, world, turn), states[rank], grad_N, grad_N)
+                for rank, grad_N in enumerate(grads)
+            ]
+            states = drive(texts).results
 
 
 @pytest.mark.parametrize("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])

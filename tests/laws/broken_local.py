@@ -59,6 +59,15 @@ class LearnsFromRounding(Outer):
         return self.anchors[name].detach() - self._params[name]
 
 
+class RoundsWhatItHasLearnt(Outer):
+    """The difference is of 16 bits where parameters are."""
+
+    @torch.no_grad()
+    def pseudo_gradient(self, name: str) -> Tensor:
+        param, anchor = self._params[name], self.anchors[name]
+        return (anchor.to(param.dtype) - param).to(anchor.dtype)
+
+
 class SavesNoMomentum(Outer):
     def state(self) -> dict[str, Any]:
         saved = super().state()
@@ -79,6 +88,8 @@ BITES = (
     (laws.law_parameters_go_on_from_their_anchors, DoesNotMix),
     (laws.law_parameters_go_on_from_their_anchors, StepsOnAndOn),
     (laws.law_rounding_of_an_anchor_is_not_learnt, LearnsFromRounding),
+    (laws.law_a_pseudo_gradient_is_exact, LearnsFromRounding),
+    (laws.law_a_pseudo_gradient_is_exact, RoundsWhatItHasLearnt),
     (laws.law_a_saved_state_goes_on_bit_for_bit, SavesNoMomentum),
     (laws.law_a_saved_state_goes_on_bit_for_bit, SavesWhatMovesOn),
 )

@@ -164,6 +164,24 @@ def law_rounding_of_an_anchor_is_not_learnt(kind: Kind, exchange: Exchange) -> N
             must(not any(bool(delta.any()) for delta in own.values()), "something was learnt")
 
 
+def law_a_pseudo_gradient_is_exact(kind: Kind, exchange: Exchange) -> None:
+    """It is the anchor, rounded as its parameter is, less the parameter, rounded once to float32.
+
+    Parameters and anchors lie orders of magnitude apart here. A difference that 16 bits rounded
+    would lose what one of them has learnt.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        ranks = Ranks(kind, exchange, DILOCO, dtype)
+        for _ in range(2):
+            ranks.round()
+        for outer, params in zip(ranks.outers, ranks.params, strict=True):
+            for name, param in params.items():
+                param.mul_(torch.logspace(-3, 3, param.numel()).view_as(param).to(dtype))
+                got, anchor = outer.pseudo_gradient(name), outer.anchors[name].detach()
+                want = (anchor.to(dtype).double() - param.double()).to(anchor.dtype)
+                must(same_bits(got, want), f"what {name} has learnt is not exact")
+
+
 def law_a_saved_state_goes_on_bit_for_bit(kind: Kind, exchange: Exchange) -> None:
     """Another rank that loads a state ends where the first does, anchors, momentum and all."""
     ranks = Ranks(kind, exchange, DILOCO, torch.float32)

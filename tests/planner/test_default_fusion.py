@@ -55,3 +55,16 @@ def test_large_gradients_travel_alone_and_small_ones_together() -> None:
     assert fused(1000) == [["f"], ["d"], ["b"], [*"eca"]]
     # One more message costs more than the copy of a gradient below a mebibyte.
     assert fused(100) == [["f", "e"], ["d", "c", "b"], ["a"]]
+
+
+def test_what_never_fills_goes_last_and_the_smallest_behind() -> None:
+    made = [
+        (n, torch.empty(size, device="meta"))
+        for n, size in zip("abcd", (3, 9, 100, 5), strict=True)
+    ]
+    for kinds in ("xyzz", "yxzz", "zzyx"):
+        kind_of = dict(zip("abcd", kinds, strict=True))
+        found = fuse(made, kind=lambda n, _, of=kind_of: of[n], cap_bytes=lambda kind: 400)
+        sizes = [sum(param.numel() for _, param in message) for message in found]
+        assert sizes[0] >= 100
+        assert sizes[1:] == sorted(sizes[1:], reverse=True)

@@ -13,8 +13,9 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
+from gradwire.error_feedback import ErrorFeedback, residuals
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.checkpoint import Origin, collect, loaded
+from gradwire.runtime.checkpoint import Origin, collect, loaded, moved
 from gradwire.runtime.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -130,6 +131,23 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
     counts = [t for path, t in leaves(state) if path.endswith("times_N")]
     assert len(counts) == 4
     assert not any(bool(t.any()) for t in counts)
+
+
+KEEPING = (TOPK, ErrorFeedback(TOPK), gw.with_momentum_correction(gw.compress.topk(density=0.1)))
+
+
+@pytest.mark.parametrize("old", [*KEEPING, ErrorFeedback(KEEPING[2])], ids=named)
+def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -> None:
+    """Residuals are added up where the new exchange has fewer of them, however it cuts messages."""
+    weights = [ParamRange.whole(name, torch.zeros(8, 5)) for name in ("one", "other")]
+    [before] = made = [Message(0, weights, old, 0, 3)]
+    for residual_N in residuals(before.state).values():
+        residual_N.copy_(torch.randn(80))
+    saved = collect(made, Origin("any", 3, 0, "part 0 of 1"))
+    for new in KEEPING:
+        apart = [Message(i, [part], new, 0, 3) for i, part in enumerate(weights)]
+        parts = [sum(residuals(state).values()) for state in moved(saved, apart)]
+        torch.testing.assert_close(torch.cat(parts), sum(residuals(before.state).values()))  # type: ignore[arg-type]
 
 
 def test_a_setting_that_there_is_not_is_refused() -> None:

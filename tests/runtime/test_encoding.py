@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -75,3 +76,16 @@ def test_an_error_ends_the_run_and_is_raised(engine: Engine) -> None:
         begun(engine, 0, 0, _text(fails=True))
     with pytest.raises(ValueError, match="no such block"):
         engine.check()
+
+
+def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:
+    """An attach in another thread does, and so do memory profilers."""
+    looks: list[Any] = []
+
+    def text() -> Steps[Any]:
+        done = yield tuple(Compute("encode", lambda: looks.append(gc.get_objects())) for _ in "ab")
+        return done
+
+    with pytest.raises(StopIteration) as ended:
+        begun(engine, 3, 0, text()).send(None)
+    assert (ended.value.value, len(looks)) == ((None, None), 2)

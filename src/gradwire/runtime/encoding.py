@@ -84,8 +84,10 @@ def begun(
             if len(computes) < len(verbs):
                 return _going_on(text, asked)
             tasks = [Task(v.name, v.fn, INLINE, step=step, message=message) for v in computes]
-            found = tuple(engine.do_inline(task).result for task in tasks)
-            value = found if isinstance(asked, tuple) else found[0]
+            # No tuple of a generator: a thread that walks through all objects while it fills, as
+            # attach does, would break it (CPython's "bad argument to internal function").
+            found = [engine.do_inline(task).result for task in tasks]
+            value = tuple(found) if isinstance(asked, tuple) else found[0]
 
 
 def _going_on(text: Steps[Any], asked: Any) -> Steps[Any]:

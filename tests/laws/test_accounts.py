@@ -1,0 +1,125 @@
+"""Whatever wrapper keeps the account, it is handed all that was owed inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+import gradwire.wrap
+from gradwire.contract import Exchange, Member, State
+from gradwire.error_feedback import ErrorFeedback, Wrapper, residuals
+from gradwire.exchange import run_local
+from gradwire.laws.cases import Case, states_of
+from gradwire.laws.tolerance import must
+from gradwire.verbs import Steps
+from gradwire.wrap.adapt import Adapted
+from gradwire.wrap.clipping import Clipping
+from gradwire.wrap.decoupled_momentum import DecoupledMomentum
+from gradwire.wrap.density_warmup import DensityWarmup
+from gradwire.wrap.hosts import TwoLevel
+from gradwire.wrap.measured_scheme import MeasuredScheme
+from gradwire.wrap.momentum import MomentumCorrection
+from gradwire.wrap.natural import Natural
+from gradwire.wrap.warmup import Warmup
+
+from .test_laws_bite import rejected
+
+CASE = Case(world=4, numel=200, seed=3)
+SPARSE = gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse())
+WHOLE = gw.pair(gw.compress.topk(density=1.0), gw.collective.allgather_sparse())
+AROUND: dict[type[Wrapper], Callable[[Exchange], Exchange]] = {
+    ErrorFeedback: lambda inner: inner,
+    Clipping: lambda inner: Clipping(inner, max_norm=1e9),
+    DecoupledMomentum: lambda inner: DecoupledMomentum(inner, decay=1.0),  # type: ignore[arg-type]
+    DensityWarmup: lambda inner: DensityWarmup(inner, densities=(1.0,)),
+    MomentumCorrection: lambda inner: MomentumCorrection(inner, momentum=0.0),
+    Natural: lambda inner: Natural(inner, width=10),
+    TwoLevel: lambda inner: TwoLevel(inner, ranks_per_host=2),
+    Warmup: lambda inner: Warmup(inner, steps=1),
+}
+"""Each wrapper, set so that it neither clips nor lets anything fade, around an inner account."""
+NO_ACCOUNT_INSIDE = {Adapted, MeasuredScheme}
+"""Wrappers that take compressors and pairs only, in which nothing is owed."""
+
+
+def owed(states: list[State], ranks_per_host: int) -> float:
+    """The sum of all residuals of all ranks; those of a share are of the mean of a host's ranks."""
+    found = [tensor for state in states for tensor in residuals(state).values()]
+    return sum(
+        float(t.double().sum()) * (1 if t.numel() == CASE.numel else ranks_per_host) for t in found
+    )
+
+
+def law_an_outer_account_misses_nothing(kept: Exchange) -> None:
+    """Gradients and all residuals, at any depth, are in W * mean or still in a residual."""
+    states = CASE.states(kept)
+    for number, residual_N in enumerate(t for one in states for t in residuals(one).values()):
+        draw = torch.Generator().manual_seed(number)
+        residual_N.copy_(torch.randn(residual_N.shape, generator=draw))
+    for step in range(3):
+        grads = CASE.grads(step)
+        given = sum(float(grad_N.double().sum()) for grad_N in grads)
+        before = owed(states, kept.ranks_per_host)
+        results = run_local(kept, grads, states, seed=step)
+        states = states_of(results)
+        arrived = CASE.world * float(results[0][0].double().sum())
+        lost = given + before - arrived - owed(states, kept.ranks_per_host)
+        must(abs(lost) < 1e-3, f"{lost:.3g} was lost or made in step {step}")
+
+
+def law_what_is_owed_anywhere_arrives(kept: Exchange) -> None:
+    """Where all that an exchange is handed arrives, no account owes anything after two steps."""
+    states = CASE.states(kept)
+    for residual_N in (tensor for one in states for tensor in residuals(one).values()):
+        residual_N.fill_(1.0)
+    for step in range(2):
+        states = states_of(run_local(kept, CASE.grads(step), states, seed=step))
+    left = max(float(t.abs().max()) for one in states for t in residuals(one).values())
+    must(left < 1e-5, f"{left:.3g} is still owed")
+
+
+@pytest.mark.parametrize("wrapper", AROUND, ids=lambda wrapper: wrapper.__name__)
+def test_an_outer_account_misses_nothing(wrapper: type[Wrapper]) -> None:
+    law_an_outer_account_misses_nothing(ErrorFeedback(AROUND[wrapper](ErrorFeedback(SPARSE))))
+    law_what_is_owed_anywhere_arrives(ErrorFeedback(AROUND[wrapper](ErrorFeedback(WHOLE))))
+
+
+def test_every_wrapper_has_its_account_tried() -> None:
+    for found in iter_modules(gradwire.wrap.__path__):
+        import_module(f"gradwire.wrap.{found.name}")
+    every = {one for one in Wrapper.__subclasses__() if one.__module__.startswith("gradwire")}
+    assert every == {*AROUND} | NO_ACCOUNT_INSIDE
+
+
+class DropsWhatIsOwed(ErrorFeedback):
+    """Under an outer wrapper it forgets its own residual."""
+
+    def synchronise(self, me: Member, state: State, *others: Any) -> Steps[State]:
+        state.residual_N.zero_()
+        return super().synchronise(me, state, *others)
+
+
+class HandsNothingOn(Clipping):
+    """The outer account waits for ever, as the inner exchange is not told of it."""
+
+    def synchronise(self, me: Member, state: State, *others: Any) -> Steps[State]:
+        return super().synchronise(me, state, *others[:2])
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        (law_an_outer_account_misses_nothing, DropsWhatIsOwed(SPARSE)),
+        (law_what_is_owed_anywhere_arrives, HandsNothingOn(ErrorFeedback(WHOLE), 1e9)),
+    ],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_a_law_of_accounts_bites(law: Callable[..., None], wrong: Wrapper) -> None:
+    with rejected(by=law):
+        law(ErrorFeedback(wrong))

@@ -1,0 +1,223 @@
+"""A step counts on all ranks or on none: what is launched, confirmed, compared and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.contract.state import leaves
+from gradwire.errors import RankFailed
+from gradwire.exchange import run_local
+from gradwire.local import drive
+from gradwire.runtime.commit import Commit
+from gradwire.runtime.integrity import same_everywhere
+from gradwire.runtime.lanes import Task
+from gradwire.runtime.messages import Message, ParamRange
+from gradwire.runtime.streams import Streams
+from gradwire.runtime.synchroniser import Synchroniser
+from gradwire.verbs import Compute, Steps
+from tests.runtime.training import DENSE, TOPK
+
+WORLDS = (2, 3, 5, 6)
+
+
+class Part(str):
+    """The name of what ranks hold alike, and the digest of it."""
+
+    digest: int
+
+    @property
+    def names(self) -> list[str]:
+        return [self]
+
+
+def told(digests: Sequence[int]) -> Any:
+    parts = {Part(f"part {place}"): digest for place, digest in enumerate(digests)}
+    for part, digest in parts.items():
+        part.digest = digest
+    return parts
+
+
+def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
+    """What each rank makes of the digests, of which some ranks have changed one."""
+
+    def text(rank: int) -> Steps[RankFailed | None]:
+        digests = [7, -3, 2**62]
+        if rank in changed:
+            digests[changed[rank]] += 1
+        try:
+            yield from same_everywhere(world, 4, told(digests))
+        except RankFailed as failure:
+            return failure
+        return None
+
+    return drive([text(rank) for rank in range(world)]).results
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_digests_of_all_ranks_are_compared_on_all(world: int) -> None:
+    assert answers(world, {}) == [None] * world
+    for odd, part in product(range(world), range(3)):
+        for failure in answers(world, {odd: part}):
+            assert failure is not None, f"nobody told rank {odd}'s part {part} apart"
+            assert (failure.ranks, failure.step) == ((odd,) if world > 2 else (), 4)
+            assert f"part {part}" in str(failure)
+
+
+def messages(num: int, rank: int, world: int) -> list[Message]:
+    weights = [(f"weight {i}", torch.zeros(4, 10)) for i in range(num)]
+    return [
+        Message(i, [ParamRange.whole(*one)], TOPK, rank, world) for i, one in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(world: int) -> None:
+    commits = [Commit(world) for _ in range(world)]
+    for rank, commit in enumerate(commits):
+        commit.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
+    for step, factor in ((1, 1.0), (2, 2.0), (3, 9.0)):
+        texts = []
+        for rank, commit in enumerate(commits):
+            own = messages(2, rank, world)
+            for message in own:
+                message.state.residual_N.fill_(factor * (rank + 1))
+            texts.append(commit.text(step, own, Streams()))
+        drive(texts, seed=step)
+        at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
+        for commit in commits:
+            assert commit.newcomer == 40
+            for rank in range(world):
+                assert commit.norm_of(rank).num_steps == at
+                assert commit.norm_of(rank).norm == pytest.approx(at * (rank + 1) * 80**0.5)
+
+
+def test_what_does_not_count_leaves_no_trace() -> None:
+    """The state of every message that was begun is as before, whether its exchange ended or not."""
+    own = messages(4, 0, 2)
+    own[3].lanes = {own[3].names[0]: "compute"}  # encoded ahead, before its text begins
+    for message in own:
+        message.state.residual_N.copy_(torch.arange(40.0) + message.index)
+    before = [[t.clone() for _, t in leaves(message.state)] for message in own]
+    commit = Commit(2)
+    for num_begun in (3, 0, 1):  # a step undone, one that nothing was begun in, and another
+        commit.begin(own)
+        for message in own[:num_begun]:
+
+            def text(message: Message = message) -> Steps[None]:
+                message.state.residual_N.zero_()
+                (_, _, message.state), _ = run_local(
+                    TOPK, [torch.ones(40)] * 2, [message.state] * 2
+                )
+                yield Compute("sent", lambda: None)
+
+            steps = commit.keeping(message, text())
+            for verb in steps:
+                if isinstance(verb, Compute):
+                    verb.fn()
+        own[3].state.residual_N.fill_(-1.0)
+        commit.undo()
+        for message, were in zip(own, before, strict=True):
+            for (_, tensor), was in zip(leaves(message.state), were, strict=True):
+                assert torch.equal(tensor, was), (num_begun, message.index)
+
+
+class Quiet:
+    """An engine among three ranks that launches nothing, and notes what it was to launch."""
+
+    rank, world = 0, 3
+
+    def __init__(self) -> None:
+        self.launched: dict[str, tuple[Task, tuple[Task, ...]]] = {}
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.waited: list[Task] = []
+
+    def launch(self, index: int, name: str, text: Any, **asked: Any) -> Task:
+        task = Task(name, lambda: None)
+        self.launched[name], self.asked[name] = (task, tuple(asked.get("behind", ()))), asked
+        return task
+
+    def wait(self, ends: list[Task]) -> None:
+        self.waited = ends
+
+    def begin(self, task: Task) -> Task:
+        return task
+
+    def check(self) -> None: ...
+
+    def begin_step(self, step: int, *, launched: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
+    """Ranks confirm behind every message and all news; until all of these end no step is whole."""
+    engine, own = Quiet(), messages(num, 0, 3)
+    params: dict[str, Tensor] = {name: torch.zeros(4, 10) for one in own for name in one.names}
+    synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
+    synchroniser.commit = Commit(3)
+    synchroniser.begin(0)
+    for name in params:
+        assert not synchroniser.is_whole
+        synchroniser.ready(name, torch.ones(4, 10))
+    synchroniser.close()
+    commit, behind = engine.launched.pop("commit")
+    others = [task for task, _ in engine.launched.values()]
+    assert len(others) == num + 1  # and the count of who used which parameter
+    assert {*map(id, others)} == {*map(id, behind)}
+    synchroniser.finish()
+    assert {*map(id, engine.waited)} == {*map(id, (commit, *others))}
+    synchroniser.open = True
+    for last in others:
+        for task in others:
+            task.done = task is not last
+        assert not synchroniser.is_whole, f"whole without {last.name}"
+    last.done = True
+    assert synchroniser.is_whole
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradient(
+    scale: float,
+) -> None:
+    """A gradient that others look at, or that is scaled, is copied, and written after backward."""
+    engine, own = Quiet(), messages(3, 0, 3)
+    own[2].after = (0,)
+    params = {name: torch.zeros(4, 10) for one in own for name in one.names}
+    synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
+    synchroniser.begin(0, scale)
+    for place, name in enumerate(params):
+        synchroniser.ready(name, torch.ones(4, 10), is_shared=place == 1)
+    first, shared, last = (engine.asked[f"message {place}"] for place in range(3))
+    assert [*last["after"]] == [engine.launched["message 0"][0]]
+    assert not [*first["after"], *shared["after"]]
+    assert [one.name for one in shared["last_behind"]] == ["backward over"]
+    assert not [*first["last_behind"], *last["last_behind"]]
+    assert [one["last"] is None for one in (first, shared, last)] == [scale == 1, False, scale == 1]
+    assert [one.scale for one in own] == [scale] * 3
+
+
+def test_a_gradient_that_is_none_counts_as_zero() -> None:
+    """Also after steps in which it was there; one with strides of its own is copied."""
+    parts = [ParamRange.whole(name, torch.zeros(4, 10)) for name in ("one", "other")]
+    both = [Message(0, parts, DENSE, rank, 2) for rank in range(2)]
+    for absent in (None, "one", "other", None, "one"):
+        grads: list[dict[str, Tensor | None]] = [
+            {
+                one.name: None if (rank, one.name) == (1, absent) else torch.ones(4, 10)
+                for one in parts
+            }
+            for rank in range(2)
+        ]
+        drive([message.text(own) for message, own in zip(both, grads, strict=True)])
+        for message, own in zip(both, grads, strict=True):
+            message.scatter(own)
+            for name, mean in own.items():
+                assert mean is None or bool((mean == (0.5 if name == absent else 1.0)).all())
+    [alone] = messages(1, 0, 2)
+    for grad in (torch.ones(4, 10), torch.ones(10, 4).t()):
+        assert alone.can_borrow({alone.names[0]: grad}) == grad.is_contiguous()

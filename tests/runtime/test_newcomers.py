@@ -1,0 +1,239 @@
+"""Newcomers, with all ranks in threads of this process: who stays out, and what is still owed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.errors import RankFailed, RanksDiffer
+from gradwire.runtime import pulse, rejoin, shrink, wire
+from gradwire.runtime.engine import Engine
+from gradwire.runtime.fingerprint import fingerprint
+from gradwire.runtime.membership import Membership
+from gradwire.runtime.rejoin import Lookout, Newcomer, Offer, come_together
+from gradwire.verbs import AllReduce, Compute, Steps
+from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
+
+LIMIT = timedelta(seconds=20)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The store of a job whose ranks are threads of this process."""
+    for module in (rejoin, pulse):
+        monkeypatch.setattr(module, "PERIOD_S", 0.05)
+    found = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
+    monkeypatch.setattr(wire, "_given", [found])
+    return found
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LIMIT.total_seconds()
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def described(**other: Any) -> Any:
+    """The fingerprint of a model, by default always the same."""
+    made = {"name": "weight", "shape": (3, 4), "dtype": torch.float32, "how": "topk", **other}
+    tensor = torch.zeros(made["shape"], dtype=made["dtype"])
+    more = [("more", tensor, "topk")] if "more" in other else []
+    settings = {"exchange": made.get("exchange", "topk")}
+    return fingerprint([(made["name"], tensor, made["how"]), *more], settings)
+
+
+def newcomer(store: Any) -> Newcomer:
+    return Newcomer(store, "shrink", momentum([torch.zeros(1, requires_grad=True)]), ())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "bias"},
+        {"shape": (4, 3)},
+        {"dtype": torch.bfloat16},
+        {"how": "uncompressed"},
+        {"more": True},
+        {"exchange": "onebit"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_newcomer_that_differs_asks_for_no_place(store: Any, other: dict[str, Any]) -> None:
+    lookout = Lookout(json.dumps(described()))
+    try:
+        with pytest.raises(RanksDiffer, match="do not train the same thing"):
+            newcomer(store).ask(described(**other), LIMIT)
+        with pytest.raises(RankFailed, match="no place was offered"):  # the first that asks
+            newcomer(store).ask(described(), timedelta(seconds=0.3))
+        assert dist.PrefixStore("gradwire/rejoin", store).add("asked", 0) == 1
+    finally:
+        lookout.close()
+
+
+def test_only_a_newcomer_that_lives_is_seen(store: Any) -> None:
+    """Neither one that never showed a sign of life, nor one that shows none any more."""
+    place, lookout = dist.PrefixStore("gradwire/rejoin", store), Lookout("{}")
+    try:
+        until(lambda: store.check(["gradwire/rejoin/run"]))
+        place.add("1/beat", 1)
+        place.add("asked", 2)
+        time.sleep(0.3)
+        assert lookout.number == 0
+
+        def second_is_seen() -> bool:
+            place.add("2/beat", 1)
+            return lookout.number == 2
+
+        until(second_is_seen)
+        until(lambda: lookout.number == 0)
+    finally:
+        lookout.close()
+
+
+class Old:
+    """A rank of the run, to which all others are well."""
+
+    world = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def check(self) -> None: ...
+
+    def refuse_silence(self, step: int) -> None: ...
+
+
+def test_a_newcomer_that_falls_silent_stays_out(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks do not wait for it as long as they would for one that connects slowly."""
+    monkeypatch.setattr(rejoin, "PATIENCE_S", 0.5)
+    over, offer = threading.Event(), Offer(1, [0, 1, 2], 7)
+
+    def connect(who: Any) -> Any:
+        over.wait()
+        raise RankFailed("nobody came")
+
+    def admit(rank: int) -> Any:
+        return come_together(offer, connect, lambda engine: None, LIMIT, Old(rank))  # type: ignore[arg-type]
+
+    start_s = time.monotonic()
+    try:
+        with ThreadPoolExecutor() as pool:
+            assert [*pool.map(admit, range(2))] == ["it shows no sign of life"] * 2
+        assert time.monotonic() - start_s < LIMIT.total_seconds() / 2
+    finally:
+        over.set()
+
+
+NUM_STEPS = 3
+"""Steps of one rank, then of two, and then of three."""
+
+
+def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[dict[int, str], Any]:
+    """A rank's bits by step, and the balance: what was delivered or is owed, less all gradients.
+
+    Rank 0 begins alone. After a few steps all wait until it has seen the next newcomer.
+    """
+    assert asks[number].wait(LIMIT.total_seconds())
+    net, come = Net(seed=number), {"rejoin": store} if number else {}
+    optimizer, params = momentum(net.parameters()), dict(net.named_parameters())
+    given = {"bucket_cap_mb": SMALL_MB, "check_every": 2, "timeout": LIMIT, **come}
+    handle = gw.attach(net, TOPK, optimizer=optimizer, on_failure="shrink", **given)  # type: ignore[arg-type]
+    bits: dict[int, str] = {}
+    balance = torch.zeros(sum(p.numel() for p in params.values()), dtype=torch.float64)
+
+    def sees(newcomer: int) -> bool:
+        return bool(handle._hooks.shrinking._lookout.number == newcomer)  # type: ignore[union-attr]
+
+    try:
+        while (so_far := num_steps(bits, handle.world_size)) < NUM_STEPS or handle.world_size < 3:
+            step, world = handle.step, handle.world_size
+            if so_far >= NUM_STEPS - 1 and world < 3:
+                asks[world].set()
+                if not number:
+                    until(partial(sees, world))
+                    seen[world].set()
+                assert seen[world].wait(LIMIT.total_seconds())
+            optimizer.zero_grad()
+            own = torch.autograd.grad(loss_of(net, number, step), [*params.values()])
+            loss_of(net, number, step).backward()
+            delivered = flat(p.grad for p in params.values())
+            balance += (delivered - flat(own)) / handle.world_size
+            optimizer.step()
+            bits[step] = f"{handle.world_size} {digest(net)}"
+        owed = {name: torch.zeros_like(p) for name, p in params.items()} | handle.residuals()
+        balance += flat(owed[name] for name in params) / handle.world_size
+    finally:
+        handle.detach()
+    return bits, balance
+
+
+def num_steps(bits: dict[int, str], world: int) -> int:
+    """The steps so far among so many ranks."""
+    return [one[0] for one in bits.values()].count(str(world))
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+class Several(set):  # type: ignore[type-arg]
+    """Attached models of one process that are not in each other's way, as each is a rank's own."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_what_is_owed_keeps_its_weight_as_newcomers_come_in(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All gradients of all ranks are in a mean or still owed, among one rank, two and three."""
+    monkeypatch.setattr(shrink, "_shrinking", Several())
+    asks, seen = ([threading.Event() for _ in range(3)] for _ in range(2))
+    asks[0].set()
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(lambda number: lives(number, store, asks, seen), range(3))]
+    bits, balances = zip(*found, strict=True)
+    for own in bits:
+        assert own == {step: bits[0][step] for step in own}
+    assert [own[min(own)][0] for own in bits] == ["1", "2", "3"]
+    assert sum(balances).abs().max() < 1e-5
+
+
+def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
+    """A message that was launched ends on both ranks, though one has nothing else to do."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def life(rank: int) -> float:
+        who = Membership(f"{wire.REJOINED}closing", rank, 2)
+        engine = Engine(who, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
+        sum_1 = torch.full((1,), rank + 1.0)
+
+        def text() -> Steps[None]:
+            yield Compute("encode", lambda: rank or (begun.set(), gate.wait()))
+            yield AllReduce(sum_1)
+
+        end = engine.launch(0, "message", text())
+        if rank:
+            begun.wait()
+            threading.Timer(0.2, gate.set).start()
+            engine.wait([end])
+        engine.finish_and_close()
+        return sum_1.item()
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(life, range(2))] == [3.0, 3.0]
