@@ -21,7 +21,7 @@ SIZES_MBIT = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 CREDIT = 2
 """ByteScheduler's credit. The paper states it for its simulations only; here it is assumed for
 other figures too."""
-STABLE = 3.0
+STABLE = 1.25
 """The most that planning at the worst S_p may take over the best to count as "stable"."""
 DROP = 0.1
 """The share of the best speed from which a loss counts as a significant drop."""
