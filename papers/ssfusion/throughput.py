@@ -71,7 +71,7 @@ def figure11(ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RA
 
 
 def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
-    """Which of SSFusion and Cupcake is faster simulated, and which on real links."""
+    """The order of SSFusion and Cupcake, simulated and on real links."""
     gains = over(rows, SSFUSION, [CUPCAKE]).values()
     simulated = [gain > 0 for gain in gains]
     told = f"{SSFUSION} is faster than {CUPCAKE} in {sum(simulated)} of {len(simulated)} simulated"
