@@ -74,6 +74,7 @@ def _claims(one: Done) -> list[dict[str, object]]:
             "name": claim.place,
             "paper": claim.says,
             "ours": claim.ours,
+            "agrees if": claim.agrees_if,
             "agrees": verdict[claim.agrees],
             "why not": claim.why,
         }
@@ -88,7 +89,8 @@ def _show(one: Done, picture: Path | None) -> None:
     emit("reproduce", list(one.findings.rows), as_json=False, title=title, hidden=hidden)
     for claim in _claims(one):
         typer.echo(f"\n{claim['name']}: {claim['paper']}")
-        typer.echo(f"  ours: {claim['ours']}; agrees: {claim['agrees']}")
+        within = f" (yes from {claim['agrees if']})" if claim["agrees if"] else ""
+        typer.echo(f"  ours: {claim['ours']}; agrees: {claim['agrees']}{within}")
         if claim["why not"]:
             typer.echo(f"  why: {claim['why not']}")
     for note in one.findings.notes:

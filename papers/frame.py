@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,13 @@ from gradwire.report.table import Row as Row
 from gradwire.testbed.ranks import Report as Report
 
 T = TypeVar("T")
+QUARTER = 0.25
+"""How far a result may lie from a printed effect, as a share of that effect, and agree.
+
+The papers' effects come from one cluster each, and repeated runs there differ by a few per cent. A
+quarter leaves room for other hardware. It keeps three quarters of the effect: a result without the
+effect, or with the opposite sign, never agrees, however small the printed effect is.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,9 +35,33 @@ class Claim:
     """The place of the statement in the paper: "table 4", "section 6.7"."""
     ours: str
     agrees: bool | None
-    """Whether the result agrees; None where nothing comparable was measured."""
+    """Whether the result agrees; None where like is not compared with like.
+
+    A verdict that could not be False for any measurement is None.
+    """
     why: str = ""
     """The reason why ours differs, if it does, or why ``agrees`` is None."""
+    agrees_if: str = ""
+    """The results that agree, where the statement is a number; else the statement says it."""
+
+    def __post_init__(self) -> None:
+        """Refuses a verdict that is not said without a reason."""
+        if self.agrees is None and not (self.why or self.ours.startswith("not ")):
+            raise ValueError(f"{self.place}: say why nothing is said of {self.says!r}")
+
+
+def effect(
+    says: str, place: str, told: str, found: float, stated: float, why: str, points: float = inf
+) -> Claim:
+    """A printed effect beside ours, both as shares: 0.089 is a gain of 8.9 %.
+
+    Ours agrees within a quarter of the printed effect, and within ``points`` (0.1 is ten percentage
+    points) where that is less. ``told`` is ours in words, and ``why`` is for where it disagrees.
+    """
+    slack = min(points, QUARTER * abs(stated))
+    agrees = abs(found - stated) <= slack + 1e-9
+    span = f"{100 * (stated - slack):.1f} to {100 * (stated + slack):.1f} %"
+    return Claim(says, place, told, agrees, "" if agrees else why, span)
 
 
 @dataclass(frozen=True)

@@ -86,18 +86,22 @@ def figure10(ask: Ask, app: Application = LSTM) -> Findings:
     names = [*(f"{num} ranks" for num in counts), DENSE]
     found = histories(ask, runs)
     rows = [_row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)]
+    return Findings(tuple(rows), (_reached(app, rows),))
+
+
+def _reached(app: Application, rows: Sequence[Row]) -> Claim:
+    """Each number of ranks against dense training, which is the last of the rows."""
     dense = number(rows[-1], "score")
-    scores = [number(row, "score") for row in rows[:-1]]
-    agrees = all(_near(app, score, dense) for score in scores)
-    shown = ", ".join(f"{num}: {score:.1f}" for num, score in zip(counts, scores, strict=True))
-    claim = Claim(
+    scores = {str(row["name"]): number(row, "score") for row in rows[:-1]}
+    agrees = all(_near(app, score, dense) for score in scores.values())
+    shown = ", ".join(f"{name}: {score:.1f}" for name, score in scores.items())
+    return Claim(
         "on every number of workers perplexity reaches that of dense training",
         "section 5.4, figure 10",
-        f"by ranks {shown}; dense {dense:.1f}",
+        f"{shown}; dense {dense:.1f}, {_allowed(app)} worse counts as reached",
         agrees,
         "" if agrees else WHY_SHORT,
     )
-    return Findings(tuple(rows), (claim,))
 
 
 def _row(name: str, run: Run, found: History) -> Row:
@@ -124,6 +128,10 @@ def _near(app: Application, score: float, dense: float) -> bool:
     return score >= dense - NEAR_POINTS
 
 
+def _allowed(app: Application) -> str:
+    return f"{NEAR_SHARE:.0%}" if app.less_is_better else f"{100 * NEAR_POINTS:g} points"
+
+
 def _attained(app: Application, rows: Sequence[Row]) -> Claim:
     scores = {
         str(row["name"]): number(row, "score") for row in rows if row["application"] == app.name
@@ -134,7 +142,7 @@ def _attained(app: Application, rows: Sequence[Row]) -> Claim:
     return Claim(
         f"all sparsifiers attain the convergence point of dense training in {app.name}",
         "section 5.2, figure 3",
-        f"{app.metric}: {ours}; dense {dense:.4g}",
+        f"{app.metric}: {ours}; dense {dense:.4g}, {_allowed(app)} worse counts as attained",
         agrees,
         "" if agrees else WHY_SHORT,
     )

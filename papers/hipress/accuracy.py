@@ -26,8 +26,6 @@ KIB, MIB = 2**10, 2**20
 SIZES = (32 * KIB, 128 * KIB, 512 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 RATE = 1 / 16
 """The compression rate of TBQ: 2 bits of 32."""
-CLOSE = 0.1
-"""The mean error of a prediction that counts as accurate."""
 WHOLE, MANY = MIB, 64 * MIB
 """Up to the one no partitions are advised, from the other on as many as hosts."""
 
@@ -116,7 +114,7 @@ def _advice(rows: Sequence[Row], num_hosts: int) -> list[Claim]:
 
 
 def _accuracy(rows: Sequence[Row]) -> list[Claim]:
-    """How far the equations are from what is played, on average over sizes."""
+    """How far the equations are from what is played, on average over sizes; that is no verdict."""
     claims = []
     for key, equation in (("plain", 1), ("compressed", 2)):
         off = {
@@ -124,16 +122,16 @@ def _accuracy(rows: Sequence[Row]) -> list[Claim]:
             for row in rows
         }
         found = mean([abs(one) for one in off.values()])
-        agrees = found <= CLOSE
         worst = max(off, key=lambda name: abs(off[name]))
         why = (
-            f"most off at {worst}, by {100 * off[worst]:+.0f} %: equation {equation} counts every "
+            f"a formula beside a simulator that counts by the same lines, not beside measurements: "
+            f"most off at {worst}, by {100 * off[worst]:+.0f} %. Equation {equation} counts every "
             "step by itself, one behind the other; the exchange encodes and decodes all chunks in "
             "one call where they are small, and beside transfers where it goes in rounds"
         )
         says = f"the cost model is accurate for {key} gradients (equation {equation})"
         told = f"{100 * found:.1f} % off on average"
-        claims.append(Claim(says, "figure 14a", told, agrees, "" if agrees else why))
+        claims.append(Claim(says, "figure 14a", told, None, why))
     return claims
 
 

@@ -19,7 +19,7 @@ from gradwire.workloads.task import TrainingTask
 from gradwire.workloads.train import History, train
 
 from ..deft.runs import one_thread
-from ..frame import Ask, Claim, Findings, Row
+from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import POINTS, draw, number
 from ..workloads.applications import fashion_convnet, text_lstm
 from .printed import FIGURE_16_TIME, HIPRESS_DGC, HIPRESS_TERNGRAD, RING
@@ -34,15 +34,11 @@ SCORES = 10
 SHARE_LOST, POINTS_LOST = 0.02, 0.01
 """The most that is lost where a score counts as almost the same: share of a perplexity or loss,
 points of an accuracy."""
-NEAR = 0.1
-"""By how much more time than the paper's most may be saved, and agree."""
-
-
 LATE = (
     "elements that wait in residuals have fewer steps to arrive than in the paper's epochs, and "
     "the noise of a quantiser fewer to average out"
 )
-MORE = "it takes more steps to the score than its iterations are faster"
+MORE = "steps to the score grow by most of what its iterations are faster, or by more"
 FEWER = (
     "iterations alone are that much faster: dense ones wait for links that carry what table 1 "
     "implies (see figure 9)"
@@ -104,7 +100,9 @@ def figure16(ask: Ask, models: Sequence[Trained] = MODELS, num_hosts: int = HOST
             ask.report(done + place / 2 / len(present), f"{name}, {model.name}")
             own.append(_row(model, name, _trained(model, name, ask.quick), num_hosts))
         rows += own
-        claims += claims_of(model, own)
+        claims.append(close_claim(model, own))
+    if present:
+        claims.append(sooner_claim(present, rows))
     lacking = [f"{one.name}: {why}" for one in models if (why := one.missing()) is not None]
     note = (
         f"{NUM_RANKS} ranks, one seed, nothing tuned; the score to reach is the worse of the two "
@@ -143,32 +141,42 @@ def _row(model: Trained, name: str, found: History, num_hosts: int) -> Row:
     }
 
 
-def claims_of(model: Trained, rows: Sequence[Row]) -> list[Claim]:
-    """Whether both end alike, and by how much sooner the compressed training reaches a score."""
-    dense, own = rows
-    before, after = number(dense, "score"), number(own, "score")
+def close_claim(model: Trained, rows: Sequence[Row]) -> Claim:
+    """Whether the compressed training ends as the dense one does."""
+    before, after = (number(row, "score") for row in rows)
     worse = after / before - 1 if model.less_is_better else before - after
     is_close = worse <= (SHARE_LOST if model.less_is_better else POINTS_LOST)
-    reached = [reached_s(row, rows, less_is_better=model.less_is_better) for row in rows]
-    less = 1 - reached[1] / reached[0]
-    is_alike = 0 < less <= FIGURE_16_TIME + NEAR
-    faster = number(dense, "iteration_s") / number(own, "iteration_s")
-    return [
-        Claim(
-            f"{model.compressor} ends with almost the same score as dense training ({model.name})",
-            "figure 16",
-            f"{after:.4g} beside {before:.4g}",
-            is_close,
-            "" if is_close else LATE,
-        ),
-        Claim(
-            f"HiPress converges in up to {100 * FIGURE_16_TIME:.1f} % less time",
-            "section 6.5, figure 16",
-            f"{100 * less:.1f} % less ({model.name}), an iteration being {faster:.2f} x as fast",
-            is_alike,
-            "" if is_alike else FEWER if less > 0 else MORE,
-        ),
-    ]
+    allowed = f"{SHARE_LOST:.0%}" if model.less_is_better else f"{100 * POINTS_LOST:g} points"
+    return Claim(
+        f"{model.compressor} ends with almost the same score as dense training ({model.name})",
+        "figure 16",
+        f"{after:.4g} beside {before:.4g}; almost: at most {allowed} lost",
+        is_close,
+        "" if is_close else LATE,
+    )
+
+
+def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
+    """By how much sooner the compressed training reaches a score: the most among the models."""
+    less, told = {}, []
+    for model in models:
+        pair = [row for row in rows if row["application"] == model.name]
+        reached = [reached_s(row, pair, less_is_better=model.less_is_better) for row in pair]
+        dense_s, own_s = (number(row, "iteration_s") for row in pair)
+        less[model.name] = 1 - reached[1] / reached[0]
+        told.append(
+            f"{100 * less[model.name]:.1f} % less ({model.name}), an iteration being "
+            f"{dense_s / own_s:.2f} x as fast"
+        )
+    most = max(less.values())
+    return effect(
+        f"HiPress converges in up to {100 * FIGURE_16_TIME:.1f} % less time",
+        "section 6.5, figure 16",
+        "; ".join(told),
+        most,
+        FIGURE_16_TIME,
+        FEWER if most > FIGURE_16_TIME else MORE,
+    )
 
 
 def reached_s(row: Row, rows: Sequence[Row], *, less_is_better: bool) -> float:

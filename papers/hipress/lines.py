@@ -127,7 +127,9 @@ def _claim(row: Row) -> Claim:
         )
     agrees = False if over else None if unlike else True
     place = "section 4.4" if "encode" in str(row["name"]) else "table 5"
-    return Claim(f"{row['name']}: {papers}", place, figures, agrees, "; ".join(why))
+    return Claim(
+        f"{row['name']} takes no more than {papers}", place, figures, agrees, "; ".join(why)
+    )
 
 
 def text_of(kind: Any) -> Text:

@@ -31,6 +31,8 @@ TABLE_7: dict[tuple[str, int], tuple[tuple[int, bool, int], ...]] = {
 }
 """By strategy and nodes: megabytes of a gradient, whether it is compressed, its partitions."""
 
+FITTED = ("casync_ps", 4)
+"""The strategy and nodes whose three cells the stated curves were chosen for."""
 FALLS = (
     "with lines every term of equation 2 falls on a ring, or stays, as partitions are added up to "
     "one a node, so the minimum is there; fewer need curves that are flat for small gradients"
@@ -82,8 +84,11 @@ def _row(strategy: str, num_nodes: int, size: int, is_compressed: bool, num_part
 
 def _claim(row: Row) -> Claim:
     says, ours = _plan(row, "_paper"), _plan(row, "")
-    agrees = says == ours
-    return Claim(f"{row['name']}: {says}", "table 7", ours, agrees, "" if agrees else _why(row))
+    agrees: bool | None = says == ours
+    why = "" if agrees else _why(row)
+    if (row["strategy"], row["num_nodes"]) == FITTED:
+        agrees, why = None, "the curves were chosen to give this cell, so it is no prediction"
+    return Claim(f"{row['name']}: {says}", "table 7", ours, agrees, why)
 
 
 def _why(row: Row) -> str:

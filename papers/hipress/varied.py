@@ -10,7 +10,7 @@ from gradwire.data.plan import Plan
 from gradwire.data.profile import Profile
 from gradwire.planner.secopa import secopa
 
-from ..frame import Ask, Claim, Findings, Row
+from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number
 from .printed import DGC_LOSS, PS_ONEBIT, RING, TERNGRAD_LOSS
 from .setting import EC2_AS_TABLE_1, EC2_GBIT, HOSTS, LOCAL_AS_TABLE_1, LOCAL_GBIT, Site
@@ -18,7 +18,8 @@ from .systems import SYSTEMS, System, row_of
 from .throughput import spent, where
 
 NEAR = 0.05
-"""How far a loss of speed of ours may lie from the paper's, and agree."""
+"""The most that may be lost where training counts as about as fast, and how far a loss of ours may
+lie from the paper's, and agree, where a quarter of it is more."""
 RATES = ((EC2_AS_TABLE_1, EC2_GBIT, 25), (LOCAL_AS_TABLE_1, LOCAL_GBIT, 10))
 """Sites, and the Gbit/s of their faster and slower links."""
 FEWEST_BITS, LEAST_DENSITY = 2, 0.001
@@ -72,7 +73,7 @@ def _same_speed(rows: list[Row], site: Site, slow: int) -> Claim:
     return Claim(
         f"Bert-base trains about as fast on links of {slow} as of {fast} Gbit/s",
         "figure 15a",
-        f"{100 * loss:.1f} % slower",
+        f"{100 * loss:.1f} % slower, where {100 * NEAR:g} % is about as fast",
         agrees,
         "" if agrees else spent(late),
     )
@@ -119,11 +120,5 @@ def _loss(rows: list[Row], label: str, least: float, many: float, stated: float)
     own = [row for row in rows if row.get("varied") == label]
     first, then = (where(own, value=value)[0] for value in (least, many))
     loss = 1 - number(first, "iteration_s") / number(then, "iteration_s")
-    agrees = abs(loss - stated) <= NEAR
-    return Claim(
-        f"{label} {many:g} trains VGG19 {100 * stated:.1f} % slower than {least:g}",
-        "figure 15b",
-        f"{100 * loss:.1f} %",
-        agrees,
-        "" if agrees else spent(then),
-    )
+    says = f"{label} {many:g} trains VGG19 {100 * stated:.1f} % slower than {least:g}"
+    return effect(says, "figure 15b", f"{100 * loss:.1f} %", loss, stated, spent(then), NEAR)

@@ -23,9 +23,11 @@ from .setting import AS_FIGURE_9, CLOUD, GBIT, MODELS
 TAKEN = ("bert_large", "gpt2_large")
 """The models taken for the figure's: those whose implied rates differ least (``implied``)."""
 RANKS = (8, 16, 32, 64)
-NEAR = 1.25
-"""The factor within which seconds and growths count as the paper's."""
 PLACE = "section IV-D, figure 9"
+NO_VERDICT = (
+    "equations 3 and 4 beside measurements of models that were chosen for the rates they imply: "
+    "nothing is measured or simulated here"
+)
 VERBS = {"all_gather": FIGURE_9_GATHER_S, "all_reduce": FIGURE_9_REDUCE_S}
 
 
@@ -71,10 +73,7 @@ def implied(sizes: Mapping[str, int]) -> list[tuple[tuple[str, str], tuple[float
 
 
 def claims_of(rows: Sequence[Row]) -> list[Claim]:
-    """Seconds on the stated links, and growth from the fewest GPUs to the most.
-
-    The other reading's rate is taken from the figure, so its seconds agree with nothing.
-    """
+    """Seconds on the stated links, and growth from the fewest GPUs to the most: no verdicts."""
     by_place = {
         (row["name"], row["num_ranks"]): row for row in rows if row["reading"] == CLOUD.name
     }
@@ -90,35 +89,25 @@ def claims_of(rows: Sequence[Row]) -> list[Claim]:
 
 def _seconds(verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]) -> Claim:
     few, most = FIGURE_9_RANKS
-    off = [own / theirs for own, theirs in zip(ours, stated, strict=True)]
-    agrees = all(1 / NEAR <= each <= NEAR for each in off)
+    longer = ", ".join(f"{theirs / own:.1f}" for own, theirs in zip(ours, stated, strict=True))
     return Claim(
         f"an {_words(verb)} takes {stated[0]} s on {few} GPUs and {stated[1]} s on {most}",
         PLACE,
         f"{model}: {ours[0]:.2f} and {ours[1]:.2f} s",
-        agrees,
-        ""
-        if agrees
-        else f"by the rate of the links alone; the paper's are {1 / off[0]:.1f} and "
-        f"{1 / off[1]:.1f} times as long, so less than the rate arrives, or more is sent",
+        None,
+        f"{NO_VERDICT}. The paper's are {longer} times as long as the links' rate alone says",
     )
 
 
 def _growth(verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]) -> Claim:
     few, most = FIGURE_9_RANKS
-    grows, printed = ours[1] / ours[0], stated[1] / stated[0]
-    agrees = 1 / NEAR <= grows / printed <= NEAR
-    equation = {"all_gather": 3, "all_reduce": 4}[verb]
     return Claim(
-        f"from {few} to {most} GPUs an {_words(verb)}'s seconds grow {printed:.2f} times",
+        f"from {few} to {most} GPUs an {_words(verb)}'s seconds grow {stated[1] / stated[0]:.2f} "
+        "times",
         PLACE,
-        f"{model}: {grows:.2f} times",
-        agrees,
-        ""
-        if agrees
-        else f"of one message equation {equation} has no more: its bytes grow "
-        f"{_bytes_grow(verb):.2f} times. The rest of the paper's growth is latency, or links that "
-        f"are faster among {few}",
+        f"{model}: {ours[1] / ours[0]:.2f} times",
+        None,
+        f"{NO_VERDICT}. By the equation its bytes grow {_bytes_grow(verb):.2f} times",
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradwire.data.cluster import Cluster
-from gradwire.data.plan import ExchangeSetting, Plan, PlannedMessage
+from gradwire.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.data.profile import Profile
 from gradwire.load import load
 from gradwire.planning.fusion import Arrival, arrivals, chunks_in
@@ -40,17 +40,33 @@ class Contender:
     name: str
     plan: Make
     on_gpu: bool = False
-    """Whether what it selects beside the backward pass is selected on the GPU, and not the CPU."""
+    """Whether it plans with the GPU's seconds of selections for all, and not the CPU's."""
 
 
-def by_planner(name: str) -> Make:
-    """The plans of a planner that takes a compressor and a density."""
+def by_planner(name: str, **settings: bool) -> Make:
+    """The plans of a planner that takes a compressor and a density, with these settings as well."""
 
     def plan(profile: Profile, cluster: Cluster, choice: Choice) -> Plan:
         made: Plan = load("planner", name)(
-            profile, cluster, compressor=choice.sparsifier, density=choice.density
+            profile, cluster, compressor=choice.sparsifier, density=choice.density, **settings
         )
         return made
+
+    return plan
+
+
+def in_backward(make: Make) -> Make:
+    """The plans of ``make`` with every encode in the backward pass, which waits for it."""
+
+    def plan(profile: Profile, cluster: Cluster, choice: Choice) -> Plan:
+        made = make(profile, cluster, choice)
+        messages = tuple(
+            one.model_copy(update={"inline": tuple(chunk.tensor for chunk in one.chunks)})
+            if one.exchange != DENSE
+            else one
+            for one in made.messages
+        )
+        return made.model_copy(update={"messages": messages})
 
     return plan
 
@@ -125,8 +141,8 @@ UNCOMPRESSED = ("dense, DDP", "dense, MG-WFBP")
 CONTENDERS = (
     Contender(OKTOPK, as_one("oktopk")),
     Contender(SPARDL, as_one("spardl")),
-    Contender(HIPRESS, by_planner("secopa"), on_gpu=True),
-    Contender(ESPRESSO, by_planner("espresso"), on_gpu=True),
+    Contender(HIPRESS, in_backward(by_planner("secopa")), on_gpu=True),
+    Contender(ESPRESSO, by_planner("espresso", divisible=True)),
     Contender(OMGS, by_planner("omgs")),
     Contender(CUPCAKE, by_planner("cupcake")),
     *(Contender(name, by_variant(variant)) for variant, name in VARIANTS.items()),

@@ -21,14 +21,15 @@ from gradwire.planning.fusion import (
 from gradwire.report import bars
 from gradwire.sim.clock import run_on_clock
 
-from ..frame import Ask, Claim, Findings, Row
+from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number
 from .printed import FIGURE_5_S, SMALL_NUMEL
 from .setting import DENSITY, LOCAL, LOCAL_RANKS, SPARSIFIER
 
 PER_TENSOR, MULTI, SELECTIVE = "per-tensor", "multi-tensor", "selective"
 NEAR, CLOSE = 0.05, 0.1
-"""Within which a share counts as the paper's, and an iteration as close to another one."""
+"""Within which a share counts as the paper's, where a quarter of it is more, and an iteration as
+close to another one."""
 PLACE = "section III-C, figure 5"
 
 
@@ -105,28 +106,28 @@ def claims_of(model: str, rows: Sequence[Row]) -> list[Claim]:
     taken = {name: number(row, "iteration_s") for name, row in own.items()}
     stated = 1 - FIGURE_5_S[model][0] / FIGURE_5_S[model][1]
     found = 1 - taken[SELECTIVE] / taken[PER_TENSOR]
-    agrees = abs(found - stated) <= NEAR
     more = taken[SELECTIVE] / taken[MULTI] - 1
-    is_close = more <= CLOSE
+    is_close = abs(more) <= CLOSE
     saved = number(own[PER_TENSOR], "num_selections") - number(own[SELECTIVE], "num_selections")
     selected = number(own[PER_TENSOR], "selection_s") / taken[PER_TENSOR]
     left = number(own[SELECTIVE], "selection_s") / taken[SELECTIVE]
     return [
-        Claim(
+        effect(
             f"selective sparsification takes {FIGURE_5_S[model][0]} s for {model}, per-tensor "
             f"{FIGURE_5_S[model][1]} s: {100 * stated:.0f} % less",
             PLACE,
             f"{taken[SELECTIVE]:.2f} and {taken[PER_TENSOR]:.2f} s: {100 * found:.0f} % less",
-            agrees,
-            ""
-            if agrees
-            else f"selection is {100 * selected:.0f} % of the per-tensor iteration, and {saved:.0f}"
-            f" of {number(own[PER_TENSOR], 'num_selections'):.0f} selections are left out",
+            found,
+            stated,
+            f"selection is {100 * selected:.0f} % of the per-tensor iteration, and {saved:.0f} of "
+            f"{number(own[PER_TENSOR], 'num_selections'):.0f} selections are left out",
+            NEAR,
         ),
         Claim(
             "selective sparsification takes about as long as multi-tensor sparsification",
             PLACE,
-            f"{model}: {taken[SELECTIVE]:.2f} against {taken[MULTI]:.2f} s, {100 * more:+.0f} %",
+            f"{model}: {taken[SELECTIVE]:.2f} against {taken[MULTI]:.2f} s, {100 * more:+.0f} %; "
+            f"about as long: within {100 * CLOSE:g} %",
             is_close,
             ""
             if is_close

@@ -55,8 +55,8 @@ class Reading:
         """So many GPUs, each with a link of its own.
 
         Sparsifiers take the seconds of table 3: those of the GPU where they hold up the backward
-        pass, those of the CPU beside it, or with ``on_gpu`` the GPU's there too. Merging and
-        decoding take none, as none are printed.
+        pass, those of the CPU beside it. With ``on_gpu`` a planner is told the GPU's for both.
+        Merging and decoding take none, as none are printed.
         """
         names = {SPARSIFIER, *self.slower}
         beside = GPU if on_gpu else CPU

@@ -24,7 +24,7 @@ from gradwire.sparse.entries import Entries
 from gradwire.sparse.gpu import partition
 from gradwire.sparse.permutation import Permutation
 
-from ..frame import Ask, Claim, Findings, Row
+from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number
 
 NUMEL, QUICK_NUMEL = 20_000_000, 2_000_000
@@ -48,7 +48,6 @@ COLLISIONS = 0.01
 STRAWMAN = ((1.0, 0.175), (4.0, 0.048))
 """Section 3.2: memory over the tensor's size, share of the entries lost, at 10 % density."""
 STRAWMAN_DENSITY = 0.1
-MEMORY_BYTES = 150e6
 LARGEST = {"LSTM": (406e6, 0.0113), "DeepFM": (214e6, 0.0280), "NMT": (112e6, 0.0247)}
 """The elements and the density of the embeddings: table 1."""
 SERIAL_SHARE = 0.1
@@ -219,12 +218,12 @@ def _memory_claims(by_memory: dict[float, Row]) -> list[Claim]:
     gained, read = _serial(two) - _serial(four), number(four, "words_read_an_entry")
     return [
         Claim(
-            "from r_1 = |G| d to 2 |G| d the cost falls notably: less is written serially; from 2 "
-            "to 4 it rises: little is left to gain, and more memory has to be read",
+            "from r_1 = |G| d to 2 |G| d the cost falls notably, as less is written serially "
+            "(from 2 to 4 it rises, as more memory has to be read)",
             "section 5.3, figure 16a",
             f"written serially: {100 * _serial(one):.1f} %, {100 * _serial(two):.2f} % and "
             f"{100 * _serial(four):.2f} %; from 2 to 4 that is {100 * gained:.1f} % of the entries "
-            f"less for {read / 2:.1f} more words read an entry",
+            f"less for {read / 2:.1f} more words read an entry; notably: to less than a third",
             fewer,
             "" if fewer else "more memory saves few serial writes here",
         )
@@ -240,7 +239,8 @@ def _hash_claims(by_hashes: dict[float, Row]) -> list[Claim]:
     few = _serial(four) < COLLISIONS
     return [
         Claim(
-            "from k = 1 to 3 the cost falls; 3 and 4 cost much the same",
+            "more hash functions lower the cost, as less is written serially (from k = 1 to 3; "
+            "3 and 4 cost much the same)",
             "section 5.3, figure 16b",
             f"written serially: {100 * _serial(one):.1f} %, {100 * _serial(three):.2f} % and "
             f"{100 * _serial(four):.2f} %, after {number(one, 'tries_an_entry'):.2f}, "
@@ -286,14 +286,13 @@ def _bytes_claim() -> Claim:
         name: (1 + SERIAL_SHARE) * BEST_MEMORY * numel * density * 4
         for name, (numel, density) in LARGEST.items()
     }
-    agrees = max(sizes.values()) < MEMORY_BYTES
     shown = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in sizes.items())
     return Claim(
         "the memory of algorithm 1 is less than 150 MB for all models",
         "section 3.2",
         f"{shown} with r_1 = 2 |G| d in all; if each of 16 parts had that, 16 times as much",
-        agrees,
-        "" if agrees else "r_1 is not 2 |G| d",
+        None,
+        "arithmetic on figures that the paper prints",
     )
 
 
@@ -305,9 +304,8 @@ def _seconds_claim(row: Row | None) -> Claim:
     ours = f"{1e3 * seconds:.1f} ms on {device}"
     if PAPER_GPU not in device:
         return Claim(says, "section 5.3", ours, None, f"another GPU than the paper's {PAPER_GPU}")
-    agrees = seconds <= PAPER_S
-    why = "" if agrees else "from the list of indices to parts of indices and values, all launches"
-    return Claim(says, "section 5.3", ours, agrees, why)
+    why = "from the list of indices to parts of indices and values, all launches"
+    return effect(says, "section 5.3", ours, seconds / PAPER_S, 1.0, why)
 
 
 def draw16(rows: Sequence[Row], path: Path) -> Path:

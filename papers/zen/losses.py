@@ -52,7 +52,7 @@ PARTS = (
         "natural",
         "with natural sparsity, accuracy by iterations is that of training with all-reduce",
         partial(text_lstm, vocabulary=5_000, hidden=64),
-        {"all_reduce": pair(none(), allreduce()), "zen": pair(nonzero(), zen())},
+        {"all_reduce": pair(none(), allreduce()), "zen": pair(nonzero(), zen(formats="paper"))},
     ),
     Part(
         "sparsified",
@@ -60,7 +60,7 @@ PARTS = (
         partial(text_transformer, vocabulary=2_000, width=64),
         {
             "agsparse": with_error_feedback(pair(dgc(density=DENSITY), allgather_sparse())),
-            "zen": with_error_feedback(pair(dgc(density=DENSITY), zen())),
+            "zen": with_error_feedback(pair(dgc(density=DENSITY), zen(formats="paper"))),
         },
     ),
 )

@@ -163,8 +163,10 @@ def claims2a(rows: Sequence[Row]) -> tuple[Claim, ...]:
             "; ".join(shown),
             apart if distances else None,
             ""
-            if apart or not distances
-            else "two models' distributions are hardly to be told apart",
+            if apart
+            else "two models' distributions are hardly to be told apart"
+            if distances
+            else "fewer than two models' data are here",
         ),
         Claim(
             "a model's overlap ratio is approximately normally distributed",
@@ -259,8 +261,10 @@ def claims2b(rows: Sequence[Row]) -> tuple[Claim, ...]:
         "sums are denser, by less than the number of GPUs (BERT: 1.06 % to 40.8 % among 128)",
         "section 2.1, figure 2b; section 3.3.1",
         "; ".join(shown),
-        partly,
-        "" if partly else "ranks of a model here share all of their elements, or none",
+        None if partly else False,
+        "the ratio of any sets that overlap partly is between 1 and their number; BERT is not here"
+        if partly
+        else "ranks of a model here share all of their elements, or none",
     )
     return (claim,)
 

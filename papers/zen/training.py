@@ -20,7 +20,7 @@ from gradwire.testbed.hosts import Testbed, open_hosts
 from gradwire.testbed.ranks import run_ranks
 from gradwire.units import format_rate
 
-from ..frame import Ask, Claim, Findings, Row
+from ..frame import Ask, Claim, Findings, Row, effect
 from .captures import DENSITY, lacking
 from .parts import COMPUTING, LSTM_S
 from .sparsity import findings
@@ -38,8 +38,6 @@ from .training_model import (
 from .values import number
 
 SCHEMES = tuple(COSTS)
-NEAR = 0.25
-"""The share of a printed speedup by which ours may differ."""
 UNPRINTED = frozenset(
     {"kind", "model", "num_machines", "computing_s", *(f"step_s_{name}" for name in SCHEMES)}
 )
@@ -180,13 +178,12 @@ def _speedup_claim(
     reason = unlike(ask, model)
     if reason:
         return Claim(says, place, shown, None, reason)
-    agrees = abs(ours / paper - 1) <= NEAR
     why = (
         "the formulas count bytes and rounds alone, and the sparsity is that of our small model: "
         f"{100 * number(rows[-1], 'fraction_computing'):.0f} % of the step with all-reduce is "
         "computation, the rest follows from densities"
     )
-    return Claim(says, place, shown, agrees, "" if agrees else why)
+    return effect(says, place, shown, ours - 1, paper - 1, why)
 
 
 def _growing(ask: Ask, part: Part, by_model: Mapping[str, Sequence[Row]]) -> Claim:

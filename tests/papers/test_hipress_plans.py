@@ -21,13 +21,18 @@ OTHERS = {
 
 
 def test_what_is_compressed_agrees_in_all_cells_and_partitions_in_eight() -> None:
+    """Three of the eight are cells that the curves were chosen for, so nothing is said of them."""
     found = plans.table7(ASK)
     assert len(found.rows) == len(found.claims) == 12
     for row, claim in zip(found.rows, found.claims, strict=True):
         assert row["compresses"] == row["compresses_paper"]
         fits = row["partitions"] == row["partitions_paper"]
-        assert claim.agrees == fits == (row["name"] not in OTHERS)
-        assert claim.why == OTHERS.get(str(row["name"]), "")
+        assert fits == (row["name"] not in OTHERS)
+        if str(row["name"]).startswith("casync_ps 4 nodes"):
+            assert claim.agrees is None
+        else:
+            assert claim.agrees is fits
+            assert claim.why == OTHERS.get(str(row["name"]), "")
 
 
 def test_other_curves_give_other_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +40,7 @@ def test_other_curves_give_other_verdicts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(plans, "ENCODE", LineFit(alpha_s=1e-3, per_unit_s=1e-12))
     found = plans.table7(ASK)
     assert any(row["compresses"] != row["compresses_paper"] for row in found.rows)
-    assert sum(bool(claim.agrees) for claim in found.claims) < 8
+    assert sum(bool(claim.agrees) for claim in found.claims) < 5
 
 
 @pytest.mark.parametrize("encode_s", [1e-6, 1e-5, 1e-4, 1e-3])

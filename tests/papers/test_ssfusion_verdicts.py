@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.data.plan import DENSE
 from papers.frame import Ask, Claim, Findings, Row
 from papers.ssfusion import compare, duration, latency, throughput, varied
 from papers.ssfusion.breakdown import less
 from papers.ssfusion.compare import improvement, is_within
-from papers.ssfusion.contenders import SSFUSION, VARIANTS
+from papers.ssfusion.contenders import COMMON, CONTENDERS, SSFUSION, VARIANTS
 from papers.ssfusion.latency import APART, ONE, TOGETHER, flat_claim, many_claims
-from papers.ssfusion.printed import ESPRESSO, OKTOPK, OMGS, SPARDL
-from papers.ssfusion.setting import SPARSIFIER
+from papers.ssfusion.printed import CUPCAKE, ESPRESSO, HIPRESS, OKTOPK, OMGS, SPARDL
+from papers.ssfusion.setting import SPARSIFIER, Reading
 from papers.ssfusion.sizes import claim_of, nearest
 
 pytestmark = pytest.mark.slow
@@ -140,6 +141,36 @@ def test_how_much_less_a_part_takes(other_s: float, agrees: bool, told: str) -> 
     assert claim.agrees is agrees
     assert told in claim.ours
     assert less("communication_s", 0.48, ours, None, "A").agrees is None
+
+
+def test_baselines_pay_for_what_they_encode() -> None:
+    reading = Reading("links of 1 Gbit/s", 1, 2.2)
+    profile = reading.profile("resnet50")
+    by_name = {one.name: one for one in CONTENDERS}
+    hipress, espresso = by_name[HIPRESS], by_name[ESPRESSO]
+    cluster = reading.cluster(8, on_gpu=hipress.on_gpu)
+    sparse = [
+        message
+        for message in hipress.plan(profile, cluster, COMMON).messages
+        if message.exchange != DENSE
+    ]
+    assert sparse
+    assert all(set(one.inline) == {chunk.tensor for chunk in one.chunks} for one in sparse)
+    assert not espresso.on_gpu, "what it offloads takes the CPU's seconds"
+    assert espresso.plan(profile, reading.cluster(8), COMMON).settings["divisible"] is True
+
+
+@pytest.mark.parametrize(
+    ("cupcake_s", "told"), [(2.0, "both rank them alike"), (0.5, "the two rank them differently")]
+)
+def test_a_replay_that_ranks_otherwise_is_told(cupcake_s: float, told: str) -> None:
+    simulated = [made_up(SSFUSION, 1.0), made_up(CUPCAKE, cupcake_s)]
+    seconds = {"ssfusion": 1.0, "cupcake": 1.3}
+    replayed = tuple({"name": n, "model": "r", "measured_s": s} for n, s in seconds.items())
+    note = throughput.order_note(simulated, Findings(replayed))
+    assert told in note
+    assert "1 of 1 that figure11_replayed" in note
+    assert "not measured before this" in throughput.order_note(simulated, None)
 
 
 # Figure 4 and table 3

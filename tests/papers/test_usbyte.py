@@ -118,9 +118,9 @@ def test_every_figure_is_drawn(
 
 
 def test_fewer_orders_than_the_papers_do_not_agree_with_it() -> None:
-    assert usbyte_order._verdict([0, 0], usbyte_order.ORDERS) is True
-    assert usbyte_order._verdict([0, 0], usbyte_order.ORDERS - 1) is None
-    assert usbyte_order._verdict([0, 1], 10) is False
+    rows = [{"model": "a", "num_faster": 0}, {"model": "b", "num_faster": 0}]
+    assert usbyte_order.claim_of(rows, 10).agrees is None, "it is a theorem of the model"
+    assert usbyte_order.claim_of([*rows, {"model": "c", "num_faster": 1}], 10).agrees is False
 
 
 def test_no_random_order_is_faster_and_some_are_slower(small: dict[str, Findings]) -> None:

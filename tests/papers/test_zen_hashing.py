@@ -121,7 +121,7 @@ def test_on_a_gpu_the_kernel_is_timed_with_the_memory_of_the_row(
     expected = {"rehashes": 2, "parallel": round(1.5 * entries.indices_K.numel())}
     assert asked == [expected] * (zen_hashing.GPU_REPEATS + 1)
     v100, other = "Tesla V100-SXM2-32GB", "another"
-    for seconds, gpu, agrees in ((5e-3, v100, True), (7e-3, v100, False), (1e-3, other, None)):
+    for seconds, gpu, agrees in ((5e-3, v100, True), (8e-3, v100, False), (1e-3, other, None)):
         rows = [{**row, "gpu_s": seconds, "gpu": gpu} for row in small["figure16"].rows]
         assert claim_of(zen_hashing.claims(rows), "around 6 ms").agrees is agrees
 
