@@ -14,6 +14,7 @@ from gradwire.contract import Member
 from gradwire.contract.collective import Collective
 from gradwire.cost.sparse_schemes import OF_ROWS
 from gradwire.errors import RanksDiffer
+from gradwire.laws.collectives import Undefined
 from gradwire.load import examples
 from gradwire.local import drive
 from gradwire.moves.rows import Rows, average_rows
@@ -27,7 +28,7 @@ CARRYING = [one for one in examples("collective") if one.carries_rows]
 
 
 def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Rows], list[Member]]:
-    members = [Member(rank, len(given)) for rank in range(len(given))]
+    members: list[Member] = [Undefined(rank, len(given)) for rank in range(len(given))]
     texts = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)
         for me, rows in zip(members, given, strict=True)
