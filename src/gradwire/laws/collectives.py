@@ -18,7 +18,7 @@ from ..local import Outcome, drive
 from ..pairing import Pair
 from ..tensorwise import tensor_sizes
 from ..verbs import AllToAll, Compute, Steps, Verb
-from .cases import Case
+from .cases import Case, thinned
 from .tolerance import assert_near, largest, must, same_bits
 
 
@@ -183,7 +183,7 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
     """
     members = [Undefined(rank, case.world) for rank in range(case.world)]
     for step, every in enumerate((1, 16, 0, 1)):
-        grads = [_thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))]
+        grads = [thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))]
         want = _means(exchange, grads, case.seed, case.states(exchange))
         steps = [
             exchange.synchronise(me, state, g, g)
@@ -194,14 +194,6 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
             all(same_bits(a, b) for a, b in zip(grads, want, strict=True)),
             f"step {step}: what the buffers held before shows in the mean",
         )
-
-
-def _thinned(grad_N: Tensor, every: int) -> Tensor:
-    """The gradient in each of so many places, else 0; 0 everywhere for no place."""
-    thin_N = torch.zeros_like(grad_N)
-    if every:
-        thin_N[::every] = grad_N[::every]
-    return thin_N
 
 
 def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
