@@ -56,19 +56,23 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
 NUM_FOLLOWED = 12
 _EVERY = (1, 1, 16, 0, 1, 1)
 """Of the elements of a step one in so many is not zero; 0 stands for none."""
+_LEAST = 200
+"""Elements from which on sums are bounded: gradients of fewer may agree by chance."""
 _FACTOR = 1.5
-"""The most by which the sum of 12 means may be farther from that of dense means than is expected."""
+"""The most by which what means lack in all may exceed what is expected of independent losses."""
 
 
 def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     """Over 12 steps all ranks have the same bits, nothing is lost, and means add up to dense ones.
 
+    Each mean of a lossless codec is the dense one, to one rounding a rank.
+
     Steps have many, few, no and again many elements that are not zero, and buffers are kept. Let G
-    be the root of the sum of all squared gradients, of every rank and step.
-    - A lossless codec: each mean is the dense one, to one rounding a rank.
+    be the root of the sum of all squared gradients, of every rank and step. Of 200 elements or
+    more, as fewer may agree by chance:
     - With error feedback: W times what the means lack in all is at most 1.5 G.
-    - Without: it is at most 1.5 G sqrt((1 + e^2)^h - 1), where e is how much of a gradient the codec
-      loses, and h how often what a rank sends is encoded: by casync_ring W times, by casync_ps 2.
+    - Without: it is at most 1.5 G sqrt((1 + e^2)^h - 1). The codec loses e of a gradient's norm,
+      and encodes h times on the way: W times by casync_ring, twice by casync_ps.
 
     To do: find the step that is named. Where its mean is off, look at what a buffer or a state
     held before it; where sums drift apart slowly, at what is encoded again.
@@ -76,13 +80,14 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     keeps = feedback_refusal(exchange) is None
     tried = with_error_feedback(exchange) if keeps else exchange
     states, members = case.states(tried), [Member(rank, case.world) for rank in range(case.world)]
+    near = accuracy(exchange, case)
     exact = isinstance(exchange, Pair) and exchange.codec.traits.lossless
     old_N, owed_N = torch.zeros(2, case.numel, dtype=torch.float64)
     squares, loss, size = 0.0, 0.0, 0.0
     for step in range(NUM_FOLLOWED):
         grads = [thinned(grad_N, _EVERY[step % len(_EVERY)]) for grad_N in case.grads(step)]
-        if not keeps and not step:
-            loss = _loss(exchange, case, grads)
+        if not keeps:
+            loss = max(loss, _loss(exchange, case, grads))
         outs = [torch.full_like(grad_N, 3.0) for grad_N in grads]
         given = zip(members, states, grads, outs, strict=True)
         texts = [tried.synchronise(*one) for one in given]
@@ -100,15 +105,14 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
             assert_near(got_N, sum_N, case.dtype, magnitude=size, terms=terms, what=what)
         if keeps:
             what = f"step {step}: W * mean + new residuals against gradients + old residuals"
-            near = accuracy(exchange, case)
             assert_near(got_N + new_N, sum_N + old_N, near, magnitude=size, terms=terms, what=what)
         owed_N += sum_N - got_N
         squares += sum(float(grad_N.double().square().sum()) for grad_N in grads)
         hops = _hops(exchange, case.world)
         allowed = _FACTOR * squares**0.5 * (1.0 if keeps else ((1 + loss**2) ** hops - 1) ** 0.5)
-        rounding = size * case.numel**0.5 * 1e-6
+        rounding = NUM_FOLLOWED * size * case.numel**0.5 * torch.finfo(near).eps
         must(
-            float(owed_N.norm()) <= allowed + rounding,
+            case.numel < _LEAST or float(owed_N.norm()) <= allowed + rounding,
             f"after step {step} means lack {float(owed_N.norm()):.3g} in all, allowed "
             f"{allowed:.3g}",
         )
@@ -125,7 +129,8 @@ def _hops(exchange: Exchange, world: int) -> int:
 
 def _loss(exchange: Exchange, case: Case, grads: list[Tensor]) -> float:
     """The share of a gradient's norm that the codec loses, the largest of all ranks."""
-    assert isinstance(exchange, Pair), exchange
+    if not isinstance(exchange, Pair):
+        return float("inf")  # nobody knows
     codec, shares = exchange.codec, [0.0]
     for grad_N in grads:
         payload, _ = codec.encode(codec.init(case.spec), grad_N)
