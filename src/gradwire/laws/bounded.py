@@ -55,7 +55,7 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
 
 NUM_FOLLOWED = 12
 _EVERY = (1, 1, 16, 0, 1, 1)
-"""Of the elements of a step one in so many is not zero; 0 stands for none."""
+"""Steps: one in so many elements is not zero; 0 stands for none."""
 _LEAST = 200
 """Elements from which on sums are bounded: gradients of fewer may agree by chance."""
 _FACTOR = 1.5
@@ -83,7 +83,7 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     near = accuracy(exchange, case)
     exact = isinstance(exchange, Pair) and exchange.codec.traits.lossless
     old_N, owed_N = torch.zeros(2, case.numel, dtype=torch.float64)
-    squares, loss, size = 0.0, 0.0, 0.0
+    squares, loss, size, terms = 0.0, 0.0, 0.0, case.world + 4
     for step in range(NUM_FOLLOWED):
         grads = [thinned(grad_N, _EVERY[step % len(_EVERY)]) for grad_N in case.grads(step)]
         if not keeps:
@@ -94,12 +94,9 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         states = drive(texts, seed=step, ranks_per_host=exchange.ranks_per_host).results
         for rank, out_N in enumerate(outs):
             must(same_bits(out_N, outs[0]), f"step {step}: rank {rank} has other bits than rank 0")
-        sum_N = torch.stack([grad_N.double() for grad_N in grads]).sum(0)
-        got_N, new_N = case.world * outs[0].double(), torch.zeros_like(old_N)
-        for state in states:
-            new_N += kept_of(state, case.numel)
+        got_N, sum_N = case.world * outs[0].double(), _sum(grads)
+        new_N = _sum([kept_of(state, case.numel) for state in states])
         size = max(size, case.world * largest(*grads, old_N, new_N))
-        terms = case.world + 4
         if exact:
             what = f"step {step}: W * mean against the sum"
             assert_near(got_N, sum_N, case.dtype, magnitude=size, terms=terms, what=what)
@@ -108,15 +105,16 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
             assert_near(got_N + new_N, sum_N + old_N, near, magnitude=size, terms=terms, what=what)
         owed_N += sum_N - got_N
         squares += sum(float(grad_N.double().square().sum()) for grad_N in grads)
-        hops = _hops(exchange, case.world)
-        allowed = _FACTOR * squares**0.5 * (1.0 if keeps else ((1 + loss**2) ** hops - 1) ** 0.5)
+        share = 1.0 if keeps else ((1 + loss**2) ** _hops(exchange, case.world) - 1) ** 0.5
         rounding = NUM_FOLLOWED * size * case.numel**0.5 * torch.finfo(near).eps
-        must(
-            case.numel < _LEAST or float(owed_N.norm()) <= allowed + rounding,
-            f"after step {step} means lack {float(owed_N.norm()):.3g} in all, allowed "
-            f"{allowed:.3g}",
-        )
+        allowed, lack = _FACTOR * squares**0.5 * share + rounding, float(owed_N.norm())
+        what = f"after step {step} means lack {lack:.3g} in all, allowed {allowed:.3g}"
+        must(case.numel < _LEAST or lack <= allowed, what)
         old_N = new_N
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([one.double() for one in tensors]).sum(0)
 
 
 def _hops(exchange: Exchange, world: int) -> int:
