@@ -36,6 +36,23 @@ def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Ro
     return list(drive(texts, seed=seed).results), members
 
 
+@pytest.mark.parametrize("way", CARRYING, ids=repr)
+def test_many_rows_then_few_then_many(way: Collective) -> None:
+    """Through the same members, whose buffers are let go and made anew between."""
+    members: list[Member] = [Undefined(rank, 3) for rank in range(3)]
+    for count in (3000, 2, 0, 3000):
+        given = [(torch.arange(count) + rank, torch.randn(count, 8)) for rank in range(3)]
+        exact = torch.zeros(3002, 8)
+        for rows, values in given:
+            exact[rows] += values / 3
+        texts = [
+            average_rows(me, rows, len(exact), lambda counts: way)
+            for me, rows in zip(members, given, strict=True)
+        ]
+        for rows, values in drive(texts, seed=count).results:
+            torch.testing.assert_close(torch.zeros_like(exact).index_copy(0, rows, values), exact)
+
+
 @bounded(8)
 @given(
     counts=st.lists(st.sampled_from((0, 1, 5, NUM_ROWS)), min_size=2, max_size=7),
