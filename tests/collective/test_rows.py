@@ -14,6 +14,7 @@ from gradwire.contract import Member
 from gradwire.contract.collective import Collective
 from gradwire.cost.sparse_schemes import OF_ROWS
 from gradwire.errors import RanksDiffer
+from gradwire.laws.collectives import Undefined
 from gradwire.load import examples
 from gradwire.local import drive
 from gradwire.moves.rows import Rows, average_rows
@@ -27,12 +28,29 @@ CARRYING = [one for one in examples("collective") if one.carries_rows]
 
 
 def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Rows], list[Member]]:
-    members = [Member(rank, len(given)) for rank in range(len(given))]
+    members: list[Member] = [Undefined(rank, len(given)) for rank in range(len(given))]
     texts = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)
         for me, rows in zip(members, given, strict=True)
     ]
     return list(drive(texts, seed=seed).results), members
+
+
+@pytest.mark.parametrize("way", CARRYING, ids=repr)
+def test_many_rows_then_few_then_many(way: Collective) -> None:
+    """Through the same members, whose buffers are let go and made anew between."""
+    members: list[Member] = [Undefined(rank, 3) for rank in range(3)]
+    for count in (3000, 2, 0, 3000):
+        given = [(torch.arange(count) + rank, torch.randn(count, 8)) for rank in range(3)]
+        exact = torch.zeros(3002, 8)
+        for rows, values in given:
+            exact[rows] += values / 3
+        texts = [
+            average_rows(me, rows, len(exact), lambda counts: way)
+            for me, rows in zip(members, given, strict=True)
+        ]
+        for rows, values in drive(texts, seed=count).results:
+            torch.testing.assert_close(torch.zeros_like(exact).index_copy(0, rows, values), exact)
 
 
 @bounded(8)

@@ -132,6 +132,10 @@ COLLECTIVE_BITES = (
     (on_collectives.law_verbs_do_not_depend_on_values, _with(collectives.announces_zeros())),
     (on_collectives.law_mean_may_overwrite_the_gradient, _with(collectives.clears_out_first())),
     (on_collectives.law_used_buffers_change_nothing, _with(collectives.trusts_old_buffers())),
+    (
+        on_collectives.law_used_buffers_change_nothing,
+        _with(collectives.asks_for_its_payload_again()),
+    ),
     (on_collectives.law_gradient_untouched, _with(collectives.scales_the_gradient())),
     (on_collectives.law_sums_do_not_overflow, _with(collectives.sums_in_the_gradients_dtype())),
 )

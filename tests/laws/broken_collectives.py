@@ -139,6 +139,17 @@ class trusts_old_buffers(gathers):
         return me.scratch("sum", out_N.numel(), out_N, working_dtype(out_N.dtype))
 
 
+class asks_for_its_payload_again(gathers):
+    """Finds its payload by name a second time; of more than 64 KiB it is gone by then."""
+
+    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+        def by_name(numel: int) -> Tensor:
+            return me.scratch("own", numel, grad_N, torch.uint8, varies=True)
+
+        by_name(0)
+        yield AllGather(everyone, by_name(own.numel()))
+
+
 class scales_the_gradient(gathers):
     """Divides the caller's gradient in place."""
 

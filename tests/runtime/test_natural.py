@@ -169,6 +169,27 @@ def test_rows_beat_a_lossy_exchange_that_sends_more(two: Ranks) -> None:
     assert tied > 0.0
 
 
+def named(rank: int, world: int) -> tuple[str, dict[str, str], bool]:
+    """Few rows on each rank: by ``DENSE`` they go by another scheme than the one named."""
+    net, theirs = Tabled(), ddp(Tabled())
+    handle = gw.attach(net, gw.pair(gw.compress.nonzero(width=16), gw.collective.zen()))
+    for model in (net, theirs):
+        model(torch.arange(7) + rank).backward()
+    for mine, their in zip(gradients(net), gradients(theirs), strict=True):
+        torch.testing.assert_close(mine, their)
+    stats = handle.stats()
+    handle.detach()
+    is_zen = stats["pull_imbalance"] is not None
+    return digest(p.grad for p in net.parameters()), stats["ways"], is_zen
+
+
+def test_a_collective_that_is_named_carries_tables(two: Ranks) -> None:
+    (one, ways, is_zen), (other, *_) = two.run(named)
+    assert one == other
+    assert not ways
+    assert is_zen
+
+
 def resumed(rank: int, world: int) -> tuple[str, str]:
     whole = attached(Words(), TOPK, False)
     train(whole, rank, range(NUM_STEPS), whole.handle.no_sync)  # type: ignore[union-attr]

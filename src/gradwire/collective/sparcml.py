@@ -180,17 +180,22 @@ class _Held:
         self.me, self.whole, self.like = me, whole, like
         self.num_taken = num_taken
         """The number of units that each rank takes, in a simulation."""
-        self.count = 0
         self.num_ranks = 1
+        self.hold(0, like.new_empty(0, dtype=torch.uint8))
+
+    def hold(self, count: int, room: Tensor) -> None:
+        """Holds so many units, which lie in ``room``."""
+        self.count, self.room = count, room
 
     def slot(self, name: str, count: int) -> Tensor:
-        """Room for a message of so many units: "held" or "landed"."""
+        """New room for a message of so many units, "held" or "landed"; its content is undefined."""
         size_bytes = self.whole.slot_bytes(count)
         return self.me.scratch(name, size_bytes, self.like, torch.uint8, varies=True)
 
     def expect(self, num_ranks: int) -> None:
         """Holds what so many ranks take together, in a simulation."""
-        self.count = self.whole.expected(self.num_taken, num_ranks)
+        count = self.whole.expected(self.num_taken, num_ranks)
+        self.hold(count, self.slot("held", count))
         self.num_ranks = num_ranks
 
     def take(self, codec: Compressor, payload: Payload) -> None:
@@ -200,20 +205,20 @@ class _Held:
 
     def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
         """The sum of what it holds and what landed; the lower rank's is added first."""
-        own = self._entries(self.slot("held", self.count), self.count)
+        own = self._entries(self.room, self.count)
         theirs = self._entries(landed, count)
         both = (own, theirs) if is_lower else (theirs, own)
         return merged_entries(self.me, both, self.whole.num_units, self.whole.dtype)
 
     def pack(self, entries: Entries) -> None:
         """Holds these, as the payload that is sent next."""
-        self.count = entries.num
-        room = self.whole.payload(self.slot("held", self.count), self.count)
+        self.hold(entries.num, self.slot("held", entries.num))
+        room = self.whole.payload(self.room, self.count)
         self.whole.form(self.count).encode(entries, self.whole.num_units, room.buffer)
 
     def write(self, out_N: Tensor) -> None:
         """Writes the sum into the dense vector."""
-        payload = self.whole.payload(self.slot("held", self.count), self.count)
+        payload = self.whole.payload(self.room, self.count)
         form, part = self.whole.form(self.count), Part(self.whole.num_units)
         form.scatter(payload, part, out_N.zero_(), width=self.whole.width)
 
@@ -256,7 +261,7 @@ def _swap(
     own_1 = me.told("own count", 1).fill_(held.count)
     told_1 = me.told("told count", 1)
     yield _verbs(peer, own_1 if sends else None, told_1 if receives else None)
-    count = 0
+    count, landed = 0, None
     if receives:
         there = len(adds) - held.num_ranks if adds else me.world
         [count] = me.sizes(
@@ -266,9 +271,10 @@ def _swap(
             ranks=[peer],
             usual=[held.whole.expected(held.num_taken, there)],
         )
-    landed = held.slot("landed" if adds else "held", count)
-    sent = held.slot("held", held.count) if sends else None
-    yield _verbs(peer, sent, landed if receives else None)
+        landed = held.slot("landed" if adds else "held", count)
+    yield _verbs(peer, held.room if sends else None, landed)
+    if landed is None:
+        return
     if adds:
         numel = held.whole.num_units * held.whole.width
         total = yield me.sized(
@@ -277,8 +283,8 @@ def _swap(
             numel,
         )
         yield me.sized("pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds)))
-    elif receives:
-        held.count = count
+    else:
+        held.hold(count, landed)
 
 
 def _verbs(peer: int, sent: Tensor | None, landed: Tensor | None) -> tuple[Verb, ...]:

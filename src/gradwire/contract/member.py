@@ -118,7 +118,11 @@ class Member:
     def scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False
     ) -> Tensor:
-        """A buffer of ``numel`` elements on the device of ``like``: zeros, or what was left in it.
+        """A buffer of ``numel`` undefined elements on the device of ``like``.
+
+        Ask once for what is written, and keep the tensor as long as it is needed: asked for again,
+        within a step too, the name may stand for the same memory or for other. A law hands out
+        buffers that are overwritten each time they are asked for.
 
         Where ``numel`` ``varies`` from step to step it is the front of a buffer that grows,
         each time by an eighth more than is needed: soon it grows no more. One of which less than an

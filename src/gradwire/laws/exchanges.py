@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Member, Result, State
+from ..contract import Exchange, Result, State
 from ..error_feedback import ErrorFeedback, Wrapper
 from ..exchange import clone_state, run_local
 from ..local import drive
@@ -22,6 +22,7 @@ from ..spec import TensorSpec, working_dtype
 from ..verbs import Steps
 from . import ahead, many_steps
 from .cases import Case, kept_of, states_of, tensors_of
+from .collectives import Undefined
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 4
@@ -154,13 +155,13 @@ def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) ->
 def law_synchronise_agrees_with_run(exchange: Exchange, case: Case) -> None:
     """``synchronise`` gives the means and states of ``run``, bit for bit, over two steps.
 
-    With and without error feedback.
+    With and without error feedback. Buffers hold NaN each time they are asked for.
 
     To do: define only one of run and synchronise, or make both the same computation.
     """
     for tried in (exchange, ErrorFeedback(exchange)):
         states = case.states(tried)
-        members = [Member(rank, case.world) for rank in range(case.world)]
+        members = [Undefined(rank, case.world) for rank in range(case.world)]
         for step in range(2):
             grads = case.grads(step)
             want = run_local(tried, grads, states, seed=case.seed)

@@ -37,7 +37,8 @@ def fused_messages(
 
     The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
     Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
-    Embeddings' tables take it in steps in which sending their rows would take longer.
+    Embeddings' tables take it in every step where it names a collective, else in steps in which
+    sending their rows would take longer.
     """
     kinds = _Kinds(model, settings, exchange)
     num_hosts = who.world // settings.ranks_per_host
@@ -85,8 +86,8 @@ class _Kinds:
     def exchange_of(self, name: str, param: Tensor) -> Exchange:
         """The exchange that carries a parameter whose gradients are not row-sparse."""
         asked, width = self.asked_for(name, param), self._width_of.get(id(param))
-        natural = width is not None and is_pair(asked)
-        return with_natural_sparsity(asked, width) if natural and width else asked
+        is_free = is_pair(asked) and named_collective(asked) is None
+        return with_natural_sparsity(asked, width) if is_free and width else asked
 
     def of(self, name: str, param: Tensor) -> object:
         """A parameter's kind."""

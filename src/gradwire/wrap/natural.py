@@ -56,7 +56,7 @@ class NaturalState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _counted(nonzero):
-    """A ``nonzero`` whose state may be a finished payload, which ``encode`` then returns.
+    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then gives a copy.
 
     Counting has encoded it already, so that a table is looked through only once in a step.
     """
@@ -70,7 +70,9 @@ class _counted(nonzero):
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
         if isinstance(state, Payload):
-            return state, None
+            assert buffer is not None
+            assert state.buffer is not None
+            return Payload(state.format, buffer[: state.size_bytes].copy_(state.buffer)), None
         return super().encode(None, grad_N, residual_N=residual_N, buffer=buffer)
 
 
@@ -135,15 +137,14 @@ class Natural(Wrapper):
     ) -> tuple[int, Payload | None]:
         """The number of this rank's non-zero units, and their payload if there is no residual.
 
-        With a residual units are only counted, as encoding would take the residual along. The
-        payload lies in the buffer that the collectives of sparse payloads use.
+        With a residual units are only counted, as encoding would take the residual along.
         """
         if residual_N is not None:
             return count_units(grad_N, residual_N, self.width), None
         codec = nonzero(width=self.width)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        payload, _ = codec.encode(None, grad_N, buffer=own[: form.size_bytes])
+        room = me.scratch("counted", form.slot_bytes, grad_N, torch.uint8)
+        payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
 
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:

@@ -1,0 +1,120 @@
+"""Every compressor by every collective that takes it, where code takes another way.
+
+The law of 12 steps is asked at the sizes and numbers of ranks of ``LARGE``: of one exchange of each
+kind in each run, of all with all in a slow test.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.onebit import onebit
+from gradwire.compress.qsgd import qsgd
+from gradwire.contract import Exchange
+from gradwire.errors import IncompatiblePair
+from gradwire.laws import collectives, exchanges, many_steps
+from gradwire.laws.bounded import law_means_follow_the_dense_mean
+from gradwire.laws.cases import LARGE
+from gradwire.load import examples
+from gradwire.pairing import Pair, pair
+
+from . import broken_collectives, broken_compressors
+from .broken import _with
+from .cases import compressors, kind_of, name_of, own_exchanges
+from .test_laws_bite import rejected
+
+COLLECTIVES = (*examples("collective"), casync_ps(room_bytes=1024), casync_ring(half_bytes=1024))
+"""With settings under which messages as short as these go in rounds and in halves."""
+
+LEFT_OUT = (onebit, casync_ring)  # each hop stretches what it encodes again: means grow
+
+
+def _all() -> list[Exchange]:
+    made: list[Exchange] = []
+    for codec in compressors():
+        for collective in COLLECTIVES:
+            try:
+                made.append(pair(codec, collective))
+            except IncompatiblePair:
+                continue
+    return [one for one in (*made, *own_exchanges()) if kind_of(one) != LEFT_OUT]
+
+
+EVERY = _all()
+
+
+def _one_of_each_kind() -> list[Exchange]:
+    """Of each kind one, with another one's settings from kind to kind."""
+    kinds: dict[object, list[Exchange]] = defaultdict(list)
+    for exchange in EVERY:
+        kinds[kind_of(exchange)].append(exchange)
+    return [made[number % len(made)] for number, made in enumerate(kinds.values())]
+
+
+SOME = _one_of_each_kind()
+
+
+def _id(exchange: Exchange) -> str:
+    """The name with the collective's settings."""
+    own = f"-{exchange.collective!r}" if isinstance(exchange, Pair) else ""
+    return name_of(exchange) + own
+
+
+@pytest.mark.parametrize("place", range(len(SOME)), ids=lambda at: _id(SOME[at]))
+def test_twelve_steps(place: int) -> None:
+    law_means_follow_the_dense_mean(SOME[place], LARGE[place % len(LARGE)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(EVERY)), ids=lambda at: _id(EVERY[at]))
+def test_twelve_steps_of_all_with_all(place: int) -> None:
+    """Each among 3 and 7 ranks, and by turns among 5 or 6."""
+    for case in (*LARGE[:2], LARGE[2 + place % 2]):
+        law_means_follow_the_dense_mean(EVERY[place], case)
+
+
+PAIRS = sorted(
+    (made for made in EVERY if isinstance(made, Pair)), key=lambda made: made.codec.traits.lossless
+)
+BY_COLLECTIVE = [
+    *{made.collective: made for made in PAIRS}.values(),  # the last: lossless where one goes
+    *{type(made): made for made in own_exchanges()}.values(),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(BY_COLLECTIVE)), ids=lambda at: _id(BY_COLLECTIVE[at]))
+def test_all_laws_where_code_takes_another_way(place: int) -> None:
+    exchange = BY_COLLECTIVE[place]
+    first = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
+    laws = (*first, *(law for law in exchanges.LAWS if law not in many_steps.LAWS))
+    for number, law in enumerate(laws):
+        law(exchange, LARGE[(place + number) % len(LARGE)])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _with(broken_collectives.asks_for_its_payload_again()),
+        _with(broken_collectives.starts_with_itself()),
+        _with(broken_collectives.forgets_a_rank()),
+        _with(broken_collectives.hides_aggregator_loss(), onebit()),
+        _with(broken_collectives.trusts_old_buffers()),
+        _with(casync_ps(), broken_compressors.claims_contraction(bitwidth=2, norm="l2")),
+        _with(broken_collectives.gathers(), broken_compressors.rounds_down()),
+    ],
+    ids=_id,
+)
+def test_the_law_bites(wrong: Any) -> None:
+    with rejected(by=law_means_follow_the_dense_mean):
+        law_means_follow_the_dense_mean(wrong, LARGE[0])
+
+
+def test_the_law_accepts_what_these_are_made_of() -> None:
+    for made in (_with(broken_collectives.gathers()), _with(casync_ps(), qsgd())):
+        law_means_follow_the_dense_mean(made, LARGE[0])
