@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -52,7 +53,6 @@ class ModuleHooks:
         self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
         self.params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
-        self._end: Callable[[], object] = lambda: None
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
@@ -87,11 +87,14 @@ class ModuleHooks:
         """Takes the gradient that autograd has just accumulated."""
         if not self._is_attached:
             return
+        self._synchroniser.engine.refuse_copy()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
             return
         try:
             with self._opening:
+                if self._progress.is_leaving and self._progress.backward() is None:
+                    return
                 self._begin_backward(name)
             grad = self._expected(name, param)
             self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
@@ -113,7 +116,7 @@ class ModuleHooks:
         """Opens a step, if this is the first gradient of a backward pass."""
         self._begin_overlap(name)
         synchroniser = self._synchroniser
-        if synchroniser.open and (name in synchroniser.grads or self._end() is None):
+        if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
             synchroniser.abandon(name)
         if not synchroniser.open:
             self._open_step()
@@ -130,6 +133,7 @@ class ModuleHooks:
     @torch.no_grad()
     def backward_without_batch(self) -> None:
         """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
+        self._progress.backward = weakref.ref(end := partial(self._end_backward))
         for param in self.params.values():
             param.grad = None
         if self._synchroniser.open:
@@ -138,7 +142,7 @@ class ModuleHooks:
             self._open_step()
         except RankFailed as failure:
             self._failed(failure)
-        self._end_backward()
+        end()
 
     def _queue_end(self) -> None:
         """Has autograd call back when this backward pass has ended, still inside backward().
@@ -151,7 +155,7 @@ class ModuleHooks:
         def end() -> None:
             self._end_backward()
 
-        self._end = weakref.ref(end)
+        self._progress.backward = weakref.ref(end)
         engine.queue_callback(
             (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
         )

@@ -161,6 +161,7 @@ class _Counter:
             # Behind DDP's own end of this backward pass, which waits for its buckets.
             queue(lambda: self._end(now_s))
 
+        self._progress.backward = weakref.ref(computed)
         queue(computed)
 
     def _end(self, computed_s: float) -> None:
