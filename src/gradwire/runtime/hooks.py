@@ -166,7 +166,7 @@ class ModuleHooks:
         The other ranks are told.
         """
         self._strangers.before_backward()
-        if _is_inside_a_segment():
+        if is_inside_a_segment():
             raise self._progress.give_up(
                 "a backward pass began inside a segment of a reentrant activation checkpoint, "
                 "where no step can end; use_reentrant=False is accepted"
@@ -234,7 +234,7 @@ def _holders(grad: Tensor) -> int:
 _ALONE = _holders(torch.empty(1, device="cpu"))
 
 
-def _is_inside_a_segment() -> bool:
+def is_inside_a_segment() -> bool:
     """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not CheckpointFunction.backward.__code__:
