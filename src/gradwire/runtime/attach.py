@@ -138,7 +138,9 @@ def grid_of(
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)
-    ranks = dist.get_process_group_ranks(found) if dist.is_initialized() else []
+    ranks: list[int] = []
+    if dist.is_initialized():
+        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
     return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)

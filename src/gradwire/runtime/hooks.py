@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..errors import RankFailed
 from .arrivals import Arrivals
 from .dtensors import put_grad, shard_of_grad
+from .hooked import untraced
 from .lanes import wall_clock
 from .overlap import Overlap
 from .progress import Progress
@@ -81,7 +82,7 @@ class ModuleHooks:
             if hooks is not None:
                 hooks._accept(name, param)
 
-        return param.register_post_accumulate_grad_hook(hook)
+        return param.register_post_accumulate_grad_hook(untraced(hook))
 
     def _accept(self, name: str, param: Tensor) -> None:
         """Takes the gradient that autograd has just accumulated."""
@@ -171,6 +172,12 @@ class ModuleHooks:
                 "a backward pass began inside a segment of a reentrant activation checkpoint, "
                 "where no step can end; use_reentrant=False is accepted"
             )
+        if _is_compiled():
+            raise self._progress.give_up(
+                "compiled autograd runs this backward pass, whose end no hook can see; call "
+                "backward() outside of what torch.compile compiles, or leave "
+                "torch._dynamo.config.compiled_autograd False (the model may be compiled)"
+            )
 
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
         """The gradient in the form its messages read; no other rank takes part in this.
@@ -232,6 +239,12 @@ def _holders(grad: Tensor) -> int:
 
 
 _ALONE = _holders(torch.empty(1, device="cpu"))
+
+
+def _is_compiled() -> bool:
+    """Whether compiled autograd runs the backward pass under way, which calls nothing at its end."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def is_inside_a_segment() -> bool:
