@@ -21,7 +21,7 @@ import gradwire as gw
 from gradwire.errors import GradwireError
 from gradwire.runtime.lanes import Task
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, TOPK, Net, ddp, digest, gradients, loss_of
+from tests.runtime.training import TOPK, Net, ddp, digest, gradients, loss_of
 
 pytestmark = pytest.mark.multi
 KINDS = ["module", "ddp"]

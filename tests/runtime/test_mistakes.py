@@ -34,6 +34,14 @@ def after_backward() -> nn.Module:
     return model
 
 
+def after_detach() -> nn.Module:
+    model = linear()
+    handle = gw.attach(model, DENSE)
+    model(torch.ones(1, 3)).sum().backward()
+    handle.detach()
+    return model
+
+
 def complex_rows() -> nn.Module:
     return nn.Embedding(3, 2, dtype=torch.complex64, sparse=True)
 
@@ -72,7 +80,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "gradients present": (
         lambda: gw.attach(after_backward(), "topk"),
-        ("2 parameters hold gradients", "before the first backward", "zero_grad"),
+        ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
+    ),
+    "gradients that were exchanged": (
+        lambda: gw.attach(after_detach(), "topk"),
+        ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
     "bucket of nothing": (
         lambda: gw.attach(linear(), "topk", bucket_cap_mb=0),

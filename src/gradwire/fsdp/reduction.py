@@ -15,8 +15,8 @@ from ..contract import Compressor
 from ..contract.state import leaves
 from ..errors import InvalidSetting, invalid
 from ..runtime.checkpoint import Origin
-from ..runtime.forks import watch
 from ..runtime.fingerprint import agree, fingerprint, post_refusal
+from ..runtime.forks import watch
 from ..runtime.membership import Membership, run_of
 from ..runtime.saved import SCHEMA, check_form, refuse_values
 from ..runtime.sharded import Owners, own_part, sharded_state

@@ -75,8 +75,9 @@ def load_compiled(
     Its functions take and return what their C++ declarations say: see ``declare``.
 
     Compiles on the first call on a machine (one or two seconds), loads from the cache on the first
-    call in a process. ``on_build`` is called before the compiler is, with the cache's folder. Without a compiler, or when it fails, a warning is logged once and None is
-    returned from then on.
+    call in a process. ``on_build`` is called before the compiler is, with the cache's folder.
+    Without a compiler, or when it fails, a warning is logged once and None is returned from then
+    on.
     """
     if _state["forced"]:
         return None

@@ -242,7 +242,7 @@ _ALONE = _holders(torch.empty(1, device="cpu"))
 
 
 def _is_compiled() -> bool:
-    """Whether compiled autograd runs the backward pass under way, which calls nothing at its end."""
+    """Whether compiled autograd runs this backward pass: it calls nothing back at its end."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "in_compiled_autograd_region", False))
 

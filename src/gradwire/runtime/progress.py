@@ -59,7 +59,7 @@ class Progress:
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass, which is gone when that pass is over."""
+        """A reference to the end of the last backward pass; dead once that pass is over."""
         self.is_leaving = False
         """Whether no further step may be opened, as ``detach`` waits for the one under way."""
         self.step = 0
