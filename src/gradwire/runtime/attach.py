@@ -133,6 +133,9 @@ def grid_of(
     model: nn.Module, group: Any, shards: Any, mesh: Any, timeout: timedelta = DEFAULT_TIMEOUT
 ) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
+    if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
+        remedy = "install that: pip install 'torch>=2.8'"
+        raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
     if not isinstance(timeout, timedelta):
         timeout = DEFAULT_TIMEOUT  # what was given is refused later, when the others can be told
     if mesh is not None and group is not None:

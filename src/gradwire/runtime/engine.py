@@ -58,6 +58,9 @@ class Engine:
     With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
+    is_copy = False
+    """Whether this process was forked from the one that has connected."""
+
     def __init__(
         self,
         who: Membership,
@@ -82,8 +85,6 @@ class Engine:
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
         self._failure: BaseException | None = None
-        self.is_copy = False
-        """Whether this process was forked from the one that has connected."""
         watch(self)
         self._step = 0
         self.num_calls = 0

@@ -47,7 +47,7 @@ def _in_child() -> None:
     )
     groups = [group for one in found for group in one.become_copy(error)]
     if dist.is_initialized():  # torch's own would keep the child from ending, too
-        groups += dist.distributed_c10d._world.pg_map
+        groups += dist.distributed_c10d._pg_map
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 

@@ -31,10 +31,10 @@ def untraced(function: _Function) -> _Function:
     def run(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    if not _is_skipped(run.__code__):
+    made: Any = run
+    if not _is_skipped(made.__code__):
         disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return disabled
-    made: Any = run
     made._torchdynamo_disable, made._torchdynamo_orig_callable = True, function
     return made  # type: ignore[no-any-return]
 
