@@ -60,6 +60,7 @@ def encode_something() -> list[int]:
 
 def assert_one_warning(caplog, part):
     messages = [record.getMessage() for record in caplog.records if record.name == "gradwire"]
+    messages = [message for message in messages if not message.startswith("compiling")]
     assert len(messages) == 1
     assert part in messages[0]
 
@@ -84,6 +85,25 @@ def test_a_failing_compiler_leaves_the_reference_and_its_words(
         assert build.backend() == "reference"
     assert_one_warning(caplog, "error: too old")
     assert not list(folder.glob("*.so")) + list(folder.glob("*.tmp"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, folder, local_rank):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(build, "libraries", lambda: ("cast", "select"))
+    monkeypatch.setattr(build, "_PERIOD_S", 0.0)
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        assert build.backend() == "cpp"
+        assert build.backend() == "cpp"  # nothing is compiled, and nothing said
+    said = [record.getMessage() for record in caplog.records]
+    first, second, *last = said or ("", "")
+    if local_rank == "0":
+        where = f"once on this machine; they are kept in {folder}"
+        assert first == f"compiling 2 C++ kernels ({where}): 0 are done"
+        assert second == "compiling 2 C++ kernels: 1 are done"
+        assert last[0].startswith("compiling took ")
+    assert len(last) == (local_rank == "0")
 
 
 @needs_compiler

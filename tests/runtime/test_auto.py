@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import gradwire as gw
 from gradwire.load import load
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_controls import lossy, put
-from tests.runtime.training import Net, digest, loss_of, momentum, train
+from tests.runtime.training import Net, batch, ddp, digest, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi
 SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
@@ -187,6 +188,54 @@ def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(two: Ran
     (num_probes, bits), other = two.run(unquiet)
     assert other == (num_probes, bits)
     assert 2 <= num_probes <= 5, "of 20 reviews, every other one after other steps than before"
+
+
+class Output:
+    """An object, in which nobody finds tensors."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class OfAnObject(Reentrant):
+    def forward(self, x: Tensor) -> Any:
+        return Output(super().forward(x))
+
+
+def grounded(rank: int, world: int, is_opaque: bool) -> tuple[str, str]:
+    """A run that auto cannot see the steps of: the error if there is one, and what is logged."""
+    model = ddp(OfAnObject() if is_opaque else Net())
+    lines: list[str] = []
+    watch = logging.Handler(logging.WARNING)
+    watch.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(watch)
+    handle, said = gw.attach(model, gw.pilot.auto(**SETTINGS)), ""
+    try:
+        for step in range(7):
+            x, _ = batch(rank, step)
+            if is_opaque:
+                model(x).value.sum().backward()
+            else:
+                checkpoint(model, x.requires_grad_(), use_reentrant=True).sum().backward()
+            assert handle.plan is None
+    except gw.RankFailed as error:
+        said = str(error)
+    finally:
+        logging.getLogger("gradwire").removeHandler(watch)
+    decisions = handle.stats()["pilot"]["decisions"]
+    assert [line.removeprefix("auto, ") for line in lines] == decisions * (rank == 0)
+    handle.detach()
+    return said, decisions[0] if decisions else ""
+
+
+def test_where_auto_sees_no_steps_it_says_so(doomed_two: Ranks) -> None:
+    assert all("a pilot (auto) cannot see" in error for error, _ in doomed_two.run(grounded, True))
+
+
+def test_where_auto_sees_no_forward_pass_it_says_so(two: Ranks) -> None:
+    for error, decision in two.run(grounded, False):
+        assert not error
+        assert "gradients stay dense" in decision
 
 
 def resumed(rank: int, world: int) -> tuple[float, float, int, bool]:

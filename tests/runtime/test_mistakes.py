@@ -28,6 +28,13 @@ def linear() -> nn.Module:
     return nn.Linear(3, 2)
 
 
+def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its stores had no ``clone``, which came with 2.8."""
+    monkeypatch.setattr("gradwire.runtime.attach.Store", object)
+    with pytest.raises(InvalidSetting, match=r"torch must be 2\.8 or newer"):
+        gw.attach(linear(), "topk")
+
+
 def frozen() -> nn.Module:
     return linear().requires_grad_(False)
 
@@ -35,6 +42,14 @@ def frozen() -> nn.Module:
 def after_backward() -> nn.Module:
     model = linear()
     model(torch.ones(1, 3)).sum().backward()
+    return model
+
+
+def after_detach() -> nn.Module:
+    model = linear()
+    handle = gw.attach(model, DENSE)
+    model(torch.ones(1, 3)).sum().backward()
+    handle.detach()
     return model
 
 
@@ -78,7 +93,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "gradients present": (
         lambda: gw.attach(after_backward(), "topk"),
-        ("2 parameters hold gradients", "before the first backward", "zero_grad"),
+        ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
+    ),
+    "gradients that were exchanged": (
+        lambda: gw.attach(after_detach(), "topk"),
+        ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
     "bucket of nothing": (
         lambda: gw.attach(linear(), "topk", bucket_cap_mb=0),

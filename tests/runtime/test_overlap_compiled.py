@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import gradwire as gw
 from tests.runtime.gated_models import Net
 from tests.runtime.late_means import Loop, Rig, batches
 from tests.runtime.overlapped import NUM_STEPS, law, loss_of, momentum, usual
@@ -86,3 +87,19 @@ def test_a_step_that_was_compiled_before_is_made_whole() -> None:
     assert list(overlap.fallbacks) == [
         "optimizer.step was replaced by a function that is not torch's"
     ]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_autograd_is_refused_by_name() -> None:
+    """Its backward pass calls nothing at its end, so the step would never be exchanged."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    handle = gw.attach(net, "topk")
+
+    def step(x: Tensor) -> None:
+        net(x).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = torch.compile(step, backend="eager")
+        with pytest.raises(gw.RankFailed, match="compiled autograd runs this backward pass"):
+            compiled(torch.ones(2, 4))
+    handle.detach()

@@ -16,6 +16,7 @@ from ..contract.state import leaves
 from ..errors import InvalidSetting, invalid
 from ..runtime.checkpoint import Origin
 from ..runtime.fingerprint import agree, fingerprint, post_refusal
+from ..runtime.forks import watch
 from ..runtime.membership import Membership, run_of
 from ..runtime.saved import SCHEMA, check_form, refuse_values
 from ..runtime.sharded import Owners, own_part, sharded_state
@@ -38,6 +39,12 @@ class ShardReduction:
         """Number of backward passes whose gradients were reduced."""
         self._loaded_step = 0
         self._comms: list[PayloadReduceScatter] = []
+        watch(self)
+
+    def become_copy(self, error: InvalidSetting) -> list[Any]:
+        """Sends nothing more; called in a process that was forked, where FSDP itself waits."""
+        channels, self._channels = self._channels, []
+        return channels
 
     def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
         """Puts payloads in the place of one module's reduce-scatter."""

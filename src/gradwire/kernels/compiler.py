@@ -20,7 +20,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,21 +67,24 @@ class CppSource:
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
 
-def load_compiled(source: CppSource) -> ctypes.CDLL | None:
+def load_compiled(
+    source: CppSource, on_build: Callable[[Path], None] = lambda folder: None
+) -> ctypes.CDLL | None:
     """The compiled ``source``, or None where its reference has to serve.
 
     Its functions take and return what their C++ declarations say: see ``declare``.
 
     Compiles on the first call on a machine (one or two seconds), loads from the cache on the first
-    call in a process. Without a compiler, or when it fails, a warning is logged once and None is
-    returned from then on.
+    call in a process. ``on_build`` is called before the compiler is, with the cache's folder.
+    Without a compiler, or when it fails, a warning is logged once and None is returned from then
+    on.
     """
     if _state["forced"]:
         return None
     if source not in _loaded:
         with _lock:
             if source not in _loaded:
-                library = _found_or_built(source)
+                library = _found_or_built(source, on_build)
                 if library is not None:
                     declare(library, source.text)
                 _loaded[source] = library
@@ -131,7 +134,7 @@ def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> st
     return f"{source.name}-{digest.hexdigest()[:24]}.so"
 
 
-def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
+def _found_or_built(source: CppSource, on_build: Callable[[Path], None]) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
         _warn("no C++ compiler (c++, g++ or clang++) is on the PATH")
@@ -139,7 +142,7 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
     failure = ""
     for flags in source.flag_sets:
         try:
-            return _load_or_build(source, compiler, flags)
+            return _load_or_build(source, compiler, flags, on_build)
         except (OSError, subprocess.SubprocessError) as error:
             failure = _reason(error)
     _warn(f"{compiler} could not build {source.name}: {failure}")
@@ -159,7 +162,12 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _load_or_build(source: CppSource, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+def _load_or_build(
+    source: CppSource,
+    compiler: str,
+    flags: tuple[str, ...],
+    on_build: Callable[[Path], None],
+) -> ctypes.CDLL:
     """The library of the first folder of the cache that has it, or room for it."""
     name = library_name(source, compiler, flags)
     command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
@@ -169,6 +177,7 @@ def _load_or_build(source: CppSource, compiler: str, flags: tuple[str, ...]) -> 
                 continue
             library = folder.load(name)
             if library is None and folder.has_room():
+                on_build(folder.path)
                 library = _built(command, source.text, folder, name)
             if library is not None:
                 return library

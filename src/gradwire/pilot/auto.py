@@ -235,7 +235,12 @@ class _Watched(Flight):
         assert self._links is not None
         if self._profile is None:
             self._go(None)
-            self._say("no module of the model was called by its own name, so nothing is planned")
+            self._say(
+                "no forward pass of the model was seen with gradients enabled, so nothing is "
+                "planned and gradients stay dense: call the model's modules themselves, and put no "
+                "reentrant checkpoint around the whole model (use_reentrant=False is seen)",
+                level=logging.WARNING,
+            )
             return
         own = None
         if engine.rank == 0:
@@ -373,7 +378,7 @@ class _Watched(Flight):
             told = f"a step by the plan takes {format_seconds(step_s)}"
             self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str, *, level: int = logging.INFO) -> None:
         self.decisions.append(f"step {self._num_steps}: {sentence}")
         if self._controls.engine.rank == 0:
-            _log.info("auto, %s", self.decisions[-1])
+            _log.log(level, "auto, %s", self.decisions[-1])

@@ -133,12 +133,17 @@ def grid_of(
     model: nn.Module, group: Any, shards: Any, mesh: Any, timeout: timedelta = DEFAULT_TIMEOUT
 ) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
+    if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
+        remedy = "install that: pip install 'torch>=2.8'"
+        raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
     if not isinstance(timeout, timedelta):
         timeout = DEFAULT_TIMEOUT  # what was given is refused later, when the others can be told
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)
-    ranks = dist.get_process_group_ranks(found) if dist.is_initialized() else []
+    ranks: list[int] = []
+    if dist.is_initialized():
+        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
     return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)

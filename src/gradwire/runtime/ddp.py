@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -102,7 +103,9 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
 def _make_hook(slot: _Slot, group: Any) -> Any:
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
         hooks = slot.hooks()
-        return _as_without_hook(group, bucket) if hooks is None else hooks.serve(bucket)
+        if hooks is None or hooks.has_left:
+            return _as_without_hook(group, bucket)
+        return hooks.serve(bucket)
 
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
@@ -145,6 +148,13 @@ class DDPHooks:
         """Leaves the model to DDP's plain all-reduce."""
         self._slot.hooks = lambda: None
 
+    @property
+    def has_left(self) -> bool:
+        """Whether gradients are DDP's own already, as no step is open that ``detach`` waits for."""
+        progress = self._progress
+        is_over = not self._synchroniser.open and progress.backward() is None
+        return progress.is_leaving and is_over
+
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
         synchroniser = self._synchroniser
         if not synchroniser.open:
@@ -163,7 +173,7 @@ class DDPHooks:
         self._tie()
         if is_last and _is_in_backward():
             # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._queue_end()
         elif is_last and self.on_end is not None:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
@@ -176,7 +186,12 @@ class DDPHooks:
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
             # holds no tensor.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._queue_end()
+
+    def _queue_end(self) -> None:
+        end = partial(self._end_backward)
+        self._progress.backward = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _end_backward(self) -> None:
         is_over = not self._synchroniser.open

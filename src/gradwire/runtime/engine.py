@@ -24,11 +24,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ExitCode, RankFailed
+from ..errors import ExitCode, InvalidSetting, RankFailed
 from ..trace.span import Span
 from ..verbs import Among, Steps
 from .blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from .driver import AMONG_SHARDS, COMPUTE, COMPUTING, OFFLOAD, Driver
+from .forks import watch
 from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
 from .membership import ALONE, STORE_PATIENCE, Membership
 from .pulse import Alarm, Place, Pulse, Sign, said
@@ -57,6 +58,9 @@ class Engine:
     With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
     """
 
+    is_copy = False
+    """Whether this process was forked from the one that has connected."""
+
     def __init__(
         self,
         who: Membership,
@@ -81,6 +85,7 @@ class Engine:
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
         self._failure: BaseException | None = None
+        watch(self)
         self._step = 0
         self.num_calls = 0
         self.inline_s = 0.0
@@ -122,9 +127,11 @@ class Engine:
         working = in_background(work)
         over = threading.Event()
         working.add_done_callback(lambda _: over.set())
+        waiter = Once(lambda failure: over.set())
         with self._lock:
-            self._waiters.append(Once(lambda failure: over.set()))
+            self._waiters.append(waiter)
         over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        waiter.called = True
         self.check()
         try:
             return working.result(0)
@@ -231,6 +238,7 @@ class Engine:
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
+        self.refuse_copy()  # whose locks may be held for ever
         over = threading.Event()
         self.when_done(ends, lambda failure: over.set())
         over.wait()
@@ -245,6 +253,16 @@ class Engine:
         self._manager.add(Task("when done", lambda: once(None)), ends)
         if self._failure is not None:
             once(self._failure)
+
+    def become_copy(self, error: InvalidSetting) -> list[Any]:
+        """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
+        self.is_copy, self._failure = True, error
+        return self.routes.all_channels()
+
+    def refuse_copy(self) -> None:
+        """Raises in a process that was forked from the one that has connected."""
+        if self.is_copy:
+            self.check()
 
     def check(self) -> None:
         """Raises the failure, if there was one."""
@@ -302,7 +320,21 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Ends the threads and gives the channels back."""
+        """Ends the threads and gives the channels back.
+
+        Whoever still waits for a message, in another thread, gets an error.
+        """
+        if self.is_copy:
+            return
+        with self._lock:
+            waiters = [waiter for waiter in self._waiters if not waiter.called]
+            if waiters and self._failure is None:
+                self._failure = InvalidSetting(
+                    "the exchange was closed in the middle of a step, by detach() in another "
+                    "thread; call it between two steps, on all ranks alike"
+                )
+        for waiter in waiters:
+            waiter(self._failure)
         if self._pulse is not None:  # first: who sees the channels close must see no life here
             self._pulse.stop()
         self._manager.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -36,6 +37,9 @@ from .settings import trained
 from .sharded import Owners, own_part, sharded_state
 from .shards import place_in
 from .wire import Group
+
+_POLL_S = 0.005
+"""Seconds between two looks whether another thread's backward pass has ended."""
 
 
 class Handle(UnevenInputs):
@@ -284,6 +288,7 @@ class Handle(UnevenInputs):
         if self.joined:
             accepted, remedy = "of torch.distributed", "save what gather_state() returns"
             raise invalid("the group", "one with a rank that came in later", accepted, remedy)
+        self._engine.refuse_copy()
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
 
@@ -359,12 +364,30 @@ class Handle(UnevenInputs):
         """Removes every hook; the model is then as it was before ``attach``.
 
         A DistributedDataParallel model goes back to its plain all-reduce. Residuals are dropped:
-        save ``state_dict()`` first to keep them.
+        save ``state_dict()`` first to keep them. Called in another thread during a backward pass,
+        it waits until that has ended, for the time-out at most. In a process that was forked it
+        leaves the process that attached as it is.
+
+        Raises ``InvalidSetting`` in a backward pass, or if one of another thread does not end.
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
+            self._await_backward()
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
+
+    def _await_backward(self) -> None:
+        """Waits for the end of another thread's backward pass, and has no further one exchanged."""
+        progress, engine = self._progress, self._engine
+        progress.is_leaving, begin_s = True, wall_clock()
+        while progress.backward() is not None and not engine.is_copy:
+            if wall_clock() - begin_s > engine.timeout.total_seconds():
+                progress.is_leaving = False
+                raise InvalidSetting(
+                    "detach() was called while another thread is in a backward pass, which did not "
+                    f"end within {engine.timeout}; call it after backward() has returned there"
+                )
+            time.sleep(_POLL_S)
 
     def go_on_in(self, group: Group | None) -> None:
         """Belongs to a group of other ranks from now on, and to a run of its own."""
@@ -379,6 +402,8 @@ class Handle(UnevenInputs):
         started: list[float] = []
 
         def before(module: nn.Module, args: Any) -> None:
+            if isinstance(module, DistributedDataParallel):
+                self._engine.refuse_copy()  # its buffers would be broadcast
             started.clear()  # of a forward pass that raised
             if torch.is_grad_enabled():
                 started.append(wall_clock())

@@ -8,8 +8,10 @@ attached model lead to threads and connections. So a module that has such hooks 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -20,9 +22,33 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """The same function, which runs as it stands where a compiled function calls it."""
-    disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
+    """The same function, which runs as it stands where a compiled function calls it.
+
+    It is what ``torch.compiler.disable`` makes of it, but dynamo (2 to 8 s) is not imported.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    made: Any = run
+    if not _is_skipped(made.__code__):
+        disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled
+    made._torchdynamo_disable, made._torchdynamo_orig_callable = True, function
+    return made  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _is_skipped(code: CodeType) -> bool:
+    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say so."""
+    frames: Any = torch._C._dynamo.eval_frame
+    try:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    except (AttributeError, TypeError):  # another torch
+        return False
+    return True
 
 
 class Hooked:

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..errors import RankFailed
 from .arrivals import Arrivals
 from .dtensors import put_grad, shard_of_grad
+from .hooked import untraced
 from .lanes import wall_clock
 from .overlap import Overlap
 from .progress import Progress
@@ -52,7 +54,6 @@ class ModuleHooks:
         self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
         self.params = dict(params)
         self._opening = threading.Lock()  # autograd has one thread a device
-        self._end: Callable[[], object] = lambda: None
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
@@ -81,17 +82,20 @@ class ModuleHooks:
             if hooks is not None:
                 hooks._accept(name, param)
 
-        return param.register_post_accumulate_grad_hook(hook)
+        return param.register_post_accumulate_grad_hook(untraced(hook))
 
     def _accept(self, name: str, param: Tensor) -> None:
         """Takes the gradient that autograd has just accumulated."""
         if not self._is_attached:
             return
+        self._synchroniser.engine.refuse_copy()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
             return
         try:
             with self._opening:
+                if self._progress.is_leaving and self._progress.backward() is None:
+                    return
                 self._begin_backward(name)
             grad = self._expected(name, param)
             self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
@@ -113,7 +117,7 @@ class ModuleHooks:
         """Opens a step, if this is the first gradient of a backward pass."""
         self._begin_overlap(name)
         synchroniser = self._synchroniser
-        if synchroniser.open and (name in synchroniser.grads or self._end() is None):
+        if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
             synchroniser.abandon(name)
         if not synchroniser.open:
             self._open_step()
@@ -130,6 +134,7 @@ class ModuleHooks:
     @torch.no_grad()
     def backward_without_batch(self) -> None:
         """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
+        self._progress.backward = weakref.ref(end := partial(self._end_backward))
         for param in self.params.values():
             param.grad = None
         if self._synchroniser.open:
@@ -138,7 +143,7 @@ class ModuleHooks:
             self._open_step()
         except RankFailed as failure:
             self._failed(failure)
-        self._end_backward()
+        end()
 
     def _queue_end(self) -> None:
         """Has autograd call back when this backward pass has ended, still inside backward().
@@ -151,7 +156,7 @@ class ModuleHooks:
         def end() -> None:
             self._end_backward()
 
-        self._end = weakref.ref(end)
+        self._progress.backward = weakref.ref(end)
         engine.queue_callback(
             (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
         )
@@ -162,10 +167,16 @@ class ModuleHooks:
         The other ranks are told.
         """
         self._strangers.before_backward()
-        if _is_inside_a_segment():
+        if is_inside_a_segment():
             raise self._progress.give_up(
                 "a backward pass began inside a segment of a reentrant activation checkpoint, "
                 "where no step can end; use_reentrant=False is accepted"
+            )
+        if _is_compiled():
+            raise self._progress.give_up(
+                "compiled autograd runs this backward pass, whose end no hook can see; call "
+                "backward() outside of what torch.compile compiles, or leave "
+                "torch._dynamo.config.compiled_autograd False (the model may be compiled)"
             )
 
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
@@ -230,7 +241,13 @@ def _holders(grad: Tensor) -> int:
 _ALONE = _holders(torch.empty(1, device="cpu"))
 
 
-def _is_inside_a_segment() -> bool:
+def _is_compiled() -> bool:
+    """Whether compiled autograd runs this backward pass: it calls nothing back at its end."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
+
+
+def is_inside_a_segment() -> bool:
     """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not CheckpointFunction.backward.__code__:

@@ -42,6 +42,7 @@ class JointCall:
     """
 
     def __init__(self, engine: Engine, call: str, done: str) -> None:
+        engine.refuse_copy()
         engine.begin_call()
         self._engine, self._call, self._done, self._next_step = engine, call, done, 0
         self._beats: dict[int, tuple[int, float]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from torch.amp import GradScaler
 
@@ -58,6 +58,10 @@ class Progress:
         self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
+        self.backward: Callable[[], object] = lambda: None
+        """A reference to the end of the last backward pass; dead once that pass is over."""
+        self.is_leaving = False
+        """Whether no further step may be opened, as ``detach`` waits for the one under way."""
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0

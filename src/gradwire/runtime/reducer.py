@@ -29,6 +29,7 @@ from ..travel import bytes_sent
 from . import ddp as hook
 from .controls import Pilot
 from .hooked import Hooked, InPlaceOf
+from .hooks import is_inside_a_segment
 from .lanes import wall_clock
 from .messages import Message
 from .progress import Progress
@@ -106,7 +107,7 @@ class _Counter:
         def began(_: Tensor) -> None:
             counter = this()
             if counter is not None:
-                counter._began()
+                counter._began(by_gradient=True)
 
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
         # What a rank whose data have ended does last in a step, so that others are as far.
@@ -136,8 +137,14 @@ class _Counter:
             if isinstance(one, Tensor) and one.requires_grad:
                 one.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
 
-    def _began(self) -> None:
+    def _began(self, *, by_gradient: bool = False) -> None:
         if self._disarmed():
+            if by_gradient and self._on_end is not None and is_inside_a_segment():
+                raise self._progress.give_up(
+                    "a pilot (auto) cannot see where the backward pass ends: it begins inside a "
+                    "segment of a reentrant activation checkpoint, and no tensor was found in the "
+                    "model's output; use_reentrant=False is accepted, as are tuples and dicts"
+                )
             self._begin()
 
     def _disarmed(self) -> bool:
@@ -161,6 +168,7 @@ class _Counter:
             # Behind DDP's own end of this backward pass, which waits for its buckets.
             queue(lambda: self._end(now_s))
 
+        self._progress.backward = weakref.ref(computed)
         queue(computed)
 
     def _end(self, computed_s: float) -> None:

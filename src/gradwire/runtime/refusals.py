@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
 from .dtensors import is_dtensor
-from .hooked import Hooked
+from .hooked import Hooked, untraced
 from .wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
@@ -75,9 +75,9 @@ def refuse_wrong_model(model: nn.Module) -> None:
     left = [name for name, p in model.named_parameters() if p.grad is not None]
     if left:
         raise InvalidSetting(
-            f"attach was called after a backward pass began: {len(left)} parameters hold "
-            f"gradients that were never exchanged ({left[0]}, ...); attach before the first "
-            "backward, or call optimizer.zero_grad(set_to_none=True) first"
+            f"attach was called while {len(left)} parameters hold gradients ({left[0]}, ...) of an "
+            "earlier backward pass, to which the next one would add its own; call "
+            "optimizer.zero_grad(set_to_none=True) first"
         )
 
 
@@ -94,7 +94,7 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
     _modules.update(model.modules())
     _attached.update({id(param): weakref.ref(param) for _, param in params})
     if not _watch:
-        _watch.append(register_module_module_registration_hook(_taken_in))
+        _watch.append(register_module_module_registration_hook(untraced(_taken_in)))
 
     def forget() -> None:
         for key in ids:
