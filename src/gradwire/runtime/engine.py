@@ -277,6 +277,11 @@ class Engine:
         """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the job's store is broken."""
+        return self._pulse is None or self._pulse.store_is_lost
+
     def lose(self, ranks: tuple[int, ...], step: int, text: str, how: str) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
         alarm = Alarm(ranks, step, text)
