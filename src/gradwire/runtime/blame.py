@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import ExitCode, GradwireError, RankFailed
+from ..errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from .driver import AMONG_SHARDS
 from .pulse import STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
@@ -131,9 +131,12 @@ def _of_cut(
 def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:
     """The error that an alarm ends the run of this rank with, and ``how`` it came to know."""
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
-    return RankFailed(
-        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); restart the job "
-        "from its last checkpoint",
+    is_mistake = alarm.code == ExitCode.MISTAKE
+    last_words = "restart the job from its last checkpoint"
+    if is_mistake:
+        last_words = "change the training loop, as a restart alone ends in the same error"
+    return (LoopMistake if is_mistake else RankFailed)(
+        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); {last_words}",
         ranks=alarm.ranks,
         step=alarm.step,
         exit_code=alarm.code,
