@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 import gradwire as gw
-from gradwire.runtime.plain import gathered, packed, unpacked
+from gradwire.runtime.plain import packed, read_packed, values_of_all
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, loss_of, momentum
 
@@ -27,7 +27,7 @@ class Harmful:
 
 
 def opened(data: torch.Tensor) -> Any:
-    return unpacked(io.BytesIO(data.numpy().tobytes()))
+    return read_packed(io.BytesIO(data.numpy().tobytes()))
 
 
 def test_plain_data_come_back() -> None:
@@ -44,14 +44,14 @@ def test_a_pickle_that_would_run_is_neither_sent_nor_loaded(tmp_path: Path) -> N
     file = io.BytesIO()
     torch.save(harmful, file)
     with pytest.raises(Exception, match="weights_only"):
-        unpacked(io.BytesIO(file.getvalue()))
+        read_packed(io.BytesIO(file.getvalue()))
     assert not (tmp_path / "written").exists()
 
 
 def all_told(rank: int, world: int, path: Path) -> tuple[list[Any], str]:
-    found = gathered({"rank": rank, "longer": "x" * rank * 1000})
+    found = values_of_all({"rank": rank, "longer": "x" * rank * 1000})
     with pytest.raises(gw.InvalidSetting) as raised:
-        gathered(Harmful(path) if rank == 1 else 0)
+        values_of_all(Harmful(path) if rank == 1 else 0)
     return found, str(raised.value)
 
 

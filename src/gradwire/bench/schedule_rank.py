@@ -32,7 +32,7 @@ from ..runtime.attach import attach
 from ..runtime.engine import Engine
 from ..runtime.handle import Handle
 from ..runtime.membership import join
-from ..runtime.plain import gathered
+from ..runtime.plain import values_of_all
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
@@ -135,7 +135,7 @@ def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) 
     made = {}
     if dist.get_rank() == 0:
         made = {row["name"]: make_plan(profile, cluster, row, settings) for row in settings["rows"]}
-    texts = gathered({name: plan.to_json() for name, plan in made.items()})[0]
+    texts = values_of_all({name: plan.to_json() for name, plan in made.items()})[0]
     return {name: Plan.parse(text) for name, text in texts.items()}
 
 

@@ -22,7 +22,7 @@ from ..data.plan import Plan
 from ..errors import InvalidSetting
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
-from ..runtime.plain import gathered
+from ..runtime.plain import values_of_all
 from ..runtime.redistribution import place_name
 
 _log = logging.getLogger("gradwire")
@@ -189,7 +189,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 def _told(held: _Attached, own: Any) -> list[Any]:
     """The values that all ranks of a DDP model give, in rank order."""
-    return gathered(own, held.group)
+    return values_of_all(own, held.group)
 
 
 def warn_of_no_state(where: object) -> None:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..verbs import Recv, Send
 from . import checkpoint
 from .messages import Message
-from .plain import packed, unpacked
+from .plain import packed, read_packed
 from .wire import Channel, carry_out
 
 _PART_BYTES = 2**25
@@ -57,7 +57,7 @@ class Healing(NamedTuple):
 
     def take_over(self, data: io.BytesIO, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
-        parts = unpacked(data)
+        parts = read_packed(data)
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)

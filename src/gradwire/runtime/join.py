@@ -25,7 +25,7 @@ from .dtensors import is_dtensor
 from .engine import Engine
 from .hooked import Lent
 from .hooks import ModuleHooks
-from .plain import packed, unpacked
+from .plain import packed, read_packed
 from .progress import Progress
 from .wire import Group
 
@@ -184,7 +184,7 @@ def _take_state(optimizer: Optimizer, engine: Engine, source: int) -> None:
     data = data if engine.rank == source else data.new_zeros(int(size))
     engine.broadcast([data], source)
     if engine.rank != source:
-        optimizer.load_state_dict(unpacked(io.BytesIO(data.numpy().tobytes())))
+        optimizer.load_state_dict(read_packed(io.BytesIO(data.numpy().tobytes())))
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:

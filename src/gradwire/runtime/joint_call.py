@@ -24,7 +24,7 @@ from ..verbs import AllReduce, Recv, Send
 from .engine import Engine
 from .fingerprint import post_refusal, refusal_in
 from .membership import Membership
-from .plain import packed, unpacked
+from .plain import packed, read_packed
 from .pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
 from .wire import Channel, carry_out, in_background, open_channels
 
@@ -211,7 +211,7 @@ def _received(rank: int, channel: Channel) -> dict[str, Any]:
     # the pulse would have to wait.
     data: Any = mmap.mmap(-1, int(size))
     carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
-    found: dict[str, Any] = unpacked(data)
+    found: dict[str, Any] = read_packed(data)
     return found
 
 

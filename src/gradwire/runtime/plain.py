@@ -36,12 +36,12 @@ def packed(given: Any) -> Tensor:
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
-def unpacked(data: Any) -> Any:
+def read_packed(data: Any) -> Any:
     """The value that another rank has ``packed``, in host memory; ``data`` is a file or a map."""
     return torch.load(data, map_location="cpu", weights_only=True)
 
 
-def gathered(own: Any, group: Group | None = None) -> list[Any]:
+def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     """Every rank's value in rank order; all ranks of a group of torch.distributed call it.
 
     A value is as for ``packed``. A rank that cannot pack its own raises on all.
@@ -65,4 +65,4 @@ def gathered(own: Any, group: Group | None = None) -> list[Any]:
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
     told = zip(found, counts, strict=True)
-    return [unpacked(io.BytesIO(one[:count].cpu().numpy().tobytes())) for one, count in told]
+    return [read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes())) for one, count in told]

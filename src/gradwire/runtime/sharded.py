@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import InvalidSetting, invalid
 from .checkpoint import Origin
 from .dtensors import is_dtensor, shard_of
-from .plain import gathered, packed, unpacked
+from .plain import packed, read_packed, values_of_all
 from .reals import as_reals
 from .wire import Group
 
@@ -60,7 +60,9 @@ class Owners(NamedTuple):
         found, within = {f"{self.replica}, {self.part[0]}": own}, self.within
         groups = [self.group] if self.replicas > 1 else []
         for group in [*groups, *([] if within is None else [within.get_group()])]:
-            found = {place: rest for one in gathered(found, group) for place, rest in one.items()}
+            found = {
+                place: rest for one in values_of_all(found, group) for place, rest in one.items()
+            }
         return dict(sorted(found.items()))
 
     def mesh(self) -> DeviceMesh | None:
@@ -70,7 +72,7 @@ class Owners(NamedTuple):
             return None
         if within is None:
             return DeviceMesh.from_group(self.group, "cpu")
-        ranks = gathered(within.mesh.tolist(), self.group)
+        ranks = values_of_all(within.mesh.tolist(), self.group)
         groups = [self.group, within.get_group()]
         names = "replica", "part"
         return DeviceMesh.from_group(groups, "cpu", torch.tensor(ranks), mesh_dim_names=names)
@@ -152,7 +154,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     """
     if not isinstance(given, dict) or set(given) != {_REST, "params"}:
         return given
-    rest = unpacked(io.BytesIO(given[_REST]))
+    rest = read_packed(io.BytesIO(given[_REST]))
     if rest.get("form") != _FORM:
         raise invalid("form of the state", rest.get("form"), _FORM, "save it with this version")
     part, parts = owners.part
