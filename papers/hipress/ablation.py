@@ -38,6 +38,7 @@ from gradwire.planner.secopa import secopa
 from gradwire.planning.fusion import arrivals
 from gradwire.runtime.engine import Engine
 from gradwire.runtime.membership import join
+from gradwire.runtime.plain import values_of_all
 from gradwire.testbed.hosts import Testbed, shaped_hosts
 from gradwire.testbed.ranks import Report, run_ranks
 from gradwire.units import format_rate
@@ -218,12 +219,11 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model in settings["models"]:
         small = scaled_profile(load(model), scale=SCALE, slowdown=SLOWDOWN)
-        told: list[Any] = [None]
+        plans: dict[str, Plan] = {}
         if dist.get_rank() == 0:
             plans = plans_of(small, cluster, COLLECTIVES[model])
-            told = [{name: plan.to_json() for name, plan in plans.items()}]
-        dist.broadcast_object_list(told)
-        agreed = {name: Plan.parse(text) for name, text in told[0].items()}
+        texts = values_of_all({name: plan.to_json() for name, plan in plans.items()})[0]
+        agreed = {name: Plan.parse(text) for name, text in texts.items()}
         runs = replay(small, agreed, settings["turns"], 2, report)
         found[model] = {
             name: {"iterations": run.iterations, "messages": len(run.plan.messages)}

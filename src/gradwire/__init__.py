@@ -13,7 +13,7 @@ from .version import __version__ as __version__
 _PATHS = """
     contract.collective.Collective contract.Compressor contract.Exchange contract.Layout
     contract.Traits data.cluster.Cluster data.profile.Profile
-    errors.InvalidSetting errors.RankFailed errors.RanksDiffer errors.RanksLost
+    errors.InvalidSetting errors.LoopMistake errors.RankFailed errors.RanksDiffer errors.RanksLost
     exchange.exchange_for pairing.pair error_feedback.residuals exchange.run_local
     error_feedback.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
     data.sparsity.SparsityProfile payload.Field payload.Format payload.Payload

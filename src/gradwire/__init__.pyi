@@ -17,6 +17,7 @@ from .data.sparsity import SparsityProfile as SparsityProfile
 from .error_feedback import residuals as residuals
 from .error_feedback import with_error_feedback as with_error_feedback
 from .errors import InvalidSetting as InvalidSetting
+from .errors import LoopMistake as LoopMistake
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
 from .errors import RanksLost as RanksLost

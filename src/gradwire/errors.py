@@ -9,6 +9,7 @@ GradwireError
 ├── LawBroken (AssertionError)          an algorithm breaks a law that its kind is held to
 ├── Deadlock (RuntimeError)            the local driver found ranks waiting for each other
 ├── RankFailed (RuntimeError)          a peer died, hung or raised; names ranks and step
+│   ├── LoopMistake                    a training loop did what an attached model cannot take
 │   └── RanksLost                      the others go on without it: the step is to be repeated
 └── TestbedUnavailable (RuntimeError)  this machine cannot make shaped hosts; says why
 """
@@ -123,6 +124,15 @@ class RankFailed(GradwireError, RuntimeError):
         self.ranks = ranks
         self.step = step
         self.exit_code = ExitCode(exit_code)
+
+
+class LoopMistake(RankFailed):
+    """A training loop did what an attached model cannot take; the message ends in what to do.
+
+    A parameter came into the model, or was unfrozen, without a new attach; or a backward pass that
+    raised was repeated where that cannot be. Raised on all ranks. ``ranks`` are those on which it
+    was found. No rank is lost: a restart without a change ends in the same error.
+    """
 
 
 class RanksLost(RankFailed):

@@ -14,6 +14,8 @@ from tests.arch.source import BESIDE, ROOT, Source, imports, parsed, read, sourc
 FOLDERS = ("src", *BESIDE, "scripts", "examples")
 NEED_ONE = re.compile(r"gpu/(runs_)?device\.py$|^integrations/")
 """Files that are imported only where a package is: in triton's language, or for a framework."""
+UNPICKLES = re.compile(r"c?pickle|marshal|dill|shelve|cloudpickle|\w+_object(_list)?")
+"""Modules that load pickles, and the calls of torch.distributed by which ranks send them."""
 
 
 def optional_packages() -> frozenset[str]:
@@ -74,6 +76,47 @@ def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
         for line in unnamed_encodings(parsed(path.read_text(encoding="utf-8")))
     ]
     assert found == []
+
+
+def unpickling(source: Source) -> list[str]:
+    """Imports and calls that would run whatever a pickle from elsewhere names."""
+    found = []
+    for node in source.nodes:
+        match node:
+            case ast.Import(names) | ast.ImportFrom(None, names):
+                named = {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module, names):
+                named = {module, *(name.name for name in names)}
+            case ast.Attribute(_, name):
+                named = {name}
+            case ast.Call(func, _, keywords) if ast.unparse(func) == "torch.load":
+                safe = any(
+                    word.arg == "weights_only" and ast.unparse(word.value) == "True"
+                    for word in keywords
+                )
+                named = set() if safe else {"pickle"}
+            case _:
+                continue
+        if any(UNPICKLES.fullmatch(str(name)) for name in named):
+            found.append(f"{source.path}:{node.lineno} {ast.unparse(node)}")
+    return found
+
+
+def test_no_pickle_of_a_peer_or_a_file_is_run() -> None:
+    assert [one for source in sources() for one in unpickling(source)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "num_wrong"),
+    [
+        ("import pickle\nfrom dill import load\n", 2),
+        ("dist.all_gather_object(told, own)\ndist.broadcast_object_list(texts)\n", 2),
+        ("torch.load(file)\ntorch.load(file, weights_only=False)\n", 2),
+        ("torch.load(file, weights_only=True)\nimport json\njson.load(file)\n", 0),
+    ],
+)
+def test_the_rule_of_pickles_bites(text: str, num_wrong: int) -> None:
+    assert len(unpickling(read("spec.py", text))) == num_wrong
 
 
 def test_gradwire_is_imported_without_its_optional_packages() -> None:

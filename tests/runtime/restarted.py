@@ -22,10 +22,13 @@ NUM_STEPS, LAST = 6, 3
 def main(folder: Path) -> None:
     start = os.environ["TORCHELASTIC_RESTART_COUNT"]
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # torch leaves addresses of ranks that are gone in the agent's store, and may try them.
-    agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    store = dist.PrefixStore(f"start {start}", agents)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    if "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in os.environ:  # each start has a store of its own
+        dist.init_process_group("gloo")
+    else:
+        # torch leaves addresses of ranks that are gone in the agent's store, and may try them.
+        agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = dist.PrefixStore(f"start {start}", agents)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     net, path = Net(), folder / "checkpoint.pt"
     optimizer = momentum(net.parameters())
     handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)

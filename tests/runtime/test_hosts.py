@@ -115,9 +115,10 @@ def test_replicas_stay_equal(four: Ranks, num_hosts: int, under_ddp: bool) -> No
     assert sum(last for *_, last in results) < sum(first for _, first, _ in results)
 
 
-def in_torchruns_mesh(rank: int, world: int) -> tuple[str, str]:
-    """Trained on hosts that torchrun's variables tell, and on the same ones as a mesh."""
-    with variables(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2)):
+def in_launchers_mesh(rank: int, world: int, size: str, place: str) -> tuple[str, str]:
+    """Trained on hosts that a launcher's variables tell, and on the same ones as a mesh."""
+    of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
+    with variables(**{size: of_nodes, place: str(rank % 2)}):
         model = Net()
         handle = gw.attach(model, ONEBIT, mesh="torchrun", bucket_cap_mb=SMALL_MB)
         train(model, swift(model.parameters()), rank, range(3))
@@ -125,9 +126,12 @@ def in_torchruns_mesh(rank: int, world: int) -> tuple[str, str]:
     return digest(model), str(trained(rank, world, 2, ONEBIT, False)[0])
 
 
+LAUNCHERS = [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")]
+
+
 @contextmanager
 def variables(**given: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK")}
+    before = {name: os.environ.get(name) for pair in LAUNCHERS for name in pair}
     try:
         for name in before:
             os.environ.pop(name, None)
@@ -140,8 +144,9 @@ def variables(**given: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def test_torchrun_tells_the_hosts(four: Ranks) -> None:
-    results = four.run(in_torchruns_mesh)
+@pytest.mark.parametrize(("size", "place"), LAUNCHERS, ids=["torchrun", "slurm"])
+def test_a_launcher_tells_the_hosts(four: Ranks, size: str, place: str) -> None:
+    results = four.run(in_launchers_mesh, size, place)
     assert len({one for one, _ in results}) == 1
 
 
@@ -173,6 +178,9 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     ):
         with variables(LOCAL_WORLD_SIZE=local_world, LOCAL_RANK=str(local_rank)):
             attached(mesh="torchrun")
+    for nodes, place in (("3,1", rank % 3), ("2(x2)", rank // 2)):
+        with variables(SLURM_STEP_TASKS_PER_NODE=nodes, SLURM_LOCALID=str(place)):
+            attached(mesh="torchrun")
     return told
 
 
@@ -192,6 +200,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"RanksDiffer: rank 0 and rank 2 .* ranks per host is 1 against 2",
         r"LOCAL_RANK must be|refused to attach: .*LOCAL_RANK must be",
         r"LOCAL_WORLD_SIZE is not set; start with torchrun",
+        r"SLURM_STEP_TASKS_PER_NODE is 3,1; start with torchrun, or with srun and",
+        r"SLURM_LOCALID must be|refused to attach: .*SLURM_LOCALID must be",
     ]
     for told in four.run(given_wrongly):
         for text, pattern in zip(told, wanted, strict=True):

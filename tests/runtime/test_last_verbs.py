@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gradwire as gw
+from gradwire import catalogue
 from gradwire.errors import RankFailed
 from gradwire.runtime.last_verbs import FOLDER, NUM_VERBS, LastVerbs
 from tests.runtime.ranks import Ranks
@@ -28,6 +30,25 @@ def test_a_record_holds_the_last_verbs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (told["rank"], told["world"], told["error"]) == (1, 4, "no such layer")
     assert [verb["sequence"] for verb in told["verbs"]] == [*range(5, NUM_VERBS + 5)]
     assert {(verb["started_s"], verb["done_s"]) for verb in told["verbs"]} == {(1.0, None)}
+
+
+def test_no_file_is_written_through_a_link_that_was_laid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of records, and of the drafts of other files, could be guessed by another user."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    victim, verbs = tmp_path / "victim", LastVerbs()
+    victim.write_text("kept")
+    verbs.launch(0, 0, "Send", 8)
+    record = tmp_path / f"gradwire-record-{os.getpid()}-{id(verbs):x}-rank-0.json"
+    plan = tmp_path / "plan.json"
+    for name in (record, plan.with_name(f"{plan.name}.{os.getpid()}.new")):
+        name.symlink_to(victim)
+    assert verbs.write(0, 2, ValueError(), "it failed") == record
+    catalogue.load("vgg16").save(plan)
+    assert victim.read_text() == "kept"
+    assert json.loads(record.read_text())["error"] == "it failed"
+    assert plan.stat().st_mode == victim.stat().st_mode  # what the umask leaves
 
 
 def test_where_nothing_can_be_written_it_is_logged(

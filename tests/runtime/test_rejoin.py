@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Timer
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,6 +29,7 @@ from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 LIMIT = timedelta(seconds=60)
 STEPS = 12
+STALL_S = 4.5
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Plan:
     adds_up: bool = False
     """Whether gradients are never dropped."""
     num_models: int = 1
+    store: int = 0
+    """The process that holds the store, to be stopped for ``STALL_S`` in the midst of the first
+    admission, or of the step in which a rank dies."""
 
 
 class Report(NamedTuple):
@@ -62,6 +67,11 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stall(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    Timer(STALL_S, os.kill, (pid, signal.SIGCONT)).start()
+
+
 def attached(net: Net, exchange: Any, **settings: Any) -> tuple[gw.Handle, torch.optim.Optimizer]:
     optimizer = momentum(net.parameters())
     given = {"optimizer": optimizer, "bucket_cap_mb": SMALL_MB, "check_every": 2, **settings}
@@ -76,10 +86,14 @@ def train_on(
     params = [*net.parameters()]
     delivered, own = torch.zeros(2, sum(p.numel() for p in params), dtype=torch.float64)
     for step in range(handle.step, STEPS):
+        if plan.store and plan.dies.get(step) in (data, data + 1):
+            stall(plan.store)  # by a rank that lives too, for its timer
         if plan.dies.get(step) == data:
             die()
         if step in plan.meets and handle.rank == 0:
             meet(handle, plan.meets[step])
+            if plan.store and not handle.joined:
+                Timer(0.5, stall, (plan.store,)).start()
         if plan.dies_meeting == data:
             handle._hooks.shrinking._admit = die  # type: ignore[union-attr]
         while True:
@@ -156,6 +170,9 @@ def comes_in(
         Newcomer.ask = lambda *given: die(ask(*given))  # type: ignore[assignment, method-assign]
     if how == "dies while it is healed":
         Healing.take_over = die  # type: ignore[method-assign]
+    if how == "is healed slowly":
+        take_over = Healing.take_over
+        Healing.take_over = lambda *given: (time.sleep(1.5), take_over(*given))[1]  # type: ignore[method-assign]
     net = Net(seed=7)  # other parameters than the run's
     if how == "has another model":
         net.last = torch.nn.Linear(29, 6)
@@ -308,6 +325,44 @@ def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:
     store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     return goes_on(rank, world, TOPK, plan)
+
+
+def hold(rank: int, world: int) -> tuple[int, int]:
+    """Holds a store from now on; returns its port, and the process."""
+    held.append(dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False))
+    return held[0].port, os.getpid()
+
+
+held: list[dist.TCPStore] = []
+
+
+@pytest.fixture
+def stores_host() -> Iterator[Ranks]:
+    """A process that does nothing but hold a store."""
+    host = Ranks(1)
+    yield host
+    host.abandon(0)
+    host.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [{}, {5: 2}], ids=["a newcomer comes", "a rank dies"])
+def test_a_store_that_stalls_is_no_dead_rank(
+    doomed: Ranks, newcomers: list[Ranks], stores_host: Ranks, dies: dict[int, int]
+) -> None:
+    """Nobody that lives is refused or left out, and a rank that died is named."""
+    ((port, pid),) = stores_host.run(hold)
+    if not dies:
+        newcomers[0].send(comes_in, port, TOPK, 1, "is healed slowly")
+    plan = Plan(dies=dies, meets={} if dies else {4: 1}, store=pid)
+    doomed.send(goes_on_elsewhere, port, plan)
+    found = answers(doomed, without=(2,) if dies else ())
+    assert [one.lost for one in found] == [[(2,)] if dies else []] * len(found)
+    if not dies:
+        assert all(one.balance.abs().max() < 1e-5 for one in found)
+        found += answers(newcomers[0])
+    assert_alike(found)
+    assert [found[0].worlds[step] for step in (4, 5)] == [4, 3 if dies else 5]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,13 +52,15 @@ def test_notes_and_alarms_of_ranks_that_are_gone_are_not_read(two: Ranks) -> Non
     assert one == other
 
 
-def test_torchrun_restarts_a_job_from_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shares_store", [True, False], ids=["prefix", "own store"])
+def test_torchrun_restarts_a_job_from_its_checkpoint(tmp_path: Path, shares_store: bool) -> None:
+    """By both forms of the page on failures; in the agent's store plain torch meets the dead."""
+    own = {} if shares_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
     often = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     program = ["-m", "tests.runtime.restarted", str(tmp_path)]
-    done = subprocess.run(
-        [*torchrun, *often, *program], cwd=ROOT, check=False, capture_output=True, timeout=100
-    )
+    command, env = [*torchrun, *often, *program], {**os.environ, **own}
+    done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, timeout=100)
     assert done.returncode == 0, done.stderr.decode()
     for rank in range(2):
         text = (tmp_path / f"rank-{rank}").read_text()

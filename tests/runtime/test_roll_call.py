@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 import pytest
@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from gradwire.errors import ExitCode
 from gradwire.runtime.blame import alarm_of
-from gradwire.runtime.roll_call import Reach, RollCall
+from gradwire.runtime.roll_call import Reach, RollCall, _way_to
 
 WORLD = 4
 HERE, CUT, ENDED, MUTE = Reach.ANSWERS, Reach.CUT, Reach.ENDED, Reach.MUTE
@@ -35,7 +35,7 @@ def ranks(store: PrefixStore) -> Iterator[list[RollCall]]:
             found.append(RollCall(rank, WORLD, heard.append, lambda rank=rank: "x" * (rank == 1)))
             found[-1].notes = heard  # type: ignore[attr-defined]
             stack.callback(found[-1].close)
-        for _ in range(2):
+        while not all(one.is_complete for one in found):
             for one in found:
                 one.meet(store)
         yield found
@@ -67,7 +67,47 @@ def test_who_does_not_know_the_token_is_not_heard(ranks: list[RollCall]) -> None
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(f"{token[::-1]}\nfire\n".encode())
         assert stranger.recv(100) == b""
+    for said in (b"\nfire\n", f"{token[:4]}\nfire\n".encode()):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""
     assert ranks[1].notes == []  # type: ignore[attr-defined]
+
+
+def test_who_stays_at_the_door_keeps_nobody_from_it(ranks: list[RollCall]) -> None:
+    """Visitors who say nothing, or a byte at a time, are sent away when their time is over."""
+    host, port, token = ranks[0]._doors[1]
+    with ExitStack() as stack:
+        come = [stack.enter_context(socket.create_connection((host, port))) for _ in range(9)]
+        assert ranks[0].ask()[0][1] is HERE
+        told = token
+        with suppress(OSError):  # of a connection that the other end has closed
+            while told and come[0].send(told[:1].encode()):
+                told = told[1:]
+                time.sleep(0.2)
+        assert told
+        come[1].settimeout(5)
+        assert come[1].recv(1) == b""
+
+
+def test_a_door_is_at_one_address(ranks: list[RollCall]) -> None:
+    """A rank that reaches the store within its host opens a door for its host alone."""
+    own = [one._listening.getsockname()[0] for one in ranks if one._listening is not None]
+    assert own == ["127.0.0.1"] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("shown", "at"),
+    [({"127.0.0.2"}, "127.0.0.2"), ({"127.0.0.2", "127.0.0.3"}, "0.0.0.0"), (set(), "127.0.0.1")],
+)
+def test_a_rank_beside_the_store_is_where_others_see_the_store(shown: set[str], at: str) -> None:
+    one = RollCall(0, 2, lambda line: None, lambda: "")
+    host, port, _ = one._open(_way_to("127.0.0.1"), shown)
+    assert one._listening is not None
+    assert one._listening.getsockname() == (at, port)
+    assert host == ("" if len(shown) > 1 else at)
+    one.close()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, prune
 
 import gradwire as gw
-from gradwire.errors import RankFailed
+from gradwire.errors import ExitCode, LoopMistake
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, batch, ddp, digest, loss_of, momentum, train
 
@@ -91,7 +91,7 @@ def test_the_next_backward_pass_names_a_stranger(
     handle = gw.attach(net, DENSE)
     train(net, momentum(net.parameters()), 0, range(1))
     change(net)
-    with pytest.raises(RankFailed, match=f"{CHANGES[change]}.* came into the model after it was"):
+    with pytest.raises(LoopMistake, match=f"{CHANGES[change]}.* came into the model after it was"):
         use(net).backward()
     handle.detach()
 
@@ -200,7 +200,8 @@ def told(rank: int, world: int, wrapped: bool, change: str) -> tuple[str, bool]:
 def test_no_rank_makes_a_step_with_strangers(wrapped: bool, change: str, doomed_two: Ranks) -> None:
     name = {"replaced": "last.weight", "unfrozen": "deep.weight"}[change]
     for text, unchanged in doomed_two.run(told, wrapped, change):
-        assert text.startswith("RankFailed: step 2 cannot be finished: on rank")
+        assert text.startswith("LoopMistake: step 2 cannot be finished: on rank")
+        assert text.endswith("change the training loop, as a restart alone ends in the same error")
         assert name in text or "deep.bias" in text
         assert unchanged
 
@@ -211,8 +212,9 @@ def on_one(rank: int, world: int) -> str:
     train(net, momentum(net.parameters()), rank, range(2))
     if rank == 1:
         new_head(net)
-    with pytest.raises(RankFailed) as raised:
+    with pytest.raises(LoopMistake) as raised:
         train(net, momentum(net.parameters()), rank, range(2, 4))
+    assert (raised.value.ranks, raised.value.exit_code) == ((1,), ExitCode.MISTAKE)
     return str(raised.value)
 
 
@@ -248,5 +250,5 @@ def test_lists_and_dicts_of_parameters(change: Callable[[Any], Any], name: str) 
     model(torch.ones(3)).sum().backward()
     model.zero_grad()
     change(model)
-    with pytest.raises(RankFailed, match=name):
+    with pytest.raises(LoopMistake, match=name):
         model(torch.ones(3)).sum().backward()

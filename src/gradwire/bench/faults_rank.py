@@ -159,7 +159,7 @@ class _Training:
     ) -> None:
         self._accident, self._rank, self._model, self._striker = accident, rank, model, striker
         self._file = Path(start.folder) / f"state-{rank}.pt"
-        self._kept = torch.load(self._file) if start.resume else None
+        self._kept = torch.load(self._file, weights_only=True) if start.resume else None
         self._draw = torch.Generator().manual_seed(rank)
         self._saved: dict[str, Any] = {}
         self._older: dict[str, Any] = {}

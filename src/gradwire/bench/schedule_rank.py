@@ -32,6 +32,7 @@ from ..runtime.attach import attach
 from ..runtime.engine import Engine
 from ..runtime.handle import Handle
 from ..runtime.membership import join
+from ..runtime.plain import values_of_all
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report
 from ..trace.span import Span, Trace
@@ -131,12 +132,11 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
 
 def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) -> dict[str, Plan]:
     """Every row's plan for the scaled profile, made on rank 0."""
-    texts: list[Any] = [None]
+    made = {}
     if dist.get_rank() == 0:
         made = {row["name"]: make_plan(profile, cluster, row, settings) for row in settings["rows"]}
-        texts = [{name: plan.to_json() for name, plan in made.items()}]
-    dist.broadcast_object_list(texts)
-    return {name: Plan.parse(text) for name, text in texts[0].items()}
+    texts = values_of_all({name: plan.to_json() for name, plan in made.items()})[0]
+    return {name: Plan.parse(text) for name, text in texts.items()}
 
 
 def make_plan(

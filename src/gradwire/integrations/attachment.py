@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +22,7 @@ from ..data.plan import Plan
 from ..errors import InvalidSetting
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
+from ..runtime.plain import values_of_all
 from ..runtime.redistribution import place_name
 
 _log = logging.getLogger("gradwire")
@@ -189,9 +189,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 def _told(held: _Attached, own: Any) -> list[Any]:
     """The values that all ranks of a DDP model give, in rank order."""
-    found: list[Any] = [None] * held.handle.world_size
-    dist.all_gather_object(found, own, group=held.group)
-    return found
+    return values_of_all(own, held.group)
 
 
 def warn_of_no_state(where: object) -> None:

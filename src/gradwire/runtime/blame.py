@@ -6,13 +6,14 @@ ranks reach each other and none beyond, and the error says which these are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import ExitCode, GradwireError, RankFailed
+from ..errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from .driver import AMONG_SHARDS
-from .pulse import Alarm, Pulse, listed, said
+from .pulse import STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 from .wire import in_background
 
@@ -38,13 +39,26 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
 
 
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
-    """An alarm about ranks or a store that show no sign of life for seconds; None if all do."""
-    asking = in_background(pulse.roll_call.ask)
-    silent = pulse.silent_ranks()
-    reach, told = _answer(asking)
-    if told:  # another rank has found out before
-        return Alarm.decoded(told, step)
-    return alarm_of(pulse.rank, world, step, silent, reach, store_lost=pulse.store_is_silent)
+    """An alarm about ranks or a store that show no sign of life for seconds; None if all do.
+
+    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``.
+    """
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while True:
+        asking = in_background(pulse.roll_call.ask)
+        silent, store_lost = pulse.silent_ranks(), pulse.store_is_silent
+        reach, told = _answer(asking)
+        if told:  # another rank has found out before
+            return Alarm.decoded(told, step)
+        is_slow = store_lost and not pulse.store_is_lost
+        if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
+            # The store is slow, and no rank need be lost. A rank whose process has ended is.
+            ended = tuple(rank for rank, how in reach.items() if how is Reach.ENDED)
+            if not ended and Reach.CUT not in reach.values() and time.monotonic() < end_s:
+                continue
+            if ended:
+                silent, store_lost = ended, False
+        return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
 
 
 def _of_the_network(step: int) -> Alarm:
@@ -117,9 +131,12 @@ def _of_cut(
 def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:
     """The error that an alarm ends the run of this rank with, and ``how`` it came to know."""
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
-    return RankFailed(
-        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); restart the job "
-        "from its last checkpoint",
+    is_mistake = alarm.code == ExitCode.MISTAKE
+    last_words = "restart the job from its last checkpoint"
+    if is_mistake:
+        last_words = "change the training loop, as a restart alone ends in the same error"
+    return (LoopMistake if is_mistake else RankFailed)(
+        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); {last_words}",
         ranks=alarm.ranks,
         step=alarm.step,
         exit_code=alarm.code,

@@ -270,12 +270,15 @@ class Engine:
             raise self._failure
 
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
-        """Fails on behalf of this rank, tells the others, and returns the error to raise.
+        """Fails by a mistake of this rank's loop, tells the others, and returns the error to raise.
 
         ``step`` is the step that cannot be finished, by default the last that began.
         """
-        told = f"on rank {self.rank} of {self.world} {text}"
-        return self.lose((self.rank,), self._step if step is None else step, told, "its own report")
+        told, at = (
+            f"on rank {self.rank} of {self.world} {text}",
+            self._step if step is None else step,
+        )
+        return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
 
     def begin_call(self) -> None:
         """Notes that this rank has made a joint call, for others that wait for it there."""
@@ -295,9 +298,16 @@ class Engine:
         """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
-    def lose(self, ranks: tuple[int, ...], step: int, text: str, how: str) -> BaseException:
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the job's store is broken."""
+        return self._pulse is None or self._pulse.store_is_lost
+
+    def lose(
+        self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
+    ) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
-        alarm = Alarm(ranks, step, text)
+        alarm = Alarm(ranks, step, text, code)
         if self._pulse is not None:
             alarm = self._pulse.raise_alarm(alarm)
         self._fail(failure_of(alarm, self.rank, how))

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..verbs import Recv, Send
 from . import checkpoint
 from .messages import Message
+from .plain import packed, read_packed
 from .wire import Channel, carry_out
 
 _PART_BYTES = 2**25
@@ -42,7 +43,7 @@ class Healing(NamedTuple):
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
-        buffer, (optimizer, scaler) = io.BytesIO(), self[1:3]
+        optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages, NOBODY)
         for name, fields in kept["params"].items():
             kept["params"][name] = {p: fields[p] for p in fields if not _is_own(p)}
@@ -52,12 +53,11 @@ class Healing(NamedTuple):
             "scaler": scaler and scaler.state_dict(),
             "exchange": kept,
         }
-        torch.save(parts, buffer)
-        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+        return packed(parts)
 
     def take_over(self, data: io.BytesIO, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
-        parts = torch.load(data, "cpu", weights_only=True)
+        parts = read_packed(data)
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)

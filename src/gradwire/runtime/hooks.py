@@ -118,10 +118,20 @@ class ModuleHooks:
         self._begin_overlap(name)
         synchroniser = self._synchroniser
         if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
-            synchroniser.abandon(name)
+            synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
             self._queue_end()
+
+    def _is_retry(self, name: str) -> bool:
+        """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
+
+        Means may still be on their way into these, so no gradient of a retry may lie there.
+        ``name`` is the parameter with the first new one.
+        """
+        others = [param for own, param in self.params.items() if own != name]
+        are_dropped = bool(others) and all(param.grad is None for param in others)
+        return self._progress.backward() is None and self.overlap is None and are_dropped
 
     def _open_step(self) -> None:
         self._refuse_wrong_step()
@@ -134,11 +144,12 @@ class ModuleHooks:
     @torch.no_grad()
     def backward_without_batch(self) -> None:
         """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
-        self._progress.backward = weakref.ref(end := partial(self._end_backward))
         for param in self.params.values():
             param.grad = None
+        is_retry = self._is_retry("")
+        self._progress.backward = weakref.ref(end := partial(self._end_backward))
         if self._synchroniser.open:
-            self._synchroniser.abandon("a step without a batch")
+            self._synchroniser.abandon("a step without a batch", is_retry=is_retry)
         try:
             self._open_step()
         except RankFailed as failure:

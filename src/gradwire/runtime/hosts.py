@@ -8,6 +8,7 @@ ranks of the same place on all hosts.
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,9 @@ from .membership import Membership, join, join_ranks
 from .wire import Group
 
 TORCHRUN = "torchrun"
-"""The mesh that the variables of torchrun describe: LOCAL_WORLD_SIZE ranks on each host."""
+"""The mesh that the variables of torchrun, or of Slurm, describe: so many ranks on each host."""
+_SLURM = "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"
+"""Slurm's names for LOCAL_WORLD_SIZE and LOCAL_RANK."""
 DIMENSIONS = ("hosts", "local")
 _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local'))"
 
@@ -58,22 +61,27 @@ def ranks_per_host(mesh: Any, who: Membership) -> int:
         return 1
     if isinstance(mesh, DeviceMesh):
         return mesh.size(1)
-    size, place = (_variable(name) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
+    names = "LOCAL_WORLD_SIZE", "LOCAL_RANK"
+    if names[0] not in os.environ and _SLURM[0] in os.environ:
+        names = _SLURM
+    size, place = (_variable(name) for name in names)
     remedy = "start as many ranks on every host, or give attach a DeviceMesh"
     if who.world != dist.get_world_size() or size < 1 or who.world % size:
         accepted = f"a divisor of {who.world}, the number of ranks, all of which attach"
-        raise invalid("LOCAL_WORLD_SIZE", size, accepted, remedy)
+        raise invalid(names[0], size, accepted, remedy)
     if place != who.rank % size:
         accepted = f"{who.rank % size} on rank {who.rank} of hosts of {size} ranks, host after host"
-        raise invalid("LOCAL_RANK", place, accepted, remedy)
+        raise invalid(names[1], place, accepted, remedy)
     return size
 
 
 def _variable(name: str) -> int:
     text = os.environ.get(name, "")
+    if name == _SLURM[0]:  # Slurm writes "4(x2)" for two nodes of four tasks
+        text = re.sub(r"^(\d+)\(x\d+\)$", r"\1", text)
     if not text.isdecimal():
         raise InvalidSetting(
             f"mesh is {TORCHRUN!r}, and {name} is {text or 'not set'}; start with torchrun, or "
-            "give attach a DeviceMesh"
+            "with srun and as many tasks on every node, or give attach a DeviceMesh"
         )
     return int(text)

@@ -19,12 +19,13 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from .controls import Controls
 from .dtensors import is_dtensor
 from .engine import Engine
 from .hooked import Lent
 from .hooks import ModuleHooks
+from .plain import packed, read_packed
 from .progress import Progress
 from .wire import Group
 
@@ -168,19 +169,22 @@ class _ZeroGradients(JoinHook):
 
 def _take_state(optimizer: Optimizer, engine: Engine, source: int) -> None:
     """Replaces an optimizer's state by that of rank ``source``."""
-    file = io.BytesIO()
-    if engine.rank == source:
-        torch.save(optimizer.state_dict(), file)
-    size = torch.tensor([file.tell()], device="cpu")
+    data, failure = torch.empty(0, dtype=torch.uint8, device="cpu"), None
+    try:
+        data = packed(optimizer.state_dict()) if engine.rank == source else data
+    except InvalidSetting as error:
+        failure = error  # raised once the others, who wait for the size, know
+    size = torch.tensor([data.numel()], device="cpu")
     engine.broadcast([size], source)
-    data = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
-    if engine.rank == source:
-        data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    if not size:
+        raise failure or InvalidSetting(
+            f"rank {source} cannot send its optimizer's state, which Join gives to all; its own "
+            "error says why"
+        )
+    data = data if engine.rank == source else data.new_zeros(int(size))
     engine.broadcast([data], source)
     if engine.rank != source:
-        # Of a peer of this job, and of the user's own optimizer: not to be distrusted as files are.
-        found = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)
-        optimizer.load_state_dict(found)
+        optimizer.load_state_dict(read_packed(io.BytesIO(data.numpy().tobytes())))
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:

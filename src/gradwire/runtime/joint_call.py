@@ -9,10 +9,10 @@ Nobody waits there for a rank that has refused, nor for one that has begun the n
 
 from __future__ import annotations
 
-import io
 import json
 import mmap
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -24,7 +24,8 @@ from ..verbs import AllReduce, Recv, Send
 from .engine import Engine
 from .fingerprint import post_refusal, refusal_in
 from .membership import Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S
+from .plain import packed, read_packed
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
 from .wire import Channel, carry_out, in_background, open_channels
 
 SILENCE_S = STORE_PATIENCE_S
@@ -45,7 +46,7 @@ class JointCall:
         engine.refuse_copy()
         engine.begin_call()
         self._engine, self._call, self._done, self._next_step = engine, call, done, 0
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._beats = defaultdict[int, Stillness](Stillness)
         self._group, self._shards = (
             who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
         )
@@ -130,11 +131,10 @@ class JointCall:
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""
-        signs, now_s = self._engine.signs(), time.monotonic()
+        signs = self._engine.signs()
         for rank in absent if signs else ():
             beat, place = signs[rank]
-            seen, since_s = self._beats.get(rank, (-1, now_s))
-            self._beats[rank] = (beat, now_s if beat != seen else since_s)
+            still_s = self._beats[rank].read(beat)
             at = (self._next_step, self._engine.num_calls - 1)
             if place.launched and (place.step, place.num_calls) == at:
                 raise self._lose(
@@ -142,7 +142,7 @@ class JointCall:
                     f"rank {rank} of {self._engine.world} began step {self._next_step} without "
                     f"{self._call}, which rank {self._engine.rank} has called",
                 )
-            if now_s - self._beats[rank][1] > SILENCE_S:
+            if still_s > SILENCE_S:
                 text = f"rank {rank} of {self._engine.world} stopped answering before {self._call}"
                 raise self._lose((rank,), text)
 
@@ -190,7 +190,7 @@ class JointCall:
             return found
         except RankFailed:
             raise
-        except Exception as error:  # also of a state that cannot be pickled: others wait for it
+        except Exception as error:  # also of a state that cannot be sent: others wait for it
             raise engine.unreachable(f"finish {self._call}", error, self._next_step) from error
         finally:
             for channel in () if travelling.done() else opened:
@@ -199,12 +199,8 @@ class JointCall:
 
 def _send(state: Mapping[str, Any], channel: Channel) -> None:
     """Sends a state to rank 0, its size first."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    for tensor in (
-        torch.tensor([file.tell()]),
-        torch.frombuffer(file.getbuffer(), dtype=torch.uint8),
-    ):
+    data = packed(state)
+    for tensor in (torch.tensor([data.numel()]), data):
         carry_out([Send(0, tensor)], [channel])
 
 
@@ -216,8 +212,7 @@ def _received(rank: int, channel: Channel) -> dict[str, Any]:
     # the pulse would have to wait.
     data: Any = mmap.mmap(-1, int(size))
     carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
-    # Of a peer of this job, and of the user's own optimizer: not to be distrusted as files are.
-    found: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=False)
+    found: dict[str, Any] = read_packed(data)
     return found
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from ..data.stored import write_anew
 from .lanes import wall_clock
 
 NUM_VERBS = 64
@@ -69,7 +70,7 @@ class LastVerbs:
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({**told, "verbs": verbs}, indent=1), encoding="utf-8")
+            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
         except OSError as failed:
             _log.warning("the record of the last verbs cannot be written: %s", failed)
             return None

@@ -117,6 +117,25 @@ class Sign(NamedTuple):
     place: Place
 
 
+class Stillness:
+    """Tells for how long a number has stood still, as far as this process has read it.
+
+    A slow store is not a dead rank: while the store does not answer, nobody's number can be seen to
+    change. So the time between two readings counts for ``PERIOD_S`` at most.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._read_s, self._still_s = -1, 0.0, 0.0
+
+    def read(self, number: int) -> float:
+        """Notes a reading; returns the seconds for which the number has stood still."""
+        now_s = time.monotonic()
+        is_still = number == self._number
+        self._still_s = self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
+        self._number, self._read_s = number, now_s
+        return self._still_s
+
+
 class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
@@ -178,8 +197,13 @@ class Pulse:
 
     @property
     def store_is_silent(self) -> bool:
-        """Whether the store has not answered when ``silent_ranks`` last asked it."""
+        """Whether the store did not answer ``silent_ranks`` for ``PATIENCE_S`` the last time."""
         return self._is_silent
+
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the store is broken, so that it cannot answer any more."""
+        return self._lost
 
     def _own(self) -> str:
         """The alarm that this rank knows of, encoded; empty if there is none."""
@@ -200,31 +224,35 @@ class Pulse:
 
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
-        deadline = time.monotonic() + PATIENCE_S
         silent = set(range(self._world)) - {self.rank}
         before: list[Sign] = []
+        answered, answered_s = Stillness(), 0.0
         with self._news:
-            self._watching, reads = self._watching + 1, self._num_reads
+            self._watching += 1
             self._wake.set()
-            while silent and not self._lost and (left_s := deadline - time.monotonic()) > 0:
-                self._news.wait(left_s)
-                if self._num_reads > reads:
-                    before = before or self._signs
+            self._is_silent = self._lost
+            while silent and answered_s < PATIENCE_S and not self._is_silent:
+                self._is_silent = not self._is_read_anew()
+                if not self._is_silent:
+                    answered_s, before = answered.read(0), before or self._signs
                     silent = {r for r in silent if self._signs[r].beat == before[r].beat}
             self._watching -= 1
-            self._is_silent = self._lost or self._num_reads < reads + 2
-            if self._is_silent:
-                return (0,)
-        return tuple(sorted(silent))
+            return (0,) if self._is_silent else tuple(sorted(silent))
+
+    def _is_read_anew(self) -> bool:
+        """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""
+        reads = self._num_reads
+        self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
+        return not self._lost and self._num_reads > reads
 
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
         with self._news:
-            self._watching, reads = self._watching + 1, self._num_reads
+            self._watching += 1
             self._wake.set()
-            self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
+            is_read = self._is_read_anew()
             self._watching -= 1
-            return self._signs if self._num_reads > reads else []
+            return self._signs if is_read else []
 
     def last_ranks(self) -> tuple[int, ...]:
         """Ranks that were further back than others when signs were last read; none if all are

@@ -31,7 +31,7 @@ from .fingerprint import Fingerprint, difference
 from .heal import Healing, receive
 from .membership import Membership
 from .messages import Message
-from .pulse import PATIENCE_S, PERIOD_S, Alarm, said
+from .pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
 from .wire import REJOINED, Group, come_by, in_background, open_channels, root_store
 
 _GO = "go"
@@ -175,11 +175,10 @@ def _signs_against(
     offer: Offer, working: Future[Any], old: Engine | None, store: Any
 ) -> Iterator[str]:
     """At each look the reason against a newcomer that this rank has; empty while there is none."""
-    beat, beat_s, looked_s = -1, 0.0, time.monotonic()
+    beat, looked_s = Stillness(), time.monotonic()
     while True:
-        if (now := store.add(f"{offer.number}/beat", 0)) != beat:
-            beat, beat_s = now, time.monotonic()
-        reason = "it shows no sign of life" if time.monotonic() - beat_s > PATIENCE_S else ""
+        still_s = beat.read(store.add(f"{offer.number}/beat", 0))
+        reason = "it shows no sign of life" if still_s > PATIENCE_S else ""
         if working.done() and (error := working.exception()) is not None:
             reason = said(error)
         try:

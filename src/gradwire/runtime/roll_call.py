@@ -18,15 +18,21 @@ import ipaddress
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
+
+from .wire import in_background
 
 ASK_S = 2.0
 """Seconds in which another rank has to answer; a link that loses packets needs a second try."""
 _SERVE_S = 0.5
-"""Seconds that the rank at the door may take to say who it is."""
+"""Seconds that a visitor has in all to say who it is, and to take the answer."""
+_MOST_VISITORS = 64
+"""Visitors that are served at once. Whoever comes beyond that waits, as none stays long."""
 _MOST_BYTES = 1 << 14
 """More than any alarm has; see `pulse.MOST_CHARACTERS`."""
 
@@ -56,17 +62,23 @@ class RollCall:
         self._token = token_hex(8)
         self._listening: socket.socket | None = None
         self._doors: dict[int, tuple[str, int, str]] = {}
+        self._way: _Way | None = None
         self._has_told = self.is_complete = False
+        self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
         """Opens the door, tells its address in the store, and looks for those of the others.
 
         To be called until ``is_complete``; never waits for anybody.
         """
-        if not self._has_told:
+        keys, ways = ([f"{key}/{rank}" for rank in range(self.world)] for key in ("door", "way"))
+        if self._way is None:
+            self._way = _way_to(_host_of(store))
+            store.set(ways[self.rank], self._way.shown)
+        if not self._has_told and store.check(ways):
             self._has_told = True
-            store.set(f"door/{self.rank}", json.dumps(self._open(_host_of(store))))
-        keys = [f"door/{rank}" for rank in range(self.world)]
+            shown = {line.decode() for line in store.multi_get(ways)} - {""}
+            store.set(keys[self.rank], json.dumps(self._open(self._way, shown)))
         if store.check(keys):
             self.is_complete = True
             for rank, line in enumerate(store.multi_get(keys)):
@@ -93,24 +105,28 @@ class RollCall:
                 self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts up
             self._listening.close()
 
-    def _open(self, store_host: str) -> tuple[str, int, str]:
-        """The address of this rank's door and its token; port 0 where there can be none."""
-        if not store_host:  # no TCP to the store
+    def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
+        """The address of this rank's door and its token; port 0 where there can be none.
+
+        The door is at the address that leads to the store, and at no other of this host. A rank
+        on the store's host takes the address at which others see the store (``shown``). Where
+        they see it at several, the door is at all of the host's addresses.
+        """
+        own, family = way.own, way.family
+        if not own:
             return "", 0, ""
+        if way.is_near and shown:
+            own = next(iter(shown)) if len(shown) == 1 else ""
+            family = socket.AF_INET6 if ":" in own else socket.AF_INET
         try:
-            family, *_, address = socket.getaddrinfo(store_host, 1, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)  # sends nothing, and shows which own address is used
-                own = probe.getsockname()[0]
-            is_near = ipaddress.ip_address(own.partition("%")[0]).is_loopback
             listening = socket.socket(family, socket.SOCK_STREAM)
-            listening.bind(("" if is_near else own, 0))
-            listening.listen(self.world)
+            listening.bind((own, 0))
+            listening.listen(max(self.world, _MOST_VISITORS))
         except (OSError, ValueError):  # no network that can be listened on
             return "", 0, ""
         self._listening = listening
         threading.Thread(target=self._serve, name="gradwire roll call", daemon=True).start()
-        return "" if is_near else own, listening.getsockname()[1], self._token
+        return own, listening.getsockname()[1], self._token
 
     def _serve(self) -> None:
         assert self._listening is not None
@@ -119,14 +135,30 @@ class RollCall:
                 visitor, _ = self._listening.accept()
             except OSError:  # the door was closed
                 return
+            self._places.acquire()
+            in_background(partial(self._answer, visitor))
+
+    def _answer(self, visitor: socket.socket) -> None:
+        """Serves one visitor, who has ``_SERVE_S`` in all."""
+        end_s, said = time.monotonic() + _SERVE_S, b""
+        try:
             with visitor, contextlib.suppress(OSError, ValueError):
-                visitor.settimeout(_SERVE_S)
-                with visitor.makefile("rb") as said:
-                    token, line = said.readline(64), said.readline(_MOST_BYTES)
-                if token.decode().strip() == self._token:
-                    visitor.sendall(f"here {self._alarm()}\n".encode())
-                    if line.strip():
-                        self._heard(line.strip())
+                while said.count(b"\n") < 2 and len(said) < _MOST_BYTES:
+                    visitor.settimeout(max(1e-3, end_s - time.monotonic()))
+                    part = visitor.recv(_MOST_BYTES)
+                    said += part
+                    if not part or not self._may_be_known(said):
+                        return
+                visitor.sendall(f"here {self._alarm()}\n".encode())
+        finally:
+            self._places.release()
+        if line := said.splitlines()[1].strip():
+            self._heard(line)
+
+    def _may_be_known(self, said: bytes) -> bool:
+        """Whether these bytes begin with this rank's token, as far as they have come."""
+        known = f"{self._token}\n".encode()
+        return said.startswith(known) or known.startswith(said)
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
         answers = await asyncio.gather(*(_knock(*door, alarm) for door in self._doors.values()))
@@ -151,6 +183,30 @@ async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, b
     finally:
         if writer is not None:
             writer.close()
+
+
+class _Way(NamedTuple):
+    """This rank's way to the store: its own address on it, and the store's, as it is ``shown``
+    to ranks on the store's host; empty where this rank is on that host, or has no such way."""
+
+    family: int = socket.AF_INET
+    own: str = ""
+    shown: str = ""
+    is_near: bool = False
+
+
+def _way_to(store_host: str) -> _Way:
+    if not store_host:  # no TCP to the store
+        return _Way()
+    try:
+        family, *_, address = socket.getaddrinfo(store_host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing, and shows which own address is used
+            own = str(probe.getsockname()[0])
+        is_near = ipaddress.ip_address(own.partition("%")[0]).is_loopback
+    except (OSError, ValueError):
+        return _Way()
+    return _Way(family, own, "" if is_near else str(address[0]), is_near)
 
 
 def _host_of(store: Any) -> str:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import InvalidSetting, invalid
 from .checkpoint import Origin
 from .dtensors import is_dtensor, shard_of
+from .plain import packed, read_packed, values_of_all
 from .reals import as_reals
 from .wire import Group
 
@@ -60,9 +60,9 @@ class Owners(NamedTuple):
         found, within = {f"{self.replica}, {self.part[0]}": own}, self.within
         groups = [self.group] if self.replicas > 1 else []
         for group in [*groups, *([] if within is None else [within.get_group()])]:
-            told: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(told, found, group)
-            found = {place: rest for one in told for place, rest in one.items()}
+            found = {
+                place: rest for one in values_of_all(found, group) for place, rest in one.items()
+            }
         return dict(sorted(found.items()))
 
     def mesh(self) -> DeviceMesh | None:
@@ -72,8 +72,7 @@ class Owners(NamedTuple):
             return None
         if within is None:
             return DeviceMesh.from_group(self.group, "cpu")
-        ranks: list[Any] = [None] * self.replicas
-        dist.all_gather_object(ranks, within.mesh.tolist(), self.group)
+        ranks = values_of_all(within.mesh.tolist(), self.group)
         groups = [self.group, within.get_group()]
         names = "replica", "part"
         return DeviceMesh.from_group(groups, "cpu", torch.tensor(ranks), mesh_dim_names=names)
@@ -118,9 +117,8 @@ def sharded_state(
         }
         for name, fields in saved["params"].items()
     }
-    file = io.BytesIO()
-    torch.save(rest, file)
-    return {_REST: file.getvalue(), "params": {name: own for name, own in params.items() if own}}
+    kept = packed(rest).numpy().tobytes()
+    return {_REST: kept, "params": {name: own for name, own in params.items() if own}}
 
 
 def _rows(
@@ -156,7 +154,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     """
     if not isinstance(given, dict) or set(given) != {_REST, "params"}:
         return given
-    rest = torch.load(io.BytesIO(given[_REST]), map_location="cpu", weights_only=True)
+    rest = read_packed(io.BytesIO(given[_REST]))
     if rest.get("form") != _FORM:
         raise invalid("form of the state", rest.get("form"), _FORM, "save it with this version")
     part, parts = owners.part

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..errors import GradwireError, InvalidSetting, RankFailed, RanksLost, invalid
+from ..errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
 from ..planning.default_fusion import NamedParam
 from . import checkpoint
 from .arrivals import Arrivals
@@ -140,7 +140,8 @@ class Shrinking:
         one raises.
         """
         engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
-        if isinstance(failure, RanksLost) or not failure.ranks or engine.rank in failure.ranks:
+        is_final = isinstance(failure, RanksLost | LoopMistake)
+        if is_final or not failure.ranks or engine.rank in failure.ranks:
             raise failure
         num_steps = self._progress.step
         decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))

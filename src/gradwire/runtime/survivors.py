@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as Late
 from datetime import timedelta
@@ -19,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ..errors import RankFailed
 from .engine import Engine
-from .pulse import PATIENCE_S
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
 from .wire import in_background, store_for
 
 _POLL_S = 0.02
@@ -62,10 +63,12 @@ def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | N
     """The survivors' decision; None where there is none or it leaves this rank out.
 
     It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
-    names. The store must answer: with its host, nobody can decide.
+    names. The store must answer within ``STORE_PATIENCE_S``: with its host, nobody can decide.
     """
-    if not engine.signs():
-        return None
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while not engine.signs():
+        if engine.store_is_lost or time.monotonic() > end_s:
+            return None
     limit = engine.timeout + _SPARE
     meeting = in_background(lambda: _Meeting(engine, failure.ranks).hold(counted))
     try:
@@ -83,7 +86,7 @@ class _Meeting:
         self._store: Any = PrefixStore(
             f"gradwire/{engine.who.name}/left", store_for(engine.who.name).clone()
         )
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._beats = defaultdict[int, Stillness](Stillness)
 
     def hold(self, counted: Counted) -> Survivors | None:
         engine, store = self._engine, self._store
@@ -104,11 +107,7 @@ class _Meeting:
 
     def _is_gone(self, ranks: Sequence[int]) -> list[bool]:
         """Whether the pulse of each of these ranks has stood still for long enough."""
-        signs, now_s = self._engine.signs(), time.monotonic()
-        found = []
-        for rank in ranks:
-            beat = signs[rank].beat if signs else -1
-            seen, since_s = self._beats.get(rank, (-2, now_s))
-            self._beats[rank] = (beat, now_s if beat != seen else since_s)
-            found.append(now_s - self._beats[rank][1] > PATIENCE_S)
-        return found
+        signs = self._engine.signs()
+        return [
+            bool(signs) and self._beats[rank].read(signs[rank].beat) > PATIENCE_S for rank in ranks
+        ]

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..contract.state import leaves
 from ..verbs import AllReduce, Steps
 from .commit import Commit
 from .encoding import begun, encode_ahead
@@ -22,6 +23,7 @@ from .integrity import same_everywhere
 from .lanes import Task
 from .marks import StepMarks
 from .messages import Grads, Message
+from .retry import repeat_together
 from .sparse_message import SparseMessage
 from .streams import Streams
 
@@ -231,16 +233,32 @@ class Synchroniser:
             side=side,
         )
 
-    def abandon(self, name: str) -> None:
-        """Gives up a step whose backward pass did not end, as it cannot be ended or repeated.
+    def abandon(self, name: str, *, is_retry: bool = False) -> None:
+        """Gives up a step whose backward pass did not end.
 
         ``name`` is the parameter whose gradient showed that. A rank that is alone forgets the step.
+        So do all ranks where this ``is_retry`` on each, if what messages keep can be put back: see
+        `retry`. Else this raises ``LoopMistake``.
         """
+        keeps = any(any(leaves(message.state)) for message in self.flat_messages)
+        if self.engine.world > 1 and is_retry and (self.commit is not None or not keeps):
+            repeat_together(self.engine, self._step, len(self._queue))
+            for absent in self.names:
+                self.ready(absent, None)
+            self.close()
+            self.engine.wait(self.all_ends())
+            self._marks.follow()
+            if self.commit is not None:
+                self.commit.undo()
+            self.open = False
+            return
         if self.engine.world > 1:
             raise self.engine.give_up(
                 f"the gradient of {name} came after an earlier backward pass that raised before "
                 "its end, or twice in one, as the parameter is shared by segments of a reentrant "
-                "activation checkpoint (use_reentrant=False is accepted)"
+                "activation checkpoint (use_reentrant=False is accepted). A pass that raised can "
+                "be repeated, by all ranks, after zero_grad(set_to_none=True), where the exchange "
+                "keeps no residuals, or attach was given on_failure='shrink'"
             )
         self.engine.begin(self._backward_over)
         self.engine.wait(self.all_ends())

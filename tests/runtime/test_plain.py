@@ -1,0 +1,91 @@
+"""What ranks send each other as objects is plain data: no pickle of a peer runs a program."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.algorithms.join import Join
+
+import gradwire as gw
+from gradwire.runtime.plain import packed, read_packed, values_of_all
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, Net, loss_of, momentum
+
+
+class Harmful:
+    """Its pickle writes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self._path), "w")
+
+
+def opened(data: torch.Tensor) -> Any:
+    return read_packed(io.BytesIO(data.numpy().tobytes()))
+
+
+def test_plain_data_come_back() -> None:
+    given = {"a": [1, 2.5, None, "text", True], (0, "b"): {"c": torch.arange(3)}}
+    found = opened(packed(given))
+    assert found.pop((0, "b"))["c"].tolist() == [0, 1, 2]
+    assert found == {"a": [1, 2.5, None, "text", True]}
+
+
+def test_a_pickle_that_would_run_is_neither_sent_nor_loaded(tmp_path: Path) -> None:
+    harmful = {"state": Harmful(tmp_path / "written")}
+    with pytest.raises(gw.InvalidSetting, match="tensors, numbers, text, lists and dicts travel"):
+        packed(harmful)
+    file = io.BytesIO()
+    torch.save(harmful, file)
+    with pytest.raises(Exception, match="weights_only"):
+        read_packed(io.BytesIO(file.getvalue()))
+    assert not (tmp_path / "written").exists()
+
+
+def all_told(rank: int, world: int, path: Path) -> tuple[list[Any], str]:
+    found = values_of_all({"rank": rank, "longer": "x" * rank * 1000})
+    with pytest.raises(gw.InvalidSetting) as raised:
+        values_of_all(Harmful(path) if rank == 1 else 0)
+    return found, str(raised.value)
+
+
+@pytest.mark.multi
+def test_all_ranks_get_the_values_of_all(two: Ranks, tmp_path: Path) -> None:
+    (one, others_word), (other, own_word) = two.run(all_told, tmp_path / "written")
+    assert one == other == [{"rank": r, "longer": "x" * r * 1000} for r in (0, 1)]
+    assert "rank 1 of the group cannot send its state" in others_word
+    assert own_word.startswith("a state cannot be sent to other ranks")
+    assert not (tmp_path / "written").exists()
+
+
+def ends_apart(rank: int, world: int, path: Path) -> str:
+    net = Net()
+    handle, optimizer = gw.attach(net, DENSE), momentum(net.parameters())
+    next(iter(optimizer.param_groups))["note"] = Harmful(path)
+    try:
+        with Join([handle], optimizer=optimizer):
+            for step in range(rank + 1):
+                optimizer.zero_grad()
+                loss_of(net, rank, step).backward()
+                optimizer.step()
+    except gw.InvalidSetting as error:
+        return str(error)
+    finally:
+        handle.detach()
+    return "nothing was raised"
+
+
+@pytest.mark.multi
+def test_an_optimizer_whose_state_is_not_plain_is_refused_on_all(
+    two: Ranks, tmp_path: Path
+) -> None:
+    words = two.run(ends_apart, tmp_path / "written")
+    assert "rank 1 cannot send its optimizer's state" in words[0]
+    assert words[1].startswith("a state cannot be sent to other ranks")
+    assert not (tmp_path / "written").exists()

@@ -1,0 +1,87 @@
+"""A backward pass that raised is repeated on all ranks, or all raise an error that says why not."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
+STEPS, BROKEN = 5, (1, 3)
+"""The steps, and the ones in which memory runs out."""
+
+
+def run_out(net: Net, layer: str, rank: int, step: int) -> None:
+    """A backward pass that ends at a layer, as if memory had run out there."""
+
+    def fail(grad: Tensor) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    hook = net.get_submodule(layer).weight.register_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss_of(net, rank, step + 100).backward()
+    hook.remove()
+
+
+def trained(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -> tuple[str, str]:
+    net = Net()
+    settings: dict[str, Any] = {"on_failure": "shrink"} if shrinks else {}
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, check_every=2, **settings)
+    optimizer = momentum(net.parameters())
+    for step in range(STEPS):
+        if breaks and step in BROKEN:
+            # Each rank has launched another number of messages by then.
+            run_out(net, ("first", "middle")[rank], rank, step)
+            time.sleep(0.2 * rank)
+        optimizer.zero_grad()
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+    owed = handle.residuals()
+    handle.detach()
+    return digest(net), digest([owed[name] for name in sorted(owed)])
+
+
+@pytest.mark.parametrize(("exchange", "shrinks"), [(DENSE, False), (TOPK, True)])
+def test_a_run_with_retries_has_the_bits_of_one_without(
+    two: Ranks, exchange: Any, shrinks: bool
+) -> None:
+    """Nothing of the passes that raised is in a mean or a residual."""
+    broken, whole = (two.run(trained, exchange, shrinks, breaks) for breaks in (True, False))
+    assert broken == whole
+    assert len({bits for bits, _ in broken}) == 1
+
+
+def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
+    net = Net()
+    gw.attach(net, TOPK if how == "residuals" else DENSE, bucket_cap_mb=SMALL_MB)
+    if rank == 1 or how != "one rank":
+        run_out(net, "first", rank, 0)
+        net.zero_grad(set_to_none=how != "gradients are kept")
+    with pytest.raises(gw.RankFailed) as raised:
+        loss_of(net, rank, 0).backward()
+    return type(raised.value).__name__, raised.value.ranks, str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("one rank", "rank 0 of 2 has all its gradients of this step, and rank 1 repeats"),
+        ("residuals", r"zero_grad\(set_to_none=True\), where the exchange keeps no residuals"),
+        ("gradients are kept", r"by all ranks, after zero_grad\(set_to_none=True\)"),
+    ],
+)
+def test_where_not_all_can_repeat_it_all_say_so(doomed_two: Ranks, how: str, said: str) -> None:
+    found = doomed_two.run(alone, how)
+    for kind, ranks, text in found:
+        assert kind == "LoopMistake"
+        assert len(ranks) == 1
+        assert re.search(said, text), text
+        assert text.endswith("change the training loop, as a restart alone ends in the same error")
