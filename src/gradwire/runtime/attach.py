@@ -38,7 +38,7 @@ from .guard import Guard
 from .handle import Handle
 from .heal import Healing
 from .hosts import join_mesh, ranks_per_host
-from .integrity import DEFAULT_CHECK_EVERY
+from .integrity import DEFAULT_CHECK_EVERY, Check
 from .membership import ALONE, Membership, join
 from .planned import check_for
 from .progress import Progress
@@ -103,8 +103,9 @@ def attach(
     ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike, and each backward
     pass must reach an attached parameter. ``timeout`` bounds a wait for a peer. By
     ``on_failure="shrink"`` ranks go on without a lost one; ``rejoin``, the job's store, lets a new
-    process in. Every ``guard_every`` steps some means are compared with dense ones, every
-    ``check_every`` all among ranks. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
+    process in. Every ``guard_every`` steps some means are compared with dense ones, and every
+    ``check_every`` steps all parameters among ranks. ``trace()`` has ``trace_steps`` steps; give
+    the ``scaler`` too.
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
@@ -247,8 +248,8 @@ def _connect(
         if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
-        check_every = settings.check_every
-        synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
+        check = Check(settings.check_every, way.equal(params))
+        synchroniser = Synchroniser(engine, messages, dict(held), check)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         progress.healing, progress.newcomer = healing, newcomer

@@ -89,6 +89,7 @@ class ModuleHooks:
             return
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
+            self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
             with self._opening:

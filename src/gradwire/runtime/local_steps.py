@@ -55,6 +55,7 @@ from .dtensors import has_dtensors
 from .fused import fused_messages
 from .handle import Handle
 from .hooked import untraced
+from .integrity import DEFAULT_CHECK_EVERY, Equal
 from .local_handle import LocalSteps, Rhythm
 from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
@@ -114,6 +115,8 @@ def local_steps(
     """
     way = _Locally(optimizer, outer, every, fragments, delay, mixing)
     choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
+    if type(every) is int and every > 0:  # about as many steps as under attach, whatever the period
+        choices = choices._replace(check_every=max(1, DEFAULT_CHECK_EVERY // every))
     grid = grid_of(model, group, None, mesh, timeout)
     handle = attach_in(way, model, exchange, choices, grid)
     assert isinstance(handle, LocalSteps)
@@ -195,6 +198,9 @@ class _Locally(Attachment):
             first = len(made)
             made += fused_messages(model, anchors, settings, settings.exchange, who, first=first)
         return made
+
+    def equal(self, params: list[NamedParam]) -> Equal:
+        return self._outer.shared
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         warn_of_two_momenta(settings, self._outer.optimizer)
