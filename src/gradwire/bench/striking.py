@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime import wire
 from ..verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Broadcast,
     Compute,
     Recv,
@@ -30,7 +32,7 @@ from ..verbs import (
     Send,
     Steps,
 )
-from .accidents import PAYLOADS, WITH_HELP, Accident
+from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
 
 _EXTRA_BYTES = 8
 
@@ -143,7 +145,7 @@ class Texts:
 
     @property
     def _is_of_bytes(self) -> bool:
-        return self._striker.accident.kind in PAYLOADS
+        return self._striker.accident.kind in OF_BYTES
 
     def _target(self, index: int) -> int | None:
         """The place of the verb to strike at in a message; None where it is another message's."""
@@ -160,6 +162,10 @@ class Texts:
                 buf = _sent(verb)
             case "flip received":
                 buf = _received(verb)
+            case kind if kind == FLIP_ON_THE_WAY:
+                if isinstance(verb, AllToAll):
+                    return bool(_to_others(verb, self._striker.accident.victims[0], verb.buf))
+                buf = verb.buf if isinstance(verb, Send | AllGather) else None
             case "size":
                 buf = verb.buf if isinstance(verb, Send | Recv | AllReduce | AllGather) else None
             case _:
@@ -185,7 +191,9 @@ class Texts:
         kind, bit = self._striker.accident.kind, self._striker.accident.bit
         at = next(place for place, verb in enumerate(verbs) if self._suits(verb))
         spoilt, verb = list(verbs), verbs[at]
-        if kind == "size":
+        if kind == FLIP_ON_THE_WAY:
+            flip_on_the_way(verb, self._striker.accident.victims[0], bit)
+        elif kind == "size":
             spoilt[at] = longer(verb)
         elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
             flip(verb.buf, bit)
@@ -233,6 +241,28 @@ def flip(buf: Tensor, bit: float) -> None:
     bytes_B = buf.view(torch.uint8)
     place = int(bit * bytes_B.numel() * 8)
     bytes_B[place // 8] ^= 1 << place % 8
+
+
+def flip_on_the_way(target: Any, rank: int, bit: float) -> None:
+    """Has a bit flip in what a verb sends from ``rank`` to others, behind its checksum."""
+    start, buf = wire.start, target.buf.clone()
+    part = buf
+    if isinstance(target, AllToAll):
+        parts = _to_others(target, rank, buf)
+        part = parts[int(bit * len(parts))]
+    flip(part, bit)
+
+    def spoilt(verb: Any, channel: Any) -> Any:
+        return start(replace(verb, buf=buf) if verb is target else verb, channel)
+
+    wire.start = spoilt
+
+
+def _to_others(verb: AllToAll, rank: int, buf: Tensor) -> list[Tensor]:
+    """The parts of an all-to-all's buffer that leave ``rank``; there are two ranks on a host."""
+    own = rank // 2 if verb.among is Among.HOSTS else rank % len(verb.in_sizes)
+    parts = enumerate(torch.split(buf, list(verb.in_sizes)))
+    return [part for to, part in parts if to != own and part.numel()]
 
 
 def longer(verb: Any) -> Any:

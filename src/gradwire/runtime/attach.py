@@ -79,6 +79,7 @@ def attach(
     scaler: GradScaler | None = None,
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
+    checksums: bool = False,
     on_failure: str = "end",
     backend: str = "auto",
     rejoin: Store | None = None,
@@ -112,7 +113,7 @@ def attach(
     newcomer = newcomer_by(rejoin, on_failure, optimizer, (group, shards, mesh))
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every, on_failure, backend
+    every = guard_every, check_every, checksums, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
 
 
@@ -236,6 +237,7 @@ def _connect(
         on_span=recorder.add,
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
+        checksums=settings.checksums,
     )
     engine = (
         engine_of(grid.who) if newcomer is None else newcomer.enter(engine_of, healing, messages)
@@ -307,6 +309,7 @@ def _fingerprint(
         "scaler": None if settings.scaler is None else "given",
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
+        "checksums": settings.checksums,
         "on_failure": settings.on_failure,
         "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
         **special,
