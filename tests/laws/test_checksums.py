@@ -43,7 +43,7 @@ class Blind(Seals):
 
 
 class Flip:
-    """Flips the bit of a number, of all that one rank sends to others, once."""
+    """Flips the bit of a number, of all that one rank sends, once."""
 
     def __init__(self, at: int | None = None) -> None:
         self.num_bits, self._at = 0, at
@@ -53,16 +53,12 @@ class Flip:
             return verb
         if isinstance(verb, Broadcast) and verb.src != place.rank:
             return verb
+        first, num_bits = self.num_bits, verb.buf.nbytes * 8
+        self.num_bits += num_bits
+        if self._at is None or not first <= self._at < self.num_bits:
+            return verb
         spoilt = verb.buf.clone()
-        parts = [spoilt]
-        if isinstance(verb, AllToAll):  # what it keeps of it does not travel
-            split = enumerate(spoilt.split(verb.in_sizes))
-            parts = [part for to, part in split if to != place.rank]
-        for part in parts:
-            first, num_bits = self.num_bits, part.nbytes * 8
-            self.num_bits += num_bits
-            if self._at is not None and first <= self._at < self.num_bits:
-                flip(part, (self._at - first) / num_bits)
+        flip(spoilt, (self._at - first) / num_bits)
         return replace(verb, buf=spoilt)
 
 

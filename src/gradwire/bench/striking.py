@@ -24,7 +24,6 @@ from ..verbs import (
     AllGather,
     AllReduce,
     AllToAll,
-    Among,
     Broadcast,
     Compute,
     Recv,
@@ -163,9 +162,7 @@ class Texts:
             case "flip received":
                 buf = _received(verb)
             case kind if kind == FLIP_ON_THE_WAY:
-                if isinstance(verb, AllToAll):
-                    return bool(_to_others(verb, self._striker.accident.victims[0], verb.buf))
-                buf = verb.buf if isinstance(verb, Send | AllGather) else None
+                buf = verb.buf if isinstance(verb, Send | AllGather | AllToAll) else None
             case "size":
                 buf = verb.buf if isinstance(verb, Send | Recv | AllReduce | AllGather) else None
             case _:
@@ -192,7 +189,7 @@ class Texts:
         at = next(place for place, verb in enumerate(verbs) if self._suits(verb))
         spoilt, verb = list(verbs), verbs[at]
         if kind == FLIP_ON_THE_WAY:
-            flip_on_the_way(verb, self._striker.accident.victims[0], bit)
+            flip_on_the_way(verb, bit)
         elif kind == "size":
             spoilt[at] = longer(verb)
         elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
@@ -243,26 +240,15 @@ def flip(buf: Tensor, bit: float) -> None:
     bytes_B[place // 8] ^= 1 << place % 8
 
 
-def flip_on_the_way(target: Any, rank: int, bit: float) -> None:
-    """Has a bit flip in what a verb sends from ``rank`` to others, behind its checksum."""
+def flip_on_the_way(target: Any, bit: float) -> None:
+    """Has a bit flip in what a verb sends, behind its checksum."""
     start, buf = wire.start, target.buf.clone()
-    part = buf
-    if isinstance(target, AllToAll):
-        parts = _to_others(target, rank, buf)
-        part = parts[int(bit * len(parts))]
-    flip(part, bit)
+    flip(buf, bit)
 
     def spoilt(verb: Any, channel: Any) -> Any:
         return start(replace(verb, buf=buf) if verb is target else verb, channel)
 
     wire.start = spoilt
-
-
-def _to_others(verb: AllToAll, rank: int, buf: Tensor) -> list[Tensor]:
-    """The parts of an all-to-all's buffer that leave ``rank``; there are two ranks on a host."""
-    own = rank // 2 if verb.among is Among.HOSTS else rank % len(verb.in_sizes)
-    parts = enumerate(torch.split(buf, list(verb.in_sizes)))
-    return [part for to, part in parts if to != own and part.numel()]
 
 
 def longer(verb: Any) -> Any:

@@ -105,7 +105,7 @@ def _sent(verb: Communication, rank: int) -> Sequence[Tensor]:
 
 
 def _arrived(verb: Communication, place: Place) -> dict[int, Tensor]:
-    """The payloads that this rank is sent, by the place of the sender."""
+    """The payloads that this rank is sent, by the place of the sender; it may be one of them."""
     match verb:
         case Recv(src, buf):
             return {src: buf}
@@ -117,5 +117,4 @@ def _arrived(verb: Communication, place: Place) -> dict[int, Tensor]:
             sizes = list(out_sizes)
         case _:
             return {}
-    parts = torch.split(out, sizes)
-    return {src: part for src, part in enumerate(parts) if src != place.rank}
+    return dict(enumerate(torch.split(out, sizes)))
