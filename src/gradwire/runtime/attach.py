@@ -86,27 +86,26 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (parameters and buffers are broadcast from rank 0, once) or a
-    ``DistributedDataParallel`` module (its hook is taken, or where all is dense none, see
-    `reducer`), maybe wrapped. After a backward pass every ``.grad`` is the mean.
-    ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
-    A compressor gets the collective that suits its traits, and error feedback if it needs that.
-    ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
-    have ``bucket_cap_mb`` MiB (see `default_fusion`); ``num_channels`` (4) travel at once. Or
-    ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
-    (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
-    forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
-    ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh``; its ranks
-    hold the same shards where parameters are DTensors (``fully_shard``). The default is all ranks.
-    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
-    other shards what to send. ``mesh`` is for hosts of several ranks, which add up gradients and
-    exchange shares: one of ("hosts", "local"), or "torchrun". What goes between hosts takes
-    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike, and each backward
-    pass must reach an attached parameter. ``timeout`` bounds a wait for a peer. By
-    ``on_failure="shrink"`` ranks go on without a lost one; ``rejoin``, the job's store, lets a new
-    process in. Every ``guard_every`` steps some means are compared with dense ones, and every
-    ``check_every`` steps all parameters among ranks. ``trace()`` has ``trace_steps`` steps; give
-    the ``scaler`` too.
+    ``model`` is an ``nn.Module`` (parameters and buffers come from rank 0) or a
+    ``DistributedDataParallel`` module (its hook is taken, or none, see `reducer`), maybe wrapped.
+    After a backward pass every ``.grad`` is the mean. ``exchange`` is an algorithm of
+    ``gw.compress``, its name, or an exchange made by ``gw.pair``. A compressor gets the collective
+    that suits its traits, and error feedback if it needs that. ``compress_if(name, param)`` tells
+    which gradients take it; others travel uncompressed. Messages have ``bucket_cap_mb`` MiB;
+    ``num_channels`` (4) travel at once. Or it is a plan (``gw.plan``, or its file), which decides
+    all of that, or ``"auto"`` (``gw.pilot.auto``), which chooses one while the model trains. If a
+    plan overlaps the next forward pass and ``optimizer`` is given, each layer's forward waits for
+    its means (`overlap`). ``group`` is the process group, or the data-parallel dimension of a
+    ``DeviceMesh``; its ranks hold the same shards where parameters are DTensors (``fully_shard``).
+    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for an exchange
+    that asks the ranks of other shards what to send. ``mesh`` is for hosts of several ranks, which
+    add up gradients and exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``,
+    "gloo" or "nccl", serves between hosts. All ranks must attach alike, and each backward pass must
+    reach an attached parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"``
+    ranks go on without a lost one; ``rejoin``, the job's store, lets a new process in. Every
+    ``guard_every`` steps some means are compared with dense ones, every ``check_every`` parameters
+    among ranks. ``checksums`` refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps;
+    give the ``scaler`` too.
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """

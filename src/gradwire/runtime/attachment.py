@@ -31,7 +31,7 @@ class Attachment(Protocol):
         """All messages in issue order."""
 
     def equal(self, params: list[NamedParam]) -> Equal:
-        """What has the same bits on all ranks whenever a step begins."""
+        """Tensors that have the same bits on all ranks whenever a step begins."""
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         """Warns of settings that can be carried out, and hardly mean what they say."""

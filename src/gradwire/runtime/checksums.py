@@ -44,7 +44,7 @@ class Seals:
         self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
     def written(self, verbs: Sequence[Communication]) -> Iterator[tuple[int, Communication]]:
-        """Which verb each one beside it is for, with the checksums of what ``verbs`` send."""
+        """The verbs beside ``verbs``, filled in, each with the index of the verb that it is for."""
         for at, (verb, one) in enumerate(zip(verbs, self.beside, strict=True)):
             if one is not None:
                 for to, part in enumerate(_sent(verb, self._places[at].rank)):

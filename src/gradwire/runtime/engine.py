@@ -72,12 +72,10 @@ class Engine:
     ) -> None:
         name, self.rank, self.world = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
-        self.timeout = timeout
-        self.num_channels = self.credit = num_channels
+        self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
         # One channel more than asked for: small news must not wait behind a large message.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
-        self.checksums = checksums
         self.routes = Routes(lanes, checksums=checksums)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None

@@ -86,6 +86,7 @@ def local_steps(
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
     trace_steps: int = 4,
+    checksums: bool = False,
 ) -> LocalSteps:
     """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
 
@@ -109,18 +110,21 @@ def local_steps(
     drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
 
     The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
-    rank that is lost, or is not there ``timeout`` after the others, is named by ``RankFailed``,
-    which ``optimizer.step()`` raises. Raises ``InvalidSetting`` (a ValueError) for a mistake,
-    ``RanksDiffer`` if ranks disagree.
+    rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
+    raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     way = _Locally(optimizer, outer, every, fragments, delay, mixing)
-    choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
-    if type(every) is int and every > 0:  # about as many steps as under attach, whatever the period
-        choices = choices._replace(check_every=max(1, DEFAULT_CHECK_EVERY // every))
-    grid = grid_of(model, group, None, mesh, timeout)
-    handle = attach_in(way, model, exchange, choices, grid)
+    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None, None
+    choices = Choices(None, *given, check_every=_check_every(every), checksums=checksums)
+    handle = attach_in(way, model, exchange, choices, grid_of(model, group, None, mesh, timeout))
     assert isinstance(handle, LocalSteps)
     return handle
+
+
+def _check_every(every: int | str) -> int:
+    """The exchanges to a check, in about as many steps as under ``attach``."""
+    steps = every if type(every) is int and every > 0 else LEAST
+    return max(1, DEFAULT_CHECK_EVERY // steps)
 
 
 class _Locally(Attachment):

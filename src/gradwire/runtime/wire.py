@@ -170,7 +170,7 @@ class Routes:
     """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
-        self.lanes, self._checksums = lanes, checksums
+        self.lanes, self.checksums = lanes, checksums
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -214,7 +214,7 @@ class Routes:
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory; None where none do."""
-        if not self._checksums:
+        if not self.checksums:
             return None
         found = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
