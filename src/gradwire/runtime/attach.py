@@ -97,15 +97,14 @@ def attach(
     plan overlaps the next forward pass and ``optimizer`` is given, each layer's forward waits for
     its means (`overlap`). ``group`` is the process group, or the data-parallel dimension of a
     ``DeviceMesh``; its ranks hold the same shards where parameters are DTensors (``fully_shard``).
-    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for an exchange
-    that asks the ranks of other shards what to send. ``mesh`` is for hosts of several ranks, which
-    add up gradients and exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``,
-    "gloo" or "nccl", serves between hosts. All ranks must attach alike, and each backward pass must
-    reach an attached parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"``
-    ranks go on without a lost one; ``rejoin``, the job's store, lets a new process in. Every
-    ``guard_every`` steps some means are compared with dense ones, every ``check_every`` parameters
-    among ranks. ``checksums`` refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps;
-    give the ``scaler`` too.
+    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for exchanges
+    that ask other shards. ``mesh`` is for hosts of several ranks, which add up gradients and
+    exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``, "gloo" or "nccl", serves
+    between hosts. All ranks must attach alike, and each backward pass must reach an attached
+    parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"`` ranks go on without
+    a lost one; ``rejoin``, the job's store, lets a new process in. Every ``guard_every`` steps some
+    means are compared with dense ones, every ``check_every`` parameters among ranks. ``checksums``
+    refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
