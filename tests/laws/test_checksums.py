@@ -16,7 +16,7 @@ from gradwire.exchange import texts
 from gradwire.laws.cases import Case
 from gradwire.laws.tolerance import must, same_bits
 from gradwire.local import drive
-from gradwire.runtime.checksums import Place, Seals
+from gradwire.runtime.checksums import Position, Seals
 from gradwire.travel import members
 from gradwire.verbs import AllGather, AllToAll, Broadcast, Communication, Compute, Send, Steps
 from gradwire.wrap.hosts import on_hosts
@@ -48,7 +48,7 @@ class Flip:
     def __init__(self, at: int | None = None) -> None:
         self.num_bits, self._at = 0, at
 
-    def __call__(self, verb: Any, place: Place) -> Any:
+    def __call__(self, verb: Any, place: Position) -> Any:
         if not isinstance(verb, Send | AllGather | AllToAll | Broadcast):
             return verb
         if isinstance(verb, Broadcast) and verb.src != place.rank:
@@ -67,9 +67,9 @@ def sealed(
 ) -> Steps[Any]:
     """A text whose verbs have checksums, as the engine's driver gives them."""
 
-    def place_of(verb: Communication) -> Place:
+    def place_of(verb: Communication) -> Position:
         found = members(rank, CASE.world, exchange.ranks_per_host, verb.among)
-        return Place(found.index(rank), len(found), found)
+        return Position(found.index(rank), len(found), found)
 
     value = None
     while True:

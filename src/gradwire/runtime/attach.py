@@ -38,7 +38,7 @@ from .guard import Guard
 from .handle import Handle
 from .heal import Healing
 from .hosts import join_mesh, ranks_per_host
-from .integrity import DEFAULT_CHECK_EVERY, Check
+from .integrity import DEFAULT_CHECK_EVERY
 from .membership import ALONE, Membership, join
 from .planned import check_for
 from .progress import Progress
@@ -248,7 +248,7 @@ def _connect(
         if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
-        check = Check(settings.check_every, way.equal(params))
+        check = way.check(params, settings)
         synchroniser = Synchroniser(engine, messages, dict(held), check)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)

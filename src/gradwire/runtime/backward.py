@@ -25,7 +25,7 @@ from .dtensors import has_dtensors, shard_of, sharded_modules
 from .fused import fused_messages
 from .handle import Handle
 from .hooks import ModuleHooks
-from .integrity import Equal
+from .integrity import Check
 from .join import refuse_fewer
 from .membership import Membership
 from .messages import Message
@@ -61,8 +61,9 @@ class _EveryBackward(Attachment):
         num_flags = _num_flags(model)
         return fused_messages(model, params, settings, settings.exchange, who, num_flags=num_flags)
 
-    def equal(self, params: list[NamedParam]) -> Equal:
-        return lambda names: [(name, shard_of(param)) for name, param in params]
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        every = settings.check_every
+        return Check(every, lambda names: [(name, shard_of(param)) for name, param in params])
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         caution(model, params, settings)

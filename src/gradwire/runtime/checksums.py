@@ -22,7 +22,7 @@ from ..kernels.crc import crc32
 from ..verbs import AllGather, AllToAll, Broadcast, Communication, Recv, Send
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """This rank's place among the ``world`` ranks that a verb is for, and their numbers.
 
     Ranks that hold other shards have none here, and ``ranks`` is empty.
@@ -37,7 +37,7 @@ class Seals:
     """The verbs ``beside`` those of a task in ``step``, None beside a library's sum."""
 
     def __init__(
-        self, verbs: Sequence[Communication], places: Sequence[Place], step: int = -1
+        self, verbs: Sequence[Communication], places: Sequence[Position], step: int = -1
     ) -> None:
         self._places, self._step = places, step
         pairs = zip(verbs, places, strict=True)
@@ -61,7 +61,7 @@ class Seals:
                 if crc32(part) != told[src if len(told) > 1 else 0]:
                     raise self._refusal(type(verb).__name__, src, place, part.nbytes)
 
-    def _refusal(self, kind: str, src: int, place: Place, size_bytes: int) -> RankFailed:
+    def _refusal(self, kind: str, src: int, place: Position, size_bytes: int) -> RankFailed:
         who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
         here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
         return RankFailed(
@@ -104,7 +104,7 @@ def _sent(verb: Communication, rank: int) -> Sequence[Tensor]:
     return []
 
 
-def _arrived(verb: Communication, place: Place) -> dict[int, Tensor]:
+def _arrived(verb: Communication, place: Position) -> dict[int, Tensor]:
     """The payloads that this rank is sent, by the place of the sender; it may be one of them."""
     match verb:
         case Recv(src, buf):

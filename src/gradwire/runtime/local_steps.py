@@ -55,7 +55,7 @@ from .dtensors import has_dtensors
 from .fused import fused_messages
 from .handle import Handle
 from .hooked import untraced
-from .integrity import DEFAULT_CHECK_EVERY, Equal
+from .integrity import DEFAULT_CHECK_EVERY, Check
 from .local_handle import LocalSteps, Rhythm
 from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
@@ -114,17 +114,11 @@ def local_steps(
     raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     way = _Locally(optimizer, outer, every, fragments, delay, mixing)
-    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None, None
-    choices = Choices(None, *given, check_every=_check_every(every), checksums=checksums)
+    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None
+    choices = Choices(None, *given, checksums=checksums)
     handle = attach_in(way, model, exchange, choices, grid_of(model, group, None, mesh, timeout))
     assert isinstance(handle, LocalSteps)
     return handle
-
-
-def _check_every(every: int | str) -> int:
-    """The exchanges to a check, in about as many steps as under ``attach``."""
-    steps = every if type(every) is int and every > 0 else LEAST
-    return max(1, DEFAULT_CHECK_EVERY // steps)
 
 
 class _Locally(Attachment):
@@ -203,8 +197,9 @@ class _Locally(Attachment):
             made += fused_messages(model, anchors, settings, settings.exchange, who, first=first)
         return made
 
-    def equal(self, params: list[NamedParam]) -> Equal:
-        return self._outer.shared
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        """Every so many exchanges, about as many steps apart as under ``attach``."""
+        return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         warn_of_two_momenta(settings, self._outer.optimizer)

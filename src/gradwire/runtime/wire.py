@@ -28,7 +28,7 @@ from ..verbs import (
     ReduceScatter,
     Send,
 )
-from .checksums import Place, Seals
+from .checksums import Position, Seals
 from .devices import kind_of
 from .lanes import Once, Over
 from .last_verbs import LastVerbs
@@ -218,7 +218,7 @@ class Routes:
             return None
         found = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(verbs, [Place(one.rank, one.world, one.ranks) for one in found], step)
+            return Seals(verbs, [Position(one.rank, one.world, one.ranks) for one in found], step)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
