@@ -122,7 +122,8 @@ def same(one: Any, other: Any) -> bool:
 def compare(rank: int, world: int, places: Sequence[int], on_hosts: Any = None) -> None:
     how = {} if on_hosts is None else {"mesh": on_hosts()}
     for exchange in map(ALL.__getitem__, places):
-        host, device = (run(rank, exchange, name, **how) for name in ("cpu", "late"))
+        host = run(rank, exchange, "cpu", **how)
+        device = run(rank, exchange, "late", checksums=True, **how)
         assert not device.wrong, (exchange, device.wrong[:3])
         pairs = zip(device.means, host.means, strict=True)
         assert all(torch.equal(*pair) for pair in pairs), exchange

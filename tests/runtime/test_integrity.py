@@ -1,12 +1,16 @@
-"""Means that differ between ranks are noticed, and the odd rank is named on all of them."""
+"""Parameters that differ between ranks are noticed, and the odd rank is named on all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import SGD
 
 import gradwire as gw
 from gradwire.bench.accidents import Accident
@@ -14,25 +18,37 @@ from gradwire.bench.faults_judge import judge
 from gradwire.bench.faults_rank import DDP, HOSTS, OVERLAP
 from gradwire.bench.faults_trial import Trials
 from gradwire.bench.striking import flip
-from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.integrity import digest_of, odd_ranks
+from gradwire.runtime import integrity
+from gradwire.runtime.integrity import digest_on_device, digests_of, odd_ranks
+from tests.runtime.plans import planned
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
     SMALL_MB,
     TOPK,
     Net,
+    ddp,
     digest,
+    loss_of,
     momentum,
     train,
 )
 
 VICTIM = 2
+LOCAL = "local steps"
+PLANS = [plan for plan in planned() if plan.overlap_forward]
 
 
+def on_device(tensor: Tensor) -> int:
+    return int(digest_on_device(tensor))
+
+
+@pytest.mark.parametrize("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_digest_is_of_the_bits_wherever_they_lie(dtype: torch.dtype) -> None:
+def test_a_digest_is_of_the_bits_wherever_they_lie(
+    dtype: torch.dtype, digest_of: Callable[[Tensor], int]
+) -> None:
     values = torch.randn(13).to(dtype)
     within = torch.zeros(16, dtype=dtype)[1:14].copy_(values)
     assert digest_of(within) == digest_of(values)
@@ -40,6 +56,19 @@ def test_a_digest_is_of_the_bits_wherever_they_lie(dtype: torch.dtype) -> None:
         flip(within, place / (16 * values.element_size() // 2))
         assert digest_of(within) != digest_of(values), place
         flip(within, place / (16 * values.element_size() // 2))
+
+
+@pytest.mark.parametrize("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
+def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
+    digest_of: Callable[[Tensor], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity, "_CHUNK_BYTES", 4096)
+    values = torch.randn(3000)
+    want, swapped, twice = digest_of(values), values.clone(), values.clone()
+    swapped[[3, 5]] = values[[5, 3]]
+    twice.view(torch.int32)[[7, -1]] ^= 1 << 30
+    for other in (swapped, twice, values.flip(0)):
+        assert digest_of(other) != want
 
 
 @pytest.mark.parametrize(
@@ -56,27 +85,115 @@ def test_most_ranks_are_right(told: list[list[int]], odd: tuple[int, ...]) -> No
     assert odd_ranks(told) == odd
 
 
-def trained(rank: int, world: int, exchange: Exchange, every: int | None) -> str:
+def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
+    """A model that is attached in some way, its optimizer and its handle."""
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, check_every=every)
-    train(net, momentum(net.parameters()), rank, range(2))
+    model: nn.Module = ddp(net) if way == DDP else net
+    optimizer = momentum(net.parameters())
+    if way == LOCAL:
+        handle: Any = gw.local_steps(net, optimizer, "none", every=32)  # so each second exchange
+        optimizer.register_step_post_hook(lambda *_: handle.end_period())
+    elif way == OVERLAP:
+        handle = gw.attach(model, PLANS[0], optimizer=optimizer, check_every=every)
+    else:
+        exchange = TOPK if way == "topk" else DENSE
+        handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, check_every=every)
+    return model, optimizer, handle
+
+
+def trained(rank: int, world: int, way: str, every: int | None) -> str:
+    net, optimizer, handle = prepared(way, every)
+    train(net, optimizer, rank, range(3))
     handle.detach()
     return digest(net)
+
+
+def accumulated(rank: int, world: int) -> int:
+    """Each rank has parameters of its own while gradients accumulate, as SAM has."""
+    net, _, handle = prepared("plain", 1)
+    for step in range(3):
+        with handle.no_sync():
+            loss_of(net, rank, step).backward()
+        moved = [0.1 * p.grad for p in net.parameters() if p.grad is not None]
+        with torch.no_grad():
+            torch._foreach_add_([*net.parameters()], moved)
+        loss_of(net, rank, step).backward()
+        with torch.no_grad():
+            torch._foreach_sub_([*net.parameters()], moved)
+        for param, start in zip(net.parameters(), Net(step).parameters(), strict=True):
+            param.data.copy_(start)  # adding and subtracting rounds on each rank in another way
+    handle.detach()
+    return int(handle.step)
+
+
+def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...], int, int, str]:
+    """What the error says where one rank's bits change in step 1, of 3 to a check."""
+    net, optimizer, handle = prepared(way, 3)
+    weight = dict(net.named_parameters())[("module." if way == DDP else "") + "deep.weight"]
+    if what == "optimizer":
+        own = [SGD([param], lr=0.1) for param in net.parameters()]
+        for one, param in zip(own, net.parameters(), strict=True):
+            param.register_post_accumulate_grad_hook(lambda _, one=one: one.step())
+    try:
+        for step in range(7):
+            optimizer.zero_grad()
+            loss_of(net, rank, step).backward()
+            if step == 1 and rank == world - 1 and what in ("parameter", "grad", "anchor"):
+                handle.synchronize()
+                spoilt = handle.anchors()["deep.weight"] if what == "anchor" else weight
+                words = (spoilt.grad if what == "grad" else spoilt).detach().view(torch.int32)
+                words[3, 2] ^= 1 << 30
+            optimizer.step()
+    except gw.RankFailed as failure:
+        with suppress(gw.RankFailed):
+            handle.detach()
+        return failure.ranks, failure.step, int(failure.exit_code), str(failure)
+    raise AssertionError("nobody noticed")
 
 
 def rows(rank: int, world: int) -> int:
     table = nn.Embedding(50, 4, sparse=True)
     gw.attach(table, "none", check_every=1)
-    table(torch.tensor([rank, 7])).sum().backward()
+    for _ in range(2):
+        table(torch.tensor([rank, 7])).sum().backward()
     assert table.weight.grad is not None
     return int(table.weight.grad._nnz())
 
 
+WAYS = ["plain", "topk", DDP, OVERLAP, LOCAL]
+
+
+def all_well(rank: int, world: int) -> list[Any]:
+    found: list[Any] = [[trained(rank, world, w, e) for e in (1, None)] for w in WAYS[:-1]]
+    return [*found, trained(rank, world, LOCAL, None), rows(rank, world), accumulated(rank, world)]
+
+
 @pytest.mark.multi
-def test_checks_change_no_bit(two: Ranks) -> None:
-    for exchange in (DENSE, TOPK):
-        assert two.run(trained, exchange, 1) == two.run(trained, exchange, None)
-    assert two.run(rows) == [3, 3]
+def test_checks_change_no_bit_and_are_silent_where_all_is_well(two: Ranks) -> None:
+    first, other = two.run(all_well)
+    *pairs, _, num_rows, num_steps = first
+    assert first == other
+    assert all(checked == plain for checked, plain in pairs)
+    assert (num_rows, num_steps) == (3, 3)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        *((way, what) for way in WAYS[:-1] for what in ("parameter", "grad")),
+        *((way, "optimizer") for way in ("plain", DDP)),
+        (LOCAL, "anchor"),
+    ],
+)
+def test_a_bit_that_flips_once_is_noticed_at_the_next_check(
+    way: str, what: str, two: Ranks
+) -> None:
+    """Whatever the step and the tensor: parameters of ranks differ from then on."""
+    for ranks, step, code, text in two.run(struck, way, what):
+        assert (ranks, step, code) == ((), 1 if way == LOCAL else 2, gw.errors.ExitCode.BITS)
+        assert "hold different parameters" in text
+        assert what == "optimizer" or "deep.weight" in text
 
 
 @pytest.mark.multi

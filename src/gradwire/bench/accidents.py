@@ -28,6 +28,9 @@ PAUSES = {"pause": 0.5, "pause long": 2.0}
 """Seconds, in time-outs, after which a stopped process goes on."""
 PAYLOADS = ("flip sent", "flip received", "size")
 """Faults of a verb's bytes."""
+FLIP_ON_THE_WAY = "flip on the way"
+"""A bit flips behind the checksum of what a rank sends, where ranks attach with checksums."""
+OF_BYTES = (*PAYLOADS, FLIP_ON_THE_WAY)
 PARTITIONS = {"partition 2-2": 4, "partition 2-3": 5}
 """Networks that fall into two, and how many ranks they have."""
 FLAPS = {"flap 1 s": 1.0, "flap 5 s": 5.0, "flap 15 s": 15.0}
@@ -36,23 +39,23 @@ LINKS = ("link down", *FLAPS, "one way", "1 Mbit", *PARTITIONS)
 """Faults of the links of shaped hosts, one for each rank."""
 BENIGN = ("straggle", "pause", "flap 1 s", "1 Mbit")
 """Faults that end, or are bridged, before the time-out: nobody may notice."""
-WHOLE = (*BENIGN, *PAYLOADS, *LINKS, "kill store", "other step")
+WHOLE = (*BENIGN, *OF_BYTES, *LINKS, "kill store", "other step")
 """Faults that leave every rank's process alive."""
 WITH_HELP = (*LINKS, "kill store")
 """Faults that another process carries out while the rank waits for it."""
 KINDS = (
     *("kill", "stop", "raise", "exit", "terminate", "return", "kill two", "kill store"),
     *("straggle", "pause", "pause long", "disk full", "resume", "other step"),
-    *PAYLOADS,
+    *OF_BYTES,
     *LINKS,
 )
 _WHENS = ("before", "during", "after")
-_NOT_SHARDED = (*PAYLOADS, *WITH_HELP, "resume", "other step")
+_NOT_SHARDED = (*OF_BYTES, *WITH_HELP, "resume", "other step")
 _AT_POINTS: dict[str, Sequence[str]] = {
     "return": ("rendezvous", "step", "step", "step"),
     "disk full": ("save",),
     "other step": ("load",),
-    **dict.fromkeys(PAYLOADS, ("verb",)),
+    **dict.fromkeys(OF_BYTES, ("verb",)),
     **dict.fromkeys(("resume", "kill store"), ("verb", "verb", "step", "settle")),
     **dict.fromkeys(LINKS, ("verb", "verb", "verb", *IN_TRAINING)),
 }
@@ -111,7 +114,7 @@ def drawn(
     draw = random.Random(f"{seed}/{number}")
     kind = kinds[number % len(kinds)]
     may = [way for way in ways if _suits(kind, way)]
-    way = draw.choice(may or ["plain"])
+    way = draw.choice(may or ["ring" if kind == FLIP_ON_THE_WAY else "plain"])
     points = _AT_POINTS.get(kind)
     if points is None:
         named = [p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP]
@@ -139,4 +142,6 @@ def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
     if way == FSDP:
         return kind not in _NOT_SHARDED
+    if kind == FLIP_ON_THE_WAY:
+        return way in (HOSTS, *COLLECTIVES)  # others leave all to a library's sum
     return way != HOSTS or PARTITIONS.get(kind, 4) % 2 == 0

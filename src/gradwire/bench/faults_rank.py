@@ -42,6 +42,7 @@ from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
 from .accidents import (
     COLLECTIVES,
     DDP,
+    FLIP_ON_THE_WAY,
     FSDP,
     HOSTS,
     LOAD_AFTER,
@@ -267,7 +268,8 @@ def _attached(
     accident: Accident, rank: int, model: nn.Module, optimizer: SGD, group: Any
 ) -> Handle:
     way, limit = accident.way, timedelta(seconds=accident.timeout_s)
-    begin = partial(attach, model, timeout=limit, check_every=accident.check_every)
+    every, is_sealed = accident.check_every, accident.kind == FLIP_ON_THE_WAY
+    begin = partial(attach, model, timeout=limit, check_every=every, checksums=is_sealed)
     if way == OVERLAP:
         return begin(_plan(model), optimizer=optimizer)
     if way == HOSTS:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime import wire
 from ..verbs import (
     AllGather,
     AllReduce,
@@ -30,7 +31,7 @@ from ..verbs import (
     Send,
     Steps,
 )
-from .accidents import PAYLOADS, WITH_HELP, Accident
+from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
 
 _EXTRA_BYTES = 8
 
@@ -143,7 +144,7 @@ class Texts:
 
     @property
     def _is_of_bytes(self) -> bool:
-        return self._striker.accident.kind in PAYLOADS
+        return self._striker.accident.kind in OF_BYTES
 
     def _target(self, index: int) -> int | None:
         """The place of the verb to strike at in a message; None where it is another message's."""
@@ -160,6 +161,8 @@ class Texts:
                 buf = _sent(verb)
             case "flip received":
                 buf = _received(verb)
+            case kind if kind == FLIP_ON_THE_WAY:
+                buf = verb.buf if isinstance(verb, Send | AllGather | AllToAll) else None
             case "size":
                 buf = verb.buf if isinstance(verb, Send | Recv | AllReduce | AllGather) else None
             case _:
@@ -185,7 +188,9 @@ class Texts:
         kind, bit = self._striker.accident.kind, self._striker.accident.bit
         at = next(place for place, verb in enumerate(verbs) if self._suits(verb))
         spoilt, verb = list(verbs), verbs[at]
-        if kind == "size":
+        if kind == FLIP_ON_THE_WAY:
+            flip_on_the_way(verb, bit)
+        elif kind == "size":
             spoilt[at] = longer(verb)
         elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
             flip(verb.buf, bit)
@@ -233,6 +238,17 @@ def flip(buf: Tensor, bit: float) -> None:
     bytes_B = buf.view(torch.uint8)
     place = int(bit * bytes_B.numel() * 8)
     bytes_B[place // 8] ^= 1 << place % 8
+
+
+def flip_on_the_way(target: Any, bit: float) -> None:
+    """Has a bit flip in what a verb sends, behind its checksum."""
+    start, buf = wire.start, target.buf.clone()
+    flip(buf, bit)
+
+    def spoilt(verb: Any, channel: Any) -> Any:
+        return start(replace(verb, buf=buf) if verb is target else verb, channel)
+
+    wire.start = spoilt
 
 
 def longer(verb: Any) -> Any:

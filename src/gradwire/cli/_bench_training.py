@@ -196,7 +196,7 @@ def faults(
     ] = None,
     number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
-    check_every: Annotated[int, typer.Option(help="Steps per comparison of means; 0: never.")] = 1,
+    check_every: Annotated[int, typer.Option(help="Steps to a check of parameters; 0: never.")] = 1,
     markdown: Annotated[bool, typer.Option(help="Print a table in Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -79,39 +79,39 @@ def attach(
     scaler: GradScaler | None = None,
     guard_every: int | None = None,
     check_every: int | None = DEFAULT_CHECK_EVERY,
+    checksums: bool = False,
     on_failure: str = "end",
     backend: str = "auto",
     rejoin: Store | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (parameters and buffers are broadcast from rank 0, once) or a
-    ``DistributedDataParallel`` module (its hook is taken, or where all is dense none, see
-    `reducer`), maybe wrapped. After a backward pass every ``.grad`` is the mean.
-    ``exchange`` is an algorithm of ``gw.compress`` or its name, or an exchange made by ``gw.pair``.
-    A compressor gets the collective that suits its traits, and error feedback if it needs that.
-    ``compress_if(name, param)`` tells which gradients take it; others travel uncompressed. Messages
-    have ``bucket_cap_mb`` MiB (see `default_fusion`); ``num_channels`` (4) travel at once. Or
-    ``exchange`` is a plan (``gw.plan``, or its file), which decides all of that, or ``"auto"``
-    (``gw.pilot.auto``), which chooses one while the model trains. If a plan overlaps the next
-    forward pass and ``optimizer`` is given, each layer's forward waits for its means (`overlap`).
-    ``group`` is the process group, or the data-parallel dimension of a ``DeviceMesh``; its ranks
-    hold the same shards where parameters are DTensors (``fully_shard``). The default is all ranks.
-    ``shards`` is the tensor-parallel group or dimension, for an exchange that asks the ranks of
-    other shards what to send. ``mesh`` is for hosts of several ranks, which add up gradients and
-    exchange shares: one of ("hosts", "local"), or "torchrun". What goes between hosts takes
-    ``backend``, "gloo" or "nccl" (see `backends`). All ranks must attach alike, and each backward
-    pass must reach an attached parameter. ``timeout`` bounds a wait for a peer. By
-    ``on_failure="shrink"`` ranks go on without a lost one; ``rejoin``, the job's store, lets a new
-    process in. Every ``guard_every`` steps some means are compared with dense ones, every
-    ``check_every`` all among ranks. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
+    ``model`` is an ``nn.Module`` (parameters and buffers come from rank 0) or a
+    ``DistributedDataParallel`` module (its hook is taken, or none, see `reducer`), maybe wrapped.
+    After a backward pass every ``.grad`` is the mean. ``exchange`` is an algorithm of
+    ``gw.compress``, its name, or an exchange made by ``gw.pair``. A compressor gets the collective
+    that suits its traits, and error feedback if it needs that. ``compress_if(name, param)`` tells
+    which gradients take it; others travel uncompressed. Messages have ``bucket_cap_mb`` MiB;
+    ``num_channels`` (4) travel at once. Or it is a plan (``gw.plan``, or its file), which decides
+    all of that, or ``"auto"`` (``gw.pilot.auto``), which chooses one while the model trains. If a
+    plan overlaps the next forward pass and ``optimizer`` is given, each layer's forward waits for
+    its means (`overlap`). ``group`` is the process group, or the data-parallel dimension of a
+    ``DeviceMesh``; its ranks hold the same shards where parameters are DTensors (``fully_shard``).
+    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for exchanges
+    that ask other shards. ``mesh`` is for hosts of several ranks, which add up gradients and
+    exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``, "gloo" or "nccl", serves
+    between hosts. All ranks must attach alike, and each backward pass must reach an attached
+    parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"`` ranks go on without
+    a lost one; ``rejoin``, the job's store, lets a new process in. Every ``guard_every`` steps some
+    means are compared with dense ones, every ``check_every`` parameters among ranks. ``checksums``
+    refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
     newcomer = newcomer_by(rejoin, on_failure, optimizer, (group, shards, mesh))
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every, on_failure, backend
+    every = guard_every, check_every, checksums, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
 
 
@@ -240,6 +240,7 @@ def _connect(
         on_span=recorder.add,
         shards=grid.shards,
         ranks_per_host=settings.ranks_per_host,
+        checksums=settings.checksums,
     )
     engine = (
         engine_of(grid.who) if newcomer is None else newcomer.enter(engine_of, healing, messages)
@@ -252,8 +253,8 @@ def _connect(
         if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
             engine.broadcast(healing.tensors())
         way.caution(model, params, settings)
-        check_every = settings.check_every
-        synchroniser = Synchroniser(engine, messages, dict(held), check_every=check_every)
+        check = way.check(params, settings)
+        synchroniser = Synchroniser(engine, messages, dict(held), check)
         guard = None if settings.guard_every is None else Guard(settings.guard_every)
         progress = Progress(synchroniser, recorder, settings.scaler, guard)
         progress.healing, progress.newcomer = healing, newcomer
@@ -311,6 +312,7 @@ def _fingerprint(
         "scaler": None if settings.scaler is None else "given",
         "guard_every": settings.guard_every,
         "check_every": settings.check_every,
+        "checksums": settings.checksums,
         "on_failure": settings.on_failure,
         "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
         **special,

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..planning.default_fusion import NamedParam
 from .handle import Handle
+from .integrity import Check
 from .membership import Membership
 from .progress import Progress
 from .settings import Settings
@@ -28,6 +29,9 @@ class Attachment(Protocol):
         self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
     ) -> list[AnyMessage]:
         """All messages in issue order."""
+
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        """The comparison of what has the same bits on all ranks whenever a step begins."""
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         """Warns of settings that can be carried out, and hardly mean what they say."""

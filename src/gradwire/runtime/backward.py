@@ -21,10 +21,11 @@ from .attachment import Attachment
 from .cautions import caution, overlaps
 from .controls import Controls, Pilot
 from .ddp_in_turn import DDPInTurn
-from .dtensors import has_dtensors, sharded_modules
+from .dtensors import has_dtensors, shard_of, sharded_modules
 from .fused import fused_messages
 from .handle import Handle
 from .hooks import ModuleHooks
+from .integrity import Check
 from .join import refuse_fewer
 from .membership import Membership
 from .messages import Message
@@ -59,6 +60,10 @@ class _EveryBackward(Attachment):
             return [*_flat_messages(model, params, settings, who, _num_flags(model), None)]
         num_flags = _num_flags(model)
         return fused_messages(model, params, settings, settings.exchange, who, num_flags=num_flags)
+
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        every = settings.check_every
+        return Check(every, lambda names: [(name, shard_of(param)) for name, param in params])
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         caution(model, params, settings)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..verbs import Among, Communication, Compute, Steps
+from .checksums import Seals
 from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
 from .staging import Staged
@@ -98,33 +99,42 @@ class Driver:
     def _communication(self, verbs: Sequence[Communication]) -> Task:
         routes, index, lane = self._routes, self.index, self.lane
         routes.of(verbs, index, lane)  # raises where there are none
-        size_bytes = sum(routes.sent_bytes(verb) for verb in verbs)
+        direct, others = ([], verbs) if self._side is None else routes.parted(verbs, lane)
+        seals = routes.seals(others, self.step)
+        beside = [one for one in seals.beside if one is not None] if seals else []
+        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
         name = "+".join(_name(verb) for verb in verbs)
         noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
-        if (carry_from_device := self._from_device(verbs, noted)) is not None:
+        if (carry_from_device := self._from_device(direct, others, noted, seals)) is not None:
             return self.task(name, carry_from_device, routes.lanes[lane], size_bytes)
 
         # A task that is never done must not keep a channel open: it is looked up late.
         def carry() -> None:
             noted.started_s = wall_clock()
-            carry_out(verbs, routes.of(verbs, index, lane))
+            carry_out(verbs, routes.of(verbs, index, lane), seals)
 
         def start(over: Over) -> None:
             noted.started_s = wall_clock()
-            begin(verbs[0], routes.of(verbs, index, lane)[0], over)
+            begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
 
         task = self.task(name, carry, routes.lanes[lane], size_bytes)
         task.begin = start if is_begun(verbs) else None
         return task
 
     def _from_device(
-        self, verbs: Sequence[Communication], noted: NotedVerb
+        self,
+        direct: Sequence[Communication],
+        others: Sequence[Communication],
+        noted: NotedVerb,
+        seals: Seals | None,
     ) -> Callable[[], None] | None:
-        """Makes the work of verbs on a device's memory; None where all lies on the host."""
+        """Makes the work of verbs on a device's memory; None where all lies on the host.
+
+        Its own channel carries out the ``direct`` ones.
+        """
         routes, index, lane, side = self._routes, self.index, self.lane, self._side
         if side is None:
             return None
-        direct, others = routes.parted(verbs, lane)
         staged, ready = self._staged(others), side.mark() if direct else None
         if ready is None and staged is None:
             return None
@@ -137,10 +147,10 @@ class Driver:
                     carry_directly(direct, channels, side.device)
             if staged is not None:
                 staged.wait()
-                carry_out(staged.verbs, routes.of(others, index, lane))
+                carry_out(staged.verbs, routes.of(others, index, lane), seals)
                 staged.back()
             elif others:
-                carry_out(others, routes.of(others, index, lane))
+                carry_out(others, routes.of(others, index, lane), seals)
 
         return carry
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..errors import ExitCode, InvalidSetting, RankFailed
 from ..trace.span import Span
+from ..travel import members
 from ..verbs import Among, Steps
 from .blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from .driver import AMONG_SHARDS, COMPUTE, COMPUTING, OFFLOAD, Driver
@@ -56,6 +57,7 @@ class Engine:
     On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
+    ``checksums`` says whether ranks compare what arrives with what was sent.
     """
 
     is_copy = False
@@ -70,15 +72,15 @@ class Engine:
         on_span: Callable[[Span], None],
         shards: Membership = ALONE,
         ranks_per_host: int = 1,
+        checksums: bool = False,
     ) -> None:
         name, self.rank, self.world = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
-        self.timeout = timeout
-        self.num_channels = self.credit = num_channels
+        self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
         # One channel more than asked for: small news must not wait behind a large message.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
-        self.routes = Routes(lanes)
+        self.routes = Routes(lanes, checksums=checksums)
         self._tails: list[Task | None] = [None] * len(lanes)
         self._last_turn: Task | None = None
         self._on_span = on_span
@@ -117,7 +119,10 @@ class Engine:
         if who.name and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
             channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
-            self.routes.circles[among] = Circle(*who, channels)
+            ranks: Sequence[int] = ()
+            if among is not Among.SHARDS:
+                ranks = members(self.rank, self.world, self.ranks_per_host, among)
+            self.routes.circles[among] = Circle(*who, channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks, outside of messages.
@@ -383,7 +388,7 @@ class Engine:
             return
         if isinstance(error, RankFailed):  # found by a text, in what all ranks told
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
-            how = "as all told each other"
+            how = "by what ranks told each other"
         elif task.lane in (*COMPUTING, None):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))

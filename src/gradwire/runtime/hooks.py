@@ -91,6 +91,7 @@ class ModuleHooks:
         self._synchroniser.engine.refuse_copy()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             self._begin_overlap(name)
+            self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
             with self._opening:

@@ -57,6 +57,7 @@ from .dtensors import has_dtensors
 from .fused import fused_messages
 from .handle import Handle
 from .hooked import untraced
+from .integrity import DEFAULT_CHECK_EVERY, Check
 from .local_handle import LocalSteps, Rhythm
 from .membership import Membership
 from .outer import DILOCO, MakeOuter, Outer
@@ -87,6 +88,7 @@ def local_steps(
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = timedelta(minutes=5),
     trace_steps: int = 4,
+    checksums: bool = False,
 ) -> LocalSteps:
     """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
 
@@ -110,10 +112,11 @@ def local_steps(
     drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
 
     The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
-    rank that is lost, or is not there ``timeout`` after the others, is named by ``RankFailed``,
-    which ``optimizer.step()`` raises. Raises ``InvalidSetting``; ``RanksDiffer`` if ranks differ.
+    rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
+    raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    choices = Choices(None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None)
+    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None
+    choices = Choices(None, *given, checksums=checksums)
     grid = grid_of(model := sole_ddp(model), group, None, mesh, timeout)
     with ExitStack() as quiet:
         way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
@@ -197,6 +200,10 @@ class _Locally(Attachment):
             first = len(made)
             made += fused_messages(model, anchors, settings, settings.exchange, who, first=first)
         return made
+
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        """Every so many exchanges, about as many steps apart as under ``attach``."""
+        return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
 
     def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
         warn_of_two_momenta(settings, self._outer.optimizer)

@@ -26,7 +26,6 @@ from ..spec import TensorSpec
 from ..verbs import Compute, Steps
 from .devices import home_of, kept_on
 from .guard import Missed, compared
-from .integrity import digest_of
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
 from .slots import KeptBuffer, Slot, range_in
 from .streams import Copying
@@ -105,9 +104,7 @@ class Message:
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
-        self.notes_norms = self.compares = self.digests = False
-        self.digest = 0
-        """The digest of the last mean that was to be digested; see `integrity`."""
+        self.notes_norms = self.compares = False
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
@@ -202,8 +199,6 @@ class Message:
             self.state, self.missed = yield from compared(self.member, grad_N, text)
         else:
             self.state = yield from text
-        if self.digests:
-            self.digest = yield Compute("digest", lambda: digest_of(grad_N), grad_N.numel())
         self._lent_N = None
 
     @torch.no_grad()

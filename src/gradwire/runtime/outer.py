@@ -8,7 +8,7 @@ and outer optimizer are the same on all ranks, bit for bit, as they depend on me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -55,6 +55,16 @@ class Outer:
         groups = self.optimizer.param_groups
         own = [{key: group[key] for key in sorted(group) if key != "params"} for group in groups]
         return type(self.optimizer).__name__, own
+
+    def shared(self, names: Collection[str] | None) -> list[NamedParam]:
+        """The anchors of parameters (None: all), and the outer optimizer's state of them."""
+        found: list[NamedParam] = []
+        for name in self.anchors if names is None else names:
+            anchor = self.anchors[name]
+            found.append((f"the anchor of {name}", anchor))
+            state = self.optimizer.state.get(anchor, {})
+            found += [(f"{k} of {name}", v) for k, v in state.items() if isinstance(v, Tensor)]
+        return found
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -44,6 +44,7 @@ class Choices(NamedTuple):
     scaler: GradScaler | None
     guard_every: int | None = None
     check_every: int | None = DEFAULT_CHECK_EVERY
+    checksums: bool = False
     on_failure: str = "end"
     backend: str = "auto"
 
@@ -63,6 +64,7 @@ class Settings:
     scaler: GradScaler | None
     guard_every: int | None
     check_every: int | None
+    checksums: bool
     on_failure: str
     backend: str
 
@@ -85,6 +87,8 @@ class Settings:
             refuse_no_gradients(self.exchange)
         if self.check_every is not None:
             check_whole("check_every", self.check_every, "write None for no checks")
+        if not isinstance(self.checksums, bool):
+            raise invalid("checksums", self.checksums, "True or False", "leave it out")
         if self.on_failure not in ("end", "shrink"):
             remedy = "write 'shrink' for going on without lost ranks"
             raise invalid("on_failure", self.on_failure, "'end' or 'shrink'", remedy)

@@ -274,6 +274,7 @@ class Shrinking:
             num_channels=old.num_channels,
             timeout=old.timeout,
             on_span=self._progress.recorder.add,
+            checksums=old.routes.checksums,
         )
 
     def _connected(

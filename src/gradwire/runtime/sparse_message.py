@@ -21,7 +21,6 @@ from ..load import load
 from ..moves.rows import average_rows
 from ..verbs import Compute, Steps
 from .devices import HOST
-from .integrity import digest_of
 from .messages import Grads
 from .streams import Copying
 
@@ -38,8 +37,6 @@ class SparseMessage:
     exchange: Exchange | None = None
     device = HOST
     """Rows are found, and added up, on the host."""
-    digests = False
-    digest = 0
 
     def __init__(
         self,
@@ -80,8 +77,6 @@ class SparseMessage:
             if self.member.way is not None:
                 self._growth = rows.numel() / self._most
         self._arrived = rows, values
-        if self.digests:
-            self.digest = yield Compute("digest", lambda: digest_of(rows, values), values.numel())
 
     def _choose(self, counts: list[int]) -> Collective:
         """The collective of a step, from counts that all ranks know."""

@@ -19,7 +19,7 @@ from ..verbs import AllReduce, Steps
 from .commit import Commit
 from .encoding import begun, encode_ahead
 from .engine import Engine
-from .integrity import same_everywhere
+from .integrity import Check
 from .lanes import Task
 from .marks import StepMarks
 from .messages import Grads, Message
@@ -39,8 +39,8 @@ class Synchroniser:
     ``begin`` opens a step, of all parameters or of those of some messages, ``ready`` hands in
     gradients, ``close`` counts who used which parameter, ``finish`` waits. Means are written into
     the gradients that were handed in. ``params`` are all parameters that are exchanged, by name;
-    one without elements is in no message. In every ``check_every``-th step ranks compare their
-    means; see `integrity`.
+    one without elements is in no message. In some steps ranks ``check`` that they hold the same
+    parameters; see `integrity`.
     """
 
     def __init__(
@@ -48,17 +48,16 @@ class Synchroniser:
         engine: Engine,
         messages: Sequence[AnyMessage],
         params: dict[str, Tensor],
-        check_every: int | None = None,
+        check: Check | None = None,
     ) -> None:
         self.engine = engine
-        self._asked_every = check_every
-        self._check_every = check_every if engine.world > 1 else None
+        self._check = check
         self.streams = Streams()
         self._params, self.names = params, list(params)
         self._lock = threading.Lock()
         # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
-        self.open = self._checks = False
+        self.open = False
         self.commit: Commit | None = None
         """Steps count on all ranks or on none by it; None where a failure ends the run."""
         self._committing: list[Task] = []
@@ -98,7 +97,6 @@ class Synchroniser:
     def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
         self.engine, self.commit, self.open = engine, commit, False
-        self._check_every = self._asked_every if engine.world > 1 else None
         self.replace(messages)
 
     def begin(
@@ -132,15 +130,18 @@ class Synchroniser:
         self._ends = {}
         self._ahead = {}
         self._news, self._committing = [], []
-        turn = step if turn is None else turn
-        checks = self._check_every is not None and (turn + 1) % self._check_every == 0
-        if checks or self._checks:
-            for one in self.messages:
-                one.digests = checks
-        self._checks = checks
+        self.look(step if turn is None else turn, names)
+        if self._check is not None and (text := self._check.text(self.engine.world, step)):
+            index = len(self.messages) + 1
+            self._news.append(self.engine.launch(index, "digests", text, is_news=True))
         if self.commit is not None:
             self.commit.begin(self.flat_messages)
         self.open = True
+
+    def look(self, turn: int, names: Collection[str] | None = None) -> None:
+        """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`."""
+        if self._check is not None and self.engine.world > 1:
+            self._check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches messages that are complete.
@@ -166,15 +167,6 @@ class Synchroniser:
                 if self._missing[message.index]:
                     break
                 self._ends[message.index] = self._launch(message)
-            if self._checks and not self._news and len(self._ends) == len(self._queue):
-                self._compare()
-
-    def _compare(self) -> None:
-        """Has ranks compare the means of this step once all of them are there."""
-        engine, ends = self.engine, list(self._ends.values())
-        text = same_everywhere(engine.world, self._step, self._queue)
-        index = len(self.messages) + 1
-        self._news.append(engine.launch(index, "digests", text, behind=ends, is_news=True))
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched."""

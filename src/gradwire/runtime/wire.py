@@ -28,8 +28,9 @@ from ..verbs import (
     ReduceScatter,
     Send,
 )
+from .checksums import Position, Seals
 from .devices import kind_of
-from .lanes import Over
+from .lanes import Once, Over
 from .last_verbs import LastVerbs
 from .streams import SideStream
 
@@ -147,7 +148,8 @@ class Circle:
     """The ranks that verbs of one kind are for, this one's place among them, and its channels.
 
     There is a channel for each communication lane. ``direct`` is the one that sends from a device's
-    memory, if there is one. ``name`` is used once, as for ``open_channels``.
+    memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks`` are their
+    numbers among those that average, which ranks with other shards have not.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Circle:
     world: int
     channels: list[Channel]
     direct: Channel = None
+    ranks: Sequence[int] = ()
 
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
@@ -166,8 +169,8 @@ class Circle:
 class Routes:
     """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
 
-    def __init__(self, lanes: Sequence[str]) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
+        self.lanes, self.checksums = lanes, checksums
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -208,6 +211,14 @@ class Routes:
             is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
             found[not is_direct].append(verb)
         return found
+
+    def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
+        """The checksums that travel beside verbs from host memory; None where none do."""
+        if not self.checksums:
+            return None
+        found = [self.circles[verb.among] for verb in verbs]
+        with as_on_a_lane():
+            return Seals(verbs, [Position(one.rank, one.world, one.ranks) for one in found], step)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
@@ -274,28 +285,50 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
     return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
 
 
-def begin(verb: Communication, channel: Channel, over: Over) -> None:
+def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None = None) -> None:
     """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
 
-    A verb that has ended already calls it in this thread.
+    A verb that has ended already calls it in this thread. ``seals`` are its checksums.
     """
+    last = Once(over)
 
     def arrived(future: Any) -> None:
-        error = None
         try:
             future.value()
-        except BaseException as raised:
-            error = raised
-        over(error)
+            with lock:
+                left.pop()
+                is_last = not left
+            if not is_last:
+                return
+            if seals is not None:
+                seals.check([verb])
+        except BaseException as error:
+            last(error)
+        else:
+            last(None)
 
-    _start(verb, channel).get_future().add_done_callback(arrived)
+    lock, works = threading.Lock(), [start(verb, channel)]
+    if seals is not None:
+        works += [start(one, channel) for _, one in seals.written([verb])]
+    left = [*works]
+    for work in works:
+        work.get_future().add_done_callback(arrived)
 
 
-def carry_out(verbs: Sequence[Communication], channels: Sequence[Channel]) -> None:
-    """Starts all verbs, each on its own channel, then waits for all of them."""
-    works = [_start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
+def carry_out(
+    verbs: Sequence[Communication], channels: Sequence[Channel], seals: Seals | None = None
+) -> None:
+    """Starts all verbs, each on its own channel, then waits for all of them.
+
+    ``seals`` are their checksums, which are taken while payloads are on their way.
+    """
+    works = [start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
+    if seals is not None:
+        works += [start(one, channels[at]) for at, one in seals.written(verbs)]
     for work in works:
         work.wait()
+    if seals is not None:
+        seals.check(verbs)
 
 
 def carry_directly(
@@ -311,7 +344,7 @@ def carry_directly(
         if any(isinstance(verb, Send | Recv) for verb in own):
             channel._start_coalescing(device)
             for verb in own:
-                _start(verb, channel)
+                start(verb, channel)
             channel._end_coalescing(device).wait()
         else:
             carry_out(own, [channel] * len(own))
@@ -323,7 +356,8 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % _NUM_TAGS
 
 
-def _start(verb: Communication, channel: Channel) -> Any:
+def start(verb: Communication, channel: Channel) -> Any:
+    """Has a channel begin a verb; returns its work."""
     match verb:
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))

@@ -1,0 +1,133 @@
+"""A bit that flips in what any exchange sends, but for a library's sum, is refused by name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.bench.striking import flip
+from gradwire.contract import Exchange
+from gradwire.errors import GradwireError, LawBroken, RankFailed
+from gradwire.exchange import texts
+from gradwire.laws.cases import Case
+from gradwire.laws.tolerance import must, same_bits
+from gradwire.local import drive
+from gradwire.runtime.checksums import Position, Seals
+from gradwire.travel import members
+from gradwire.verbs import AllGather, AllToAll, Broadcast, Communication, Compute, Send, Steps
+from gradwire.wrap.hosts import on_hosts
+
+from .cases import kind_of, name_of, own_exchanges, pairs
+
+CASE = Case(world=4, numel=301, seed=11)
+ON_HOSTS = [on_hosts(exchange, 2) for exchange in pairs()[:1]]
+EXCHANGES = [*{kind_of(one): one for one in (*pairs(), *own_exchanges())}.values(), *ON_HOSTS]
+
+SUMS = ("powersgd", "randomk")
+"""Exchanges of their own that leave all to a library's sum, as pairs with ``allreduce`` do."""
+
+
+class Blind(Seals):
+    """A specimen that trusts a rank."""
+
+    def check(self, verbs: Any) -> None:
+        try:
+            super().check(verbs)
+        except RankFailed as error:
+            if error.ranks != (0,):
+                raise
+
+
+class Flip:
+    """Flips the bit of a number, of all that one rank sends, once."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.num_bits, self._at = 0, at
+
+    def __call__(self, verb: Any, place: Position) -> Any:
+        if not isinstance(verb, Send | AllGather | AllToAll | Broadcast):
+            return verb
+        if isinstance(verb, Broadcast) and verb.src != place.rank:
+            return verb
+        first, num_bits = self.num_bits, verb.buf.nbytes * 8
+        self.num_bits += num_bits
+        if self._at is None or not first <= self._at < self.num_bits:
+            return verb
+        spoilt = verb.buf.clone()
+        flip(spoilt, (self._at - first) / num_bits)
+        return replace(verb, buf=spoilt)
+
+
+def sealed(
+    text: Steps[Any], rank: int, exchange: Exchange, kind: type[Seals], strike: Flip
+) -> Steps[Any]:
+    """A text whose verbs have checksums, as the engine's driver gives them."""
+
+    def place_of(verb: Communication) -> Position:
+        found = members(rank, CASE.world, exchange.ranks_per_host, verb.among)
+        return Position(found.index(rank), len(found), found)
+
+    value = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        seals = kind(network, [place_of(verb) for verb in network], 5)
+        beside = [one for _, one in seals.written(network)]
+        sent = [v if isinstance(v, Compute) else strike(v, place_of(v)) for v in verbs]
+        found = yield (*sent, *beside)
+        seals.check(network)
+        value = found[: len(verbs)] if isinstance(asked, tuple) else found[0]
+
+
+def means(
+    exchange: Exchange, victim: int, strike: Flip, kind: type[Seals] = Seals
+) -> list[torch.Tensor]:
+    made = texts(exchange, CASE.grads(), CASE.states(exchange))
+    calm = [strike if rank == victim else Flip() for rank in range(CASE.world)]
+    watched = [sealed(text, r, exchange, kind, calm[r]) for r, text in enumerate(made)]
+    outcome = drive(watched, seed=CASE.seed, ranks_per_host=exchange.ranks_per_host)
+    return [mean_N for mean_N, _, _ in outcome.results]
+
+
+def law_a_flip_is_refused_by_name(exchange: Exchange, kind: type[Seals] = Seals) -> bool:
+    """Checksums change no bit, and wherever one flips on the way its sender is named."""
+    plain = drive(
+        texts(exchange, CASE.grads(), CASE.states(exchange)), ranks_per_host=exchange.ranks_per_host
+    )
+    count = Flip()
+    for mean_N, (want_N, _, _) in zip(means(exchange, 0, count, kind), plain.results, strict=True):
+        must(same_bits(mean_N, want_N), "checksums change the mean")
+    draw = random.Random(name_of(exchange))
+    for at in [draw.randrange(count.num_bits) for _ in range(4)] if count.num_bits else ():
+        try:
+            means(exchange, 0, Flip(at), kind)
+        except RankFailed as error:
+            must((error.ranks, error.step) == ((0,), 5), f"{error.ranks} were named")
+            continue
+        except GradwireError as error:
+            raise LawBroken(f"bit {at} came to a decoder") from error
+        raise LawBroken(f"bit {at} of {count.num_bits} was taken")
+    return count.num_bits > 0
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=name_of)
+def test_a_flip_is_refused_by_name(exchange: Exchange) -> None:
+    torch.manual_seed(0)
+    sends = law_a_flip_is_refused_by_name(exchange)
+    assert sends or any(name in name_of(exchange) for name in ("allreduce", *SUMS))
+
+
+def test_the_law_bites() -> None:
+    for exchange in EXCHANGES:
+        if "allreduce" not in name_of(exchange):
+            with pytest.raises(LawBroken):
+                law_a_flip_is_refused_by_name(exchange, Blind)
+            return
