@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typer
 
+from gradwire.cli.report import table
+from gradwire.cli.report.output import Fractions, emit, machine, progress
 from gradwire.errors import InvalidSetting
-from gradwire.report import table
-from gradwire.report.output import Fractions, emit, machine, progress
 from gradwire.version import __version__
 
 from . import page

@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from gradwire.report.table import Row as Row
-from gradwire.testbed.ranks import Report as Report
+from gradwire.cli.report.table import Row as Row
+from gradwire_bench.testbed.ranks import Report as Report
 
 T = TypeVar("T")
 QUARTER = 0.25

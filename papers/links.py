@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gradwire.sim.clock import Timing
-from gradwire.trace.span import Span
+from gradwire.contract.trace.span import Span
+from gradwire.planning.clock.clock import Timing
 
 
 def link_s(timing: Timing) -> float:

@@ -17,9 +17,9 @@ import typer
 from typer.cli import get_docs_for_click
 
 from gradwire.cli.main import verbs
-from gradwire.load import KINDS, names
-from gradwire.report import algorithm
-from gradwire.report.table import markdown
+from gradwire.cli.report import algorithm
+from gradwire.cli.report.table import markdown
+from gradwire.contract.registry import KINDS, names
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {

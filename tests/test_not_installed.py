@@ -14,23 +14,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import partition
-from benchmarks.kernel_peers import check_compiles
-from gradwire.bench import demo
-from gradwire.bench.draws import IndexDraws
-from gradwire.cli.demo import _report
+from gradwire.cli.report import _figure
 from gradwire.compress.uniform import uniform
-from gradwire.data.cluster import Cluster
+from gradwire.contract.laws.inputs import make_gradient, profile_of
+from gradwire.contract.trace.span import Span, Trace
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws
-from gradwire.dsl.text import compile as text_compiler
-from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import gpu
-from gradwire.laws.inputs import make_gradient, profile_of
+from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.tune import tune
-from gradwire.report import _figure, html
-from gradwire.trace.span import Span, Trace
+from gradwire_bench.cli.demo import _report
+from gradwire_bench.demo import demo
+from gradwire_bench.micro import partition
+from gradwire_bench.micro.draws import IndexDraws
+from gradwire_bench.micro.kernel_peers import check_compiles
+from gradwire_bench.report import html
+from gradwire_lab.compll_text import compile as text_compiler
+from gradwire_lab.compll_text.compile import compile_text
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
 

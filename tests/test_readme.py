@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from gradwire.data.cluster import Cluster
+from gradwire.planning.data.cluster import Cluster
 
 README = Path(__file__).parents[1] / "README.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)

@@ -54,7 +54,7 @@ import sys
 
 for first in (
     "import gradwire",
-    "import gradwire.load, gradwire.exchange, gradwire.errors",
+    "import gradwire.contract.registry, gradwire.exchange.by_name, gradwire.errors",
     "from gradwire import load, exchange",
     "import gradwire; gradwire.pair",
     "from gradwire.runtime.attach import attach",

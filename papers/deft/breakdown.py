@@ -8,8 +8,8 @@ from statistics import mean
 from typing import Any
 
 from gradwire.errors import invalid
-from gradwire.testbed.hosts import Testbed, open_hosts
-from gradwire.testbed.ranks import Report, run_ranks
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
 
 from ..frame import Row
 from .breakdown_rank import PARTS

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from gradwire.contract import Member
-from gradwire.exchange import exchange_for
+from gradwire.contract.registry import load
+from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.build import backend
-from gradwire.load import load
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.testbed.ranks import Report
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import message_of, views_in
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import message_of, views_in
 
 from ..workloads import applications
 from ..workloads.clocked import Spent, clocked

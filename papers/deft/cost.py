@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from gradwire.data.cluster import Cluster
-from gradwire.report import curves
-from gradwire.testbed.hosts import Testbed, open_hosts
-from gradwire.testbed.ranks import Report, run_ranks
-from gradwire.workloads.train import layer_sizes
+from gradwire.cli.report import curves
+from gradwire.planning.data.cluster import Cluster
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_bench.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

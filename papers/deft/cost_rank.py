@@ -13,20 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.sharing import share_cores
 from gradwire.contract import Member
-from gradwire.data.cluster import VerbName
-from gradwire.exchange import exchange_for
+from gradwire.contract.registry import load
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.travel import NAMES, sent_bytes
+from gradwire.contract.verbs import Compute, Verb
+from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.build import backend
-from gradwire.load import load
-from gradwire.measure.links import measure_cluster
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.spec import TensorSpec
-from gradwire.testbed.counters import own_counters
-from gradwire.testbed.ranks import Report
-from gradwire.travel import NAMES, sent_bytes
-from gradwire.verbs import Compute, Verb
+from gradwire.planning.data.cluster import VerbName
+from gradwire.planning.measure.links import measure_cluster
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+from gradwire_bench.schedule.sharing import share_cores
+from gradwire_bench.testbed.counters import own_counters
+from gradwire_bench.testbed.ranks import Report
 
 from ..workloads import applications
 from ..workloads.clocked import Spent, clocked, watched

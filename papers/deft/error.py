@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from gradwire.workloads.train import History
+from gradwire_bench.workloads.train import History
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import POINTS, draw, mean, thinned

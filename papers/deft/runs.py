@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.version import __version__
-from gradwire.workloads.train import History, train
+from gradwire_bench.workloads.train import History, train
 
 from ..frame import Ask, Report
 from ..whole import write_whole

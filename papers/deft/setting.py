@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.load import load
-from gradwire.workloads import fashion_mnist
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import layer_sizes, message_of, views_in, without_momentum
-from gradwire.wrap.deep_gradient_compression import deep_gradient_compression
+from gradwire.contract.registry import load
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.deep_gradient_compression import deep_gradient_compression
+from gradwire_bench.workloads import fashion_mnist
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import layer_sizes, message_of, views_in, without_momentum
 
 from ..workloads import movielens
 from ..workloads.applications import fashion_convnet, fashion_resnet, movielens_ncf, text_lstm

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from gradwire.compress.hardthreshold import hardthreshold
-from gradwire.compress.sidco import sidco
 from gradwire.compress.topk import topk
-from gradwire.load import load
-from gradwire.workloads.train import layer_sizes
+from gradwire.contract.registry import load
+from gradwire_bench.workloads.train import layer_sizes
+from gradwire_lab.compress.hardthreshold import hardthreshold
+from gradwire_lab.compress.sidco import sidco
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number

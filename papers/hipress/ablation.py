@@ -24,24 +24,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.replay import scaled_profile
-from gradwire.bench.schedule import BURST_S, CONGESTION_CONTROL
-from gradwire.bench.schedule_rank import replay
-from gradwire.bench.sharing import keep_queues_short, share_cores
-from gradwire.catalogue import load
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from gradwire.data.profile import Profile, ProfiledTensor
-from gradwire.measure.codecs import measure_codecs
-from gradwire.measure.links import measure_cluster
-from gradwire.planner.secopa import secopa
+from gradwire.contract.units import format_rate
+from gradwire.planning.catalogue import load
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.fusion import arrivals
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.runtime.plain import values_of_all
-from gradwire.testbed.hosts import Testbed, shaped_hosts
-from gradwire.testbed.ranks import Report, run_ranks
-from gradwire.units import format_rate
+from gradwire.planning.measure.codecs import measure_codecs
+from gradwire.planning.measure.links import measure_cluster
+from gradwire.planning.planner.secopa import secopa
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.state.plain import values_of_all
+from gradwire.runtime.step.engine import Engine
+from gradwire_bench.schedule.replay import scaled_profile
+from gradwire_bench.schedule.schedule import BURST_S, CONGESTION_CONTROL
+from gradwire_bench.schedule.schedule_rank import replay
+from gradwire_bench.schedule.sharing import keep_queues_short, share_cores
+from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
 
 from ..frame import Ask, Claim, Findings, Row
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gradwire.exchange import exchange_for
-from gradwire.load import load
-from gradwire.workloads import fashion_mnist
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import History, train
+from gradwire.contract.registry import load
+from gradwire.exchange.by_name import exchange_for
+from gradwire_bench.workloads import fashion_mnist
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import History, train
 
 from ..deft.runs import one_thread
 from ..frame import Ask, Claim, Findings, Row, effect

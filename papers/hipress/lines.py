@@ -20,9 +20,9 @@ from types import FunctionType
 from typing import Any
 
 from gradwire import compress
+from gradwire.contract.registry import load
 from gradwire.dsl.library import zero_run
 from gradwire.dsl.program import Program
-from gradwire.load import load
 
 from ..frame import Ask, Claim, Findings, Row
 
@@ -212,7 +212,7 @@ def _lines(tree: ast.AST) -> Iterator[int]:
 def lines_elsewhere(name: str) -> int:
     """Lines of the package that import an algorithm by its name, to make it usable.
 
-    Lines that measure it (``bench/``) and lines for type checkers do not count.
+    Lines that measure it (``gradwire_bench/``) and lines for type checkers do not count.
     """
     return sum(
         module.endswith(f"compress.{name}")

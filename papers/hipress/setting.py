@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gradwire import catalogue
-from gradwire.data.cluster import Cluster, CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.data.profile import Profile
-from gradwire.travel import travel
+from gradwire.contract.travel import travel
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.profile import Profile
 
 from .plans import DECODE, ENCODE, SEND
 from .printed import BYTEPS, RING, TABLE_1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire import catalogue
+from gradwire.planning import catalogue
 
 from ..frame import Ask, Claim, Findings, Row
 from .printed import TABLE_6

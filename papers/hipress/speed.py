@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kernel_peers import peers
-from gradwire.bench import kernel
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
-from gradwire.planner.secopa import secopa
-from gradwire.report import bars
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.secopa import secopa
+from gradwire_bench.micro import kernel
+from gradwire_bench.micro.kernel_peers import peers
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

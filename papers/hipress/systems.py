@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Profile
-from gradwire.planner.bytescheduler import bytescheduler
-from gradwire.planner.ddp import ddp
-from gradwire.planner.secopa import secopa
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import arrivals
-from gradwire.sim.clock import run_on_clock
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.planner.secopa import secopa
 
 from ..frame import Row
 from ..links import link_s

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
-from gradwire.planner.secopa import secopa
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.secopa import secopa
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.report import bars
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

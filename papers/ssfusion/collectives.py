@@ -11,9 +11,9 @@ from itertools import permutations
 from math import log
 from pathlib import Path
 
-from gradwire import catalogue
-from gradwire.report import curves
-from gradwire.travel import travel
+from gradwire.cli.report import curves
+from gradwire.contract.travel import travel
+from gradwire.planning import catalogue
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

@@ -1,6 +1,6 @@
 """The schemes that SSFusion is compared with, as data: a name, and how its plan is made.
 
-A planner that is new in ``planner/`` is a line of ``CONTENDERS``.
+A planner that is new in ``planning/planner/`` is a line of ``CONTENDERS``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Profile
-from gradwire.load import load
+from gradwire.contract.registry import load
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import Arrival, arrivals, chunks_in
 
 from .printed import BASELINES, CUPCAKE, ESPRESSO, HIPRESS, OKTOPK, OMGS, SPARDL

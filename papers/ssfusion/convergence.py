@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-from gradwire.workloads.train import History
+from gradwire_bench.workloads.train import History
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import POINTS, draw, mean, number, thinned

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Exchange, Member, Selection
-from gradwire.spec import TensorSpec
-from gradwire.verbs import Compute, Steps
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Compute, Steps
 
 
 @dataclass

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.bench.tasks import make_task
 from gradwire.compress.dgc import dgc
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
-from gradwire.error_feedback import ErrorFeedback, residuals
-from gradwire.exchange import exchange_for, run_local
-from gradwire.spec import TensorSpec
-from gradwire.workloads.task import TrainingTask
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.by_name import exchange_for, run_local
+from gradwire.exchange.error_feedback import ErrorFeedback, residuals
+from gradwire_bench.training.tasks import make_task
+from gradwire_bench.workloads.task import TrainingTask
 
 from ..deft.setting import LSTM, RESNET
 from ..frame import Ask, Claim, Findings, Row

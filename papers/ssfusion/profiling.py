@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from gradwire.load import load
+from gradwire.contract.registry import load
 from gradwire.planning.price import iteration_s
 
 from ..frame import Ask, Claim, Findings, Row

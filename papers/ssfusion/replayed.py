@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwire.bench.schedule import ScheduleBench, run
 from gradwire.errors import TestbedUnavailable
+from gradwire_bench.schedule.schedule import ScheduleBench, run
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Profile
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import (
     Arrival,
     SparseCost,
@@ -18,8 +19,7 @@ from gradwire.planning.fusion import (
     chunks_in,
     flat_plan,
 )
-from gradwire.report import bars
-from gradwire.sim.clock import run_on_clock
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

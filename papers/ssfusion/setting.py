@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradwire import catalogue
-from gradwire.data.cluster import Cluster, CodecFit
-from gradwire.data.fit import LineFit, fit_line
-from gradwire.data.profile import Profile
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire.planning.data.profile import Profile
 
 from .printed import FIGURE_2, FIGURE_5_S, KB, TABLE_3_CPU_S, TABLE_3_GPU_S, TABLE_3_KB
 

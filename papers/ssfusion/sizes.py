@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwire import catalogue
+from gradwire.planning import catalogue
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

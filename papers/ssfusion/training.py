@@ -16,18 +16,18 @@ from pathlib import Path
 
 import torch
 
-from gradwire import catalogue
-from gradwire.bench.tasks import make_task
 from gradwire.contract import Exchange
-from gradwire.data.exchanges import exchanges_of
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.exchange import exchange_for
-from gradwire.load import load
+from gradwire.contract.registry import load
+from gradwire.exchange.by_name import exchange_for
+from gradwire.planning import catalogue
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.exchanges import exchanges_of
 from gradwire.version import __version__
-from gradwire.workloads import fashion_mnist
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import History, train
+from gradwire_bench.training.tasks import make_task
+from gradwire_bench.workloads import fashion_mnist
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import History, train
 
 from ..deft.runs import one_thread
 from ..frame import Ask

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from gradwire.report import bars
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from gradwire import catalogue
 from gradwire.errors import TestbedUnavailable
-from gradwire.report import bars
+from gradwire.planning import catalogue
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row
 from .setting import MODELS, RANKS
@@ -59,7 +59,7 @@ def table4(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
 
 def _measure(ask: Ask, models: Sequence[str]) -> list[Row]:
     """Rows of ``gradwire bench schedule`` for these models, each at its own slowdown."""
-    from gradwire.bench import schedule
+    from gradwire_bench.schedule import schedule
 
     rows: list[Row] = []
     for model in models:

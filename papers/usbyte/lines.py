@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+from gradwire.cli.report import curves
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
-from gradwire.data.cluster import Cluster
-from gradwire.data.fit import LineFit, fit_line
-from gradwire.pairing import pair
-from gradwire.report import curves
-from gradwire.sim.timeline import simulate_exchange
-from gradwire.travel import travel
+from gradwire.contract.travel import travel
+from gradwire.exchange.pair import pair
+from gradwire.planning.clock.timeline import simulate_exchange
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit, fit_line
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

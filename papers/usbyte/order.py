@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
-from gradwire.load import load
-from gradwire.report import bars
-from gradwire.sim.clock import run_on_clock
+from gradwire.contract.registry import load
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

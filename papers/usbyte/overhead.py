@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradwire.load import load
+from gradwire.contract.registry import load
 from gradwire.planning.buckets import Bucket, buckets
 from gradwire.planning.orders import greedy
 from gradwire.planning.phases import Instance

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.profile import Profile
 from gradwire.planning.buckets import buckets
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.orders import greedy
 from gradwire.planning.phases import Instance, UnequalBlock
 

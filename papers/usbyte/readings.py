@@ -13,11 +13,11 @@ from functools import partial
 from itertools import product
 from typing import Literal
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.fit import LineFit
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
-from gradwire.load import load
+from gradwire.contract.registry import load
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.price import iteration_s
 from gradwire.planning.tune import tune
 

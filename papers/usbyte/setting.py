@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from gradwire import catalogue
-from gradwire.data.cluster import Cluster
-from gradwire.data.profile import Layer, Profile
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Layer, Profile
 
 MODELS = ("googlenet", "resnet50", "vgg16", "mobilenet_v2", "inception_v3", "bert_base")
 """Table 3, in its order."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gradwire.workloads import fashion_mnist, text
-from gradwire.workloads.convnet import ConvNet
-from gradwire.workloads.lstm import LSTMLM
-from gradwire.workloads.task import (
+from gradwire_bench.workloads import fashion_mnist, text
+from gradwire_bench.workloads.convnet import ConvNet
+from gradwire_bench.workloads.lstm import LSTMLM
+from gradwire_bench.workloads.task import (
     Batch,
     TrainingTask,
     class_loss,
@@ -25,7 +25,7 @@ from gradwire.workloads.task import (
     mean_over,
     random_of,
 )
-from gradwire.workloads.transformer import CausalLM
+from gradwire_bench.workloads.transformer import CausalLM
 
 from . import movielens
 from .deepfm import DeepFM

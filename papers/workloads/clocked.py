@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradwire.verbs import Compute, Steps, Verb
+from gradwire.contract.verbs import Compute, Steps, Verb
 
 T = TypeVar("T")
 Spent = dict[tuple[str, int], list[float]]
@@ -21,7 +21,7 @@ def clocked(
 
     ``clock`` may be ``time.thread_time``, which stands still while others have the core.
 
-    >>> from gradwire.local import drive
+    >>> from gradwire.exchange.local import drive
     >>> def text():
     ...     return (yield Compute("encode", lambda: 7, 100))
     >>> spent = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads.places import folder_of, looked_in
+from gradwire_bench.workloads.places import folder_of, looked_in
 
 NAME = "ml-100k"
 SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

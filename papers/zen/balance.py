@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.data.sparsity import Indices
-from gradwire.report import bars
-from gradwire.sparse.permutation import Permutation
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.planning.data.sparsity import Indices
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import MODELS, Capture, captured, present

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from gradwire.bench.sparse_rank import DENSE
 from gradwire.errors import UnknownName, invalid
-from gradwire.testbed.hosts import Testbed, open_hosts
-from gradwire.testbed.ranks import Report, run_ranks
+from gradwire_bench.micro.sparse_rank import DENSE
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
 
 from ..frame import Row
 from .captured_rank import SCHEMES

@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.bench import sparse_rank
-from gradwire.bench.sharing import share_cores
-from gradwire.bench.sparse_rank import DENSE, TimedScheme, compare, timed
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
+from gradwire.contract.registry import load
+from gradwire.exchange.pair import pair
 from gradwire.kernels.build import backend
-from gradwire.load import load
-from gradwire.pairing import pair
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.testbed.ranks import Report
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+from gradwire_bench.micro import sparse_rank
+from gradwire_bench.micro.sparse_rank import DENSE, TimedScheme, compare, timed
+from gradwire_bench.schedule.sharing import share_cores
+from gradwire_bench.testbed.ranks import Report
 
 _zen = load("collective", "zen")
 IN_COO, ROWS = "zen_in_coo", "zen_rows"

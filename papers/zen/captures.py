@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.contract import Compressor
-from gradwire.data.sparsity import Indices
-from gradwire.load import load
-from gradwire.sparse.entries import nonzero
-from gradwire.spec import spec_of
-from gradwire.workloads.task import TrainingTask
+from gradwire.contract.registry import load
+from gradwire.contract.spec import spec_of
+from gradwire.kernels.sparse.entries import nonzero
+from gradwire.planning.data.sparsity import Indices
+from gradwire_bench.workloads.task import TrainingTask
 
 from ..frame import Ask, Report
 from ..whole import write_whole

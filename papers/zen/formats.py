@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.data.sparsity import BLOCK
-from gradwire.report import curves
-from gradwire.sparse.entries import Entries
-from gradwire.sparse.format import SparseFormat
-from gradwire.sparse.formats.bitmap import bitmap
-from gradwire.sparse.formats.blocks import blocks
-from gradwire.sparse.formats.coo import coo
-from gradwire.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.sparse.parts import Part, parts_of
-from gradwire.sparse.permutation import Permutation
+from gradwire.cli.report import curves
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.format import SparseFormat
+from gradwire.kernels.sparse.formats.bitmap import bitmap
+from gradwire.kernels.sparse.formats.blocks import blocks
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.kernels.sparse.parts import Part, parts_of
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.planning.data.sparsity import BLOCK
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import MODELS, captured, present

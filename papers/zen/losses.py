@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from gradwire.cli.report import curves
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.zen import zen
@@ -18,11 +19,10 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
-from gradwire.error_feedback import with_error_feedback
-from gradwire.pairing import pair
-from gradwire.report import curves
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import History, train
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.pair import pair
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import History, train
 
 from ..frame import Ask, Claim, Findings, Row
 from ..workloads.applications import text_lstm, text_transformer

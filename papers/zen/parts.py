@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.bench.sparse_rank import PAPER as ZEN
-from gradwire.report import bars
+from gradwire_bench.micro.sparse_rank import PAPER as ZEN
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .captures import MODELS, present

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gradwire.data.sparsity import (
+from gradwire.cli.report import curves
+from gradwire.planning.data.sparsity import (
     BLOCK,
     DOUBLINGS,
     HEATMAP_PARTS,
@@ -17,7 +18,7 @@ from gradwire.data.sparsity import (
     UnitSparsity,
     unit_sparsity,
 )
-from gradwire.report import curves, heat
+from gradwire_bench.report import heat
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import DENSITY, MODELS, SOURCES, Capture, captured, lacking, present, stem

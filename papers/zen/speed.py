@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from gradwire.bench.sparse_rank import PAPER as ZEN
-from gradwire.report import bars
-from gradwire.units import format_rate
+from gradwire.contract.units import format_rate
+from gradwire_bench.micro.sparse_rank import PAPER as ZEN
+from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .captured import CapturedBench, run

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradwire.bench.sparse_rank import DENSE
-from gradwire.bench.sparse_rank import PAPER as ZEN
-from gradwire.report import bars
-from gradwire.testbed.hosts import Testbed, open_hosts
-from gradwire.testbed.ranks import run_ranks
-from gradwire.units import format_rate
+from gradwire.contract.units import format_rate
+from gradwire_bench.micro.sparse_rank import DENSE
+from gradwire_bench.micro.sparse_rank import PAPER as ZEN
+from gradwire_bench.report import bars
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import run_ranks
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .captures import DENSITY, lacking

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from gradwire.bench.sparse_rank import DENSE
-from gradwire.bench.sparse_rank import PAPER as ZEN
-from gradwire.cost.sparse_schemes import (
+from gradwire.exchange.sparse_schemes import (
     Prediction,
     SchemeInputs,
     allgather_sparse_cost,
@@ -21,8 +19,10 @@ from gradwire.cost.sparse_schemes import (
     sparcml_cost,
     zen_cost,
 )
-from gradwire.data.cluster import Cluster
-from gradwire.data.sparsity import TensorSparsity, UnitSparsity
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.sparsity import TensorSparsity, UnitSparsity
+from gradwire_bench.micro.sparse_rank import DENSE
+from gradwire_bench.micro.sparse_rank import PAPER as ZEN
 
 from ..frame import Ask, Row
 from .captures import captured, lacking

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.bench import sparse_rank
-from gradwire.bench.sharing import share_cores
-from gradwire.bench.sparse_rank import DENSE
 from gradwire.compress.dgc import dgc
 from gradwire.contract import Exchange, Member
-from gradwire.error_feedback import with_error_feedback
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.pair import pair
 from gradwire.kernels.build import backend
-from gradwire.pairing import pair
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.testbed.ranks import Report
-from gradwire.workloads.task import TrainingTask
-from gradwire.workloads.train import message_of, views_in
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+from gradwire_bench.micro import sparse_rank
+from gradwire_bench.micro.sparse_rank import DENSE
+from gradwire_bench.schedule.sharing import share_cores
+from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.workloads.task import TrainingTask
+from gradwire_bench.workloads.train import message_of, views_in
 
 from ..workloads import applications
 

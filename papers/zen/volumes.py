@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
-from gradwire.data.sparsity import BLOCK
-from gradwire.moves.pulls import pulled_bytes
-from gradwire.sparse.entries import num_units
-from gradwire.sparse.parts import part_length
-from gradwire.sparse.permutation import Permutation
+from gradwire.collective.steps.pulls import pulled_bytes
+from gradwire.kernels.sparse.entries import num_units
+from gradwire.kernels.sparse.parts import part_length
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.planning.data.sparsity import BLOCK
 
 from .captures import Capture
 

@@ -1,1 +1,1 @@
-"""Model definitions, their work and the throughput model behind ``gradwire.catalogue``."""
+"""Model definitions, their work and the throughput model behind ``gradwire.planning.catalogue``."""

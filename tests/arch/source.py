@@ -65,7 +65,7 @@ class Source:
 
 
 def read(path: str, text: str) -> Source:
-    """A source from its path, such as ``sim/clock.py`` (of gradwire) or ``papers/store.py``."""
+    """A source from its path, such as ``planning/clock/clock.py`` (of gradwire) or ``papers/store.py``."""
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()

@@ -112,7 +112,9 @@ def test_the_glossary_is_read_row_by_row() -> None:
     ],
 )
 def test_the_rule_of_nouns_bites(code: str, num_unknown: int) -> None:
-    assert len(unknown_nouns(read("data/plan.py", code), words_of(SPECIMEN))) == num_unknown
+    assert (
+        len(unknown_nouns(read("planning/data/plan.py", code), words_of(SPECIMEN))) == num_unknown
+    )
 
 
 def test_the_rule_of_use_bites() -> None:

@@ -47,24 +47,24 @@ ORDER = {name: place for place, name in enumerate(name for row in ROWS for name 
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "measure/allreduce.py": "measures torch's own all-reduce",
+    "planning/measure/allreduce.py": "measures torch's own all-reduce",
     "fsdp": "is what FSDP calls",
     "integrations": "meets frameworks that hold process groups",
     "testbed": "starts ranks",
     "bench": "the ranks of the demo and the benchmarks compare with torch's own collectives",
     "benchmarks": "their ranks are joined by it",
     "papers": "the ranks of what they measure are joined by it",
-    "cli/_diagnosis.py": "lists the back ends there are",
+    "cli/commands/_diagnosis.py": "lists the back ends there are",
 }
 """Files and folders that may import torch.distributed, and why."""
 
 
 PROCESSES = {
-    "benchmarks/matrix.py": "forks ranks that run programs, whatever these do",
-    "bench/faults_trial.py": "forks ranks that are to die, for each trial anew",
+    "bench/src/gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
+    "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die, for each trial anew",
     "kernels/compiler.py": "runs the C++ compiler",
-    "testbed/launch.py": "starts ranks, for all of gradwire",
-    "testbed/netns.py": "starts the process that holds the namespaces",
+    "gradwire_bench/testbed/launch.py": "starts ranks, for all of gradwire",
+    "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
 }
 """Files that may start processes, and why."""
 
@@ -151,7 +151,7 @@ def test_an_underscore_means_private_to_its_folder() -> None:
 def test_a_private_module_of_another_folder_is_seen() -> None:
     known = frozenset({"gradwire.compress._coo", "gradwire.compress.topk"})
     text = "from ..compress._coo import share_of"
-    assert len(private_from_elsewhere(read("wrap/natural.py", text), known)) == 1
+    assert len(private_from_elsewhere(read("exchange/natural.py", text), known)) == 1
     assert private_from_elsewhere(read("compress/topk.py", "from ._coo import x"), known) == []
     assert private_from_elsewhere(read("compress/deft/_a.py", "from .._coo import x"), known) == []
 
@@ -169,7 +169,13 @@ def test_only_listed_files_start_processes() -> None:
     assert users == set(PROCESSES)
 
 
-KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.data.plan"})
+KNOWN = frozenset(
+    {
+        "gradwire.planning.clock.run",
+        "gradwire.planning.planner.usbyte",
+        "gradwire.planning.data.plan",
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -179,17 +185,21 @@ KNOWN = frozenset({"gradwire.sim.run", "gradwire.planner.usbyte", "gradwire.data
         ("units.py", "from .errors import invalid", 0),
         ("sim/run.py", "from ..planner import usbyte", 1),
         ("sim/run.py", "from ..data import plan", 0),
-        ("sim/run.py", "def f():\n    from gradwire.report import table", 1),
-        ("sim/__init__.py", "from ..cli.main import app", 1),
-        ("cli/reproduce.py", "from papers.command import reproduce", 1),
-        ("cli/reproduce.py", "def f():\n    import papers.store", 1),
-        ("benchmarks/batch.py", "from papers import page", 1),
+        ("sim/run.py", "def f():\n    from gradwire.cli.report import table", 1),
+        ("planning/clock/__init__.py", "from ..cli.main import app", 1),
+        ("gradwire_bench/cli/reproduce.py", "from papers.command import reproduce", 1),
+        ("gradwire_bench/cli/reproduce.py", "def f():\n    import papers.store", 1),
+        ("bench/src/gradwire_bench/micro/batch.py", "from papers import page", 1),
         ("papers/deft/page.py", "from ..frame import Figure\nfrom gradwire.cli import _output", 0),
         ("papers/store.py", "import gradwire", 1),
         ("spec.py", "import gradwire", 1),
         ("spec.py", "if TYPE_CHECKING:\n    from .cli import main", 1),
         ("spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .cli import main", 1),
-        ("planner/usbyte.py", "from ._types import Plan\nfrom ..sim.run import simulate", 0),
+        (
+            "planning/planner/usbyte.py",
+            "from ._types import Plan\nfrom ..sim.run import simulate",
+            0,
+        ),
     ],
 )
 def test_the_rule_sees(path: str, text: str, num_wrong: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.bench.auto import MODELS, AutoBench, cells_table, rows_of
-from gradwire.bench.auto_rank import ANEW
-from gradwire.bench.tasks import make_task
 from gradwire.errors import InvalidSetting
-from gradwire.pilot._decisions import Review, decide
+from gradwire.runtime.pilot._decisions import Review, decide
+from gradwire_bench.auto.auto import MODELS, AutoBench, cells_table, rows_of
+from gradwire_bench.auto.auto_rank import ANEW
+from gradwire_bench.training.tasks import make_task
 
 
 def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:

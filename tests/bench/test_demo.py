@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.bench.demo import Demo, DemoResult, write_report
-from gradwire.bench.tasks import make_task
+from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting, UnknownName
-from gradwire.trace.span import Span, Trace
+from gradwire_bench.demo.demo import Demo, DemoResult, write_report
+from gradwire_bench.training.tasks import make_task
 
 
 def test_any_compressor_is_taken_by_name() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gradwire.bench import exchange
-from gradwire.bench.exchange_rank import EXCHANGES, TORCH
+from gradwire.contract.registry import load, names
 from gradwire.errors import UnknownName
-from gradwire.exchange import exchange_for
-from gradwire.load import load, names
+from gradwire.exchange.by_name import exchange_for
+from gradwire_bench.micro import exchange
+from gradwire_bench.micro.exchange_rank import EXCHANGES, TORCH
 
 BENCH = exchange.ExchangeBench(hosts=2, rate_bytes_per_s=1000.0, numel=90, repeats=2, pieces=1)
 

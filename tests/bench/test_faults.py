@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.bench.accidents import DDP, FSDP, KINDS, LINKS, WAYS, Accident
-from gradwire.bench.faults import FaultsBench, accidents_of, as_markdown, run
-from gradwire.bench.faults_judge import Aftermath, Ending, judge
 from gradwire.errors import InvalidSetting
-from gradwire.testbed.hosts import available
+from gradwire_bench.faults.accidents import DDP, FSDP, KINDS, LINKS, WAYS, Accident
+from gradwire_bench.faults.faults import FaultsBench, accidents_of, as_markdown, run
+from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
+from gradwire_bench.testbed.hosts import available
 
 WORLD = 4
 WELL = Ending("", False, (), -1, "", 3.0, 7)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.bench import kernel
+from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
-from gradwire.load import load, names
+from gradwire_bench.micro import kernel
 
 
 def test_every_compressor_has_rows_and_names_are_the_registrys() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.bench import peers, trainer
-from gradwire.bench.peers import PEERS, is_there
-from gradwire.bench.tasks import make_task
-from gradwire.bench.trainer import Trainer
-from gradwire.bench.trainers import check_trainer, start
-from gradwire.bench.training import TrainBench
-from gradwire.bench.training_links import TrainingOnLinks
 from gradwire.errors import InvalidSetting
+from gradwire_bench.training import peers, trainer
+from gradwire_bench.training.peers import PEERS, is_there
+from gradwire_bench.training.tasks import make_task
+from gradwire_bench.training.trainer import Trainer
+from gradwire_bench.training.trainers import check_trainer, start
+from gradwire_bench.training.training import TrainBench
+from gradwire_bench.training.training_links import TrainingOnLinks
 
 SOURCES = {
     "demo.py": """

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire import catalogue
-from gradwire.bench.replay import Memory, Replay, ReplayedModule, VirtualDevice, scaled_profile
-from gradwire.data.cluster import Cluster
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.plan import plan
 from gradwire.planning.price import iteration_s
 from gradwire.runtime.attach import attach
+from gradwire_bench.schedule.replay import (
+    Memory,
+    Replay,
+    ReplayedModule,
+    VirtualDevice,
+    scaled_profile,
+)
 
 OVERSHOOT_S = 0.25
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gradwire.bench import schedule
-from gradwire.bench.replay import scaled_profile
-from gradwire.bench.schedule import ScheduleBench
-from gradwire.bench.schedule_rank import at_full_size, compressors_of, make_plan
-from gradwire.data.cluster import Cluster
-from gradwire.data.fit import LineFit
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.contract.units import parse_rate
 from gradwire.errors import InvalidSetting
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.price import iteration_s
-from gradwire.units import parse_rate
+from gradwire_bench.schedule import schedule
+from gradwire_bench.schedule.replay import scaled_profile
+from gradwire_bench.schedule.schedule import ScheduleBench
+from gradwire_bench.schedule.schedule_rank import at_full_size, compressors_of, make_plan
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gradwire.bench import select
 from gradwire.cli.main import app
+from gradwire_bench.micro import select
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.bench.sharing import keep_queues_short
 from gradwire.errors import TestbedUnavailable
+from gradwire_bench.schedule.sharing import keep_queues_short
 
 CODE = """
 import json, os, sys, threading, time
-from gradwire.bench.sharing import share_cores
+from gradwire_bench.schedule.sharing import share_cores
 there = threading.Thread(target=time.sleep, args=(5,), daemon=True)
 there.start()
 share_cores(int(sys.argv[1]), int(sys.argv[2]))

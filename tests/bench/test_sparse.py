@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.bench import sparse
-from gradwire.bench.draws import IndexDraws, SetMeasures
-from gradwire.bench.sparse import SparseBench, run
-from gradwire.bench.sparse_rank import OWN, SCHEMES
 from gradwire.errors import InvalidSetting, UnknownName
-from tests.testbed.forked import fork_ranks
+from gradwire_bench.micro import sparse
+from gradwire_bench.micro.draws import IndexDraws, SetMeasures
+from gradwire_bench.micro.sparse import SparseBench, run
+from gradwire_bench.micro.sparse_rank import OWN, SCHEMES
+from tests.bench.testbed.forked import fork_ranks
 
 
 @pytest.mark.parametrize(("overlap", "skew", "run_"), [(0.3, 5.0, 1), (0.6, 1.0, 16), (1.0, 8, 4)])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire.bench import training
-from gradwire.bench.methods import RECIPES, method
-from gradwire.bench.tasks import OPTIMIZERS, TASKS, make_task
-from gradwire.bench.training import TrainBench, hidden, run
 from gradwire.errors import InvalidSetting
-from gradwire.workloads.train import History
+from gradwire_bench.training import training
+from gradwire_bench.training.methods import RECIPES, method
+from gradwire_bench.training.tasks import OPTIMIZERS, TASKS, make_task
+from gradwire_bench.training.training import TrainBench, hidden, run
+from gradwire_bench.workloads.train import History
 
 
 def test_losses_and_bytes_stand_beside_those_of_dense() -> None:

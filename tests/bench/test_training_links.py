@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
-from gradwire.bench import training_links
-from gradwire.bench.trainers import DDP, OTHERS, PERIOD
-from gradwire.bench.training import TrainBench
-from gradwire.bench.training_links import METHODS, Point, TrainingOnLinks, draw, reached, run
 from gradwire.errors import InvalidSetting
+from gradwire_bench.training import training_links
+from gradwire_bench.training.trainers import DDP, OTHERS, PERIOD
+from gradwire_bench.training.training import TrainBench
+from gradwire_bench.training.training_links import (
+    METHODS,
+    Point,
+    TrainingOnLinks,
+    draw,
+    reached,
+    run,
+)
 
 
 def bench(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire.cli._own import subjects_of
-from gradwire.laws import (
+from gradwire.cli.commands._own import subjects_of
+from gradwire.contract.laws import (
     collectives,
     compressors,
     densities,
@@ -20,8 +20,8 @@ from gradwire.laws import (
     planners,
     programs,
 )
-from gradwire.laws.subjects import held_to
-from gradwire.planner.wfbp import wfbp
+from gradwire.contract.laws.subjects import held_to
+from gradwire.planning.planner.wfbp import wfbp
 from tests.cli.conftest import Ended
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ class loses_the_sign(none):
 EXCHANGE = """
 from dataclasses import dataclass
 from gradwire import Exchange
-from gradwire.verbs import AllReduce
+from gradwire.contract.verbs import AllReduce
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class waits_for_ever(sends_first):
 """
 PLANNER = """
 import gradwire as gw
-from gradwire.planner.wfbp import wfbp
+from gradwire.planning.planner.wfbp import wfbp
 
 
 def doubles(profile, cluster) -> gw.Plan:

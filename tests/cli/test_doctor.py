@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.cli import _diagnosis as diagnosis
-from gradwire.cli.doctor import fit_rows, link_warnings, path_rows
-from gradwire.data.fit import LineFit
-from gradwire.measure.allreduce import LinkReport
-from gradwire.report.table import Row
+from gradwire.cli.commands import _diagnosis as diagnosis
+from gradwire.cli.commands.doctor import fit_rows, link_warnings, path_rows
+from gradwire.cli.report.table import Row
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.measure.allreduce import LinkReport
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

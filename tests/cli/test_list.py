@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.error_feedback import ErrorFeedback
-from gradwire.exchange import exchange_for
-from gradwire.load import KINDS, load, names
-from gradwire.pairing import Pair
-from gradwire.report.algorithm import page
+from gradwire.cli.report.algorithm import page
+from gradwire.contract.registry import KINDS, load, names
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.pair import Pair
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import __version__
-from gradwire.report import output
+from gradwire.cli.report import output
 
 ROWS: list[dict[str, object]] = [
     {"name": "ddp", "step_s": 0.5, "loss": math.nan},

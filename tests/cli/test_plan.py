@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gradwire import catalogue
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.laws.inputs import profile_of
-from gradwire.load import names
-from gradwire.planner.bytescheduler import bytescheduler
-from gradwire.planner.usbyte import usbyte
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.contract.registry import names
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from tests.cli.conftest import Ended
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cli import profile as verb
-from gradwire.data.cluster import VERBS, Cluster, CodecFit
-from gradwire.data.fit import fit_line
-from gradwire.data.profile import Profile
+from gradwire.cli.commands import profile as verb
+from gradwire.cli.report import fits
 from gradwire.errors import InvalidSetting
-from gradwire.measure.links_rank import LinksBench
-from gradwire.report import fits
-from gradwire.testbed.hosts import Testbed, open_hosts
-from gradwire.testbed.ranks import run_ranks
+from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
+from gradwire.planning.data.fit import fit_line
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.measure.links_rank import LinksBench
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import run_ranks
 from tests.cli.conftest import Ended
 
 pytestmark = pytest.mark.slow
@@ -176,7 +176,7 @@ def test_hosts_are_really_measured() -> None:
     with open_hosts(Testbed(hosts=2)) as hosts:
         found = run_ranks(
             hosts,
-            "gradwire.measure.links_rank",
+            "gradwire.planning.measure.links_rank",
             json.loads(json.dumps(asdict(bench))),
             report=lambda fraction, what: told.append(fraction),
             timeout_s=100,

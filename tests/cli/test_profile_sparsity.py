@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.data.profile import Profile
+from gradwire.cli.report import sparsity
 from gradwire.errors import InvalidSetting
-from gradwire.report import sparsity
+from gradwire.planning.data.profile import Profile
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

@@ -7,22 +7,22 @@ import torch
 
 import gradwire as gw
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.steps.rounds import FEW as FEW_AT_A_TIME
 from gradwire.compress.cast16 import cast16
-from gradwire.compress.hardthreshold import hardthreshold
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.exchange import run_local
-from gradwire.laws import many_steps
-from gradwire.laws.cases import FEW, Case
-from gradwire.laws.exchanges import LAWS
-from gradwire.moves.rounds import FEW as FEW_AT_A_TIME
-from gradwire.pairing import pair
-from gradwire.spec import TensorSpec
-from tests.sim.test_computes import CHUNK, Done, computes
+from gradwire.contract.laws import many_steps
+from gradwire.contract.laws.cases import FEW, Case
+from gradwire.contract.laws.exchanges import LAWS
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.pair import pair
+from gradwire_lab.compress.hardthreshold import hardthreshold
+from gradwire_lab.compress.threelc import threelc
+from tests.planning.clock.test_computes import CHUNK, Done, computes
 
 CODECS = (
     none(),

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.local import drive
-from gradwire.verbs import (
+from gradwire.contract.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -22,6 +20,8 @@ from gradwire.verbs import (
     Send,
     Steps,
 )
+from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.exchange.local import drive
 
 
 def values(rank: int, numel: int = 4) -> Tensor:

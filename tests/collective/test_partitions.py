@@ -13,28 +13,28 @@ import gradwire as gw
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.cast16 import cast16
-from gradwire.compress.hardthreshold import hardthreshold
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
-from gradwire.data.plan import ExchangeSetting
-from gradwire.error_feedback import with_error_feedback
-from gradwire.laws import many_steps
-from gradwire.laws.cases import FEW, Case
-from gradwire.laws.exchanges import LAWS
-from gradwire.laws.inputs import profile_of
-from gradwire.local import Outcome, drive
-from gradwire.pairing import pair
-from gradwire.planner.wfbp import wfbp
-from gradwire.sim.timeline import simulate
-from gradwire.spec import TensorSpec
-from gradwire.wrap.hosts import with_hosts
-from tests.planner.profiles import exact_cluster
-from tests.sim.test_computes import computes
+from gradwire.contract.laws import many_steps
+from gradwire.contract.laws.cases import FEW, Case
+from gradwire.contract.laws.exchanges import LAWS
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.hosts import with_hosts
+from gradwire.exchange.local import Outcome, drive
+from gradwire.exchange.pair import pair
+from gradwire.planning.clock.timeline import simulate
+from gradwire.planning.data.plan import ExchangeSetting
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.compress.hardthreshold import hardthreshold
+from gradwire_lab.compress.threelc import threelc
+from tests.planning.clock.test_computes import computes
+from tests.planning.profiles import exact_cluster
 
 CODECS = (
     none(),

@@ -11,18 +11,18 @@ import torch
 
 import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring
+from gradwire.collective.steps.staggered import staggered
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
-from gradwire.exchange import texts
-from gradwire.laws import many_steps
-from gradwire.laws.cases import FEW, Case
-from gradwire.laws.exchanges import LAWS
-from gradwire.local import drive
-from gradwire.moves.staggered import staggered
-from gradwire.verbs import Compute, Recv, Send
+from gradwire.contract.laws import many_steps
+from gradwire.contract.laws.cases import FEW, Case
+from gradwire.contract.laws.exchanges import LAWS
+from gradwire.contract.verbs import Compute, Recv, Send
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.local import drive
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 

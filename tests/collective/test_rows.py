@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.steps.rows import Rows, average_rows
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.contract.collective import Collective
-from gradwire.cost.sparse_schemes import OF_ROWS
+from gradwire.contract.laws.collectives import Undefined
+from gradwire.contract.registry import examples
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
-from gradwire.laws.collectives import Undefined
-from gradwire.load import examples
-from gradwire.local import drive
-from gradwire.moves.rows import Rows, average_rows
-from gradwire.spec import TensorSpec
+from gradwire.exchange.local import drive
+from gradwire.exchange.sparse_schemes import OF_ROWS
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3

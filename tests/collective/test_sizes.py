@@ -8,11 +8,11 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair, RanksDiffer
-from gradwire.exchange import texts
-from gradwire.local import drive
-from gradwire.pairing import Pair, suited
-from gradwire.spec import TensorSpec
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import Pair, suited
 from tests.laws.variable import above, trimmed
 
 WORLD = 4

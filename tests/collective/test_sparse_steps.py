@@ -9,10 +9,10 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
-from gradwire.exchange import texts
-from gradwire.local import drive
-from gradwire.spec import TensorSpec
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.local import drive
 
 WORLD, NUMEL = 5, 1003
 SCHEMES = (

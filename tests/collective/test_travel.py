@@ -7,10 +7,17 @@ import itertools
 import pytest
 import torch
 
-from gradwire.data.cluster import VERBS, Cluster
+from gradwire.contract.travel import (
+    NAMES,
+    bytes_on_average,
+    bytes_sent,
+    copies_sent,
+    sent_bytes,
+    travel,
+)
+from gradwire.contract.verbs import Broadcast
 from gradwire.errors import UnknownName
-from gradwire.travel import NAMES, bytes_on_average, bytes_sent, copies_sent, sent_bytes, travel
-from gradwire.verbs import Broadcast
+from gradwire.planning.data.cluster import VERBS, Cluster
 
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 100)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member, Selection, Shards
-from gradwire.error_feedback import with_error_feedback
-from gradwire.local import drive
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.local import drive
 
 
 class Grid:

@@ -17,11 +17,11 @@ from gradwire.compress.deft.allocation import Allocation, owners
 from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import Partition
 from gradwire.contract import Member
-from gradwire.data.cluster import CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.exchange import exchange_for
-from gradwire.sim.supersteps import Joint, Tariff, supersteps_of
+from gradwire.exchange.by_name import exchange_for
+from gradwire.planning.clock.supersteps import Joint, Tariff, supersteps_of
+from gradwire.planning.data.cluster import CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from tests.compress.test_support import MODEL, Run, draw, spec_of
 from tests.runtime.plans import CLUSTER, profile_of_model
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.bench.select import layer_sizes as resnet50_sizes
 from gradwire.compress._narrow import narrow, widen, width_of
 from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.allocation import Allocation, owners
@@ -20,6 +19,7 @@ from gradwire.compress.deft.layerwise import select_layers
 from gradwire.compress.deft.partition import Partition, packable, partition_of, two_stage
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
+from gradwire_bench.micro.select import layer_sizes as resnet50_sizes
 from tests.strategies import bounded
 
 sizes_of_tensors = st.lists(st.integers(0, 200), min_size=0, max_size=12)

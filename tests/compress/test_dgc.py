@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.dgc import dgc
-from gradwire.compress.graddrop import graddrop
+from gradwire_lab.compress.graddrop import graddrop
 
 BOTH = pytest.mark.parametrize("kind", [dgc, graddrop])
 

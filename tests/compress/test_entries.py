@@ -7,7 +7,7 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Compressor, Layout
-from gradwire.spec import working_dtype
+from gradwire.contract.spec import working_dtype
 from tests.laws.cases import compressors, name_of
 
 SPARSE = [codec for codec in compressors() if codec.traits.layout is Layout.SPARSE]

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import gradwire as gw
-
-from .quantisers import decoded, normal
+from tests.compress.quantisers import decoded, normal
 
 fp8, int8 = gw.compress.fp8, gw.compress.int8
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.contract.spec import TensorSpec
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.nonzero import nonzero_units as kept_units
-from gradwire.spec import TensorSpec
 
 nonzero = gw.compress.nonzero
 NAN, INF = float("nan"), float("inf")

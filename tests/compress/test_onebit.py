@@ -8,7 +8,7 @@ import torch
 import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import run_local
+from gradwire.exchange.by_name import run_local
 
 
 def decoded(codec: gw.Compressor, grad_N: torch.Tensor) -> torch.Tensor:

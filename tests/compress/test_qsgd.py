@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import gradwire as gw
-
-from .quantisers import assert_refused, decoded, normal
+from tests.compress.quantisers import assert_refused, decoded, normal
 
 qsgd = gw.compress.qsgd
 

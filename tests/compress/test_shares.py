@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 from gradwire.compress.sparseloco import CHUNK
+from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
-from gradwire.load import load, names
 
 SHARES = [
     (name, field.name)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire.compress.sparseloco import CHUNK, sparseloco
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
-from gradwire.spec import TensorSpec
 
 
 def test_every_chunk_sends_its_own_largest() -> None:

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from tests.compress.quantisers import assert_refused, decoded, normal
 from tests.strategies import bounded
-
-from .quantisers import assert_refused, decoded, normal
 
 uniform = gw.compress.uniform
 

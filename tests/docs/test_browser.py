@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.report import html
+from gradwire_bench.report import html
 from scripts.site_pages import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)

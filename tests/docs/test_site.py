@@ -23,9 +23,9 @@ import torch.distributed as dist
 import typer
 
 from gradwire.cli.main import verbs
-from gradwire.laws.subjects import check, held_to
-from gradwire.load import KINDS, load, names
-from gradwire.report import algorithm
+from gradwire.cli.report import algorithm
+from gradwire.contract.laws.subjects import check, held_to
+from gradwire.contract.registry import KINDS, load, names
 from scripts.doctest_blocks import fenced
 from scripts.site_pages import COPIED, NAV, ROOT, generated, linked
 from tests.test_readme import SURROUNDINGS

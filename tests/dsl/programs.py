@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gradwire.contract.registry import examples
 from gradwire.dsl.program import Program
-from gradwire.load import examples
 
 EXAMPLES = tuple(
     codec

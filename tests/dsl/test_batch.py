@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.compress.adacomp import adacomp
 from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
-from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built
 from gradwire.kernels import compiler
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
-from gradwire.spec import TensorSpec
+from gradwire_lab.compress.adacomp import adacomp
+from gradwire_lab.compress.threelc import threelc
 from tests.strategies import bounded
 
 CODECS = (

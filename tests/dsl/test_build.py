@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.compress.tbq import tbq
 from gradwire.kernels import cache, compiler
+from gradwire_lab.compress.tbq import tbq
 
 pytestmark = pytest.mark.slow
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
 LOAD = """
-from gradwire.compress.tbq import tbq
+from gradwire_lab.compress.tbq import tbq
 from gradwire.kernels import compiler
 compiler.FLAG_SETS = (("-std=c++17", "-O0", "-fPIC", "-shared"),)
 print(tbq().kernels().built.library() is not None)

@@ -28,7 +28,7 @@ import logging, resource, signal, tempfile
 from pathlib import Path
 logging.basicConfig(format="warned: %(message)s")
 import torch
-from gradwire.compress.tbq import tbq
+from gradwire_lab.compress.tbq import tbq
 from gradwire.kernels import compiler
 compiler.FLAG_SETS = (("-std=c++17", "-O0", "-fPIC", "-shared"),)
 {before}

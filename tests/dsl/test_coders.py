@@ -12,6 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.interp import from_bytes, to_bytes
 from gradwire.dsl.ir import DType
 from gradwire.dsl.language import (
@@ -37,10 +41,6 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
-from gradwire.payload import Payload
-from gradwire.spec import TensorSpec
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

@@ -15,17 +15,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, note, settings
 
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import render_cpp
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu.build import Launcher
 from gradwire.dsl.ir import RULES, Kernel, Op, walk
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
-from gradwire.spec import TensorSpec
-
-from .fuzz import EVERYTHING, FOLDS, made, sources
+from tests.dsl.fuzz import EVERYTHING, FOLDS, made, sources
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.compress.tbq import tbq
 from gradwire.dsl import interp, rewrite
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
@@ -32,9 +31,9 @@ from gradwire.dsl.ir import (
 )
 from gradwire.dsl.schedule import passes
 from gradwire.dsl.simplify import simplified
+from gradwire_lab.compress.tbq import tbq
+from tests.dsl.programs import EXAMPLES
 from tests.strategies import bounded
-
-from .programs import EXAMPLES
 
 IN = Buffer("in", FLOAT32, Extent.ELEMENT)
 OUT = Buffer("out", FLOAT32, Extent.ELEMENT)

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
@@ -29,8 +31,6 @@ from gradwire.dsl.ir import (
     store,
 )
 from gradwire.kernels import compiler
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

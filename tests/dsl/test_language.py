@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gradwire.compress.onebit import onebit
-from gradwire.compress.tbq import tbq
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Layout, Traits
 from gradwire.dsl.language import (
@@ -31,6 +30,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
+from gradwire_lab.compress.tbq import tbq
 from tests.dsl.attempts import codes, program
 
 

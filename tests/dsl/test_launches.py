@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.compress.adacomp import adacomp
 from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.threelc import threelc
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu import build as gpu_build
 from gradwire.dsl.gpu import runs as gpu_runs
@@ -30,9 +31,8 @@ from gradwire.dsl.ir import Kernel
 from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.dsl.runs import RunTables
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
-from gradwire.spec import TensorSpec
+from gradwire_lab.compress.adacomp import adacomp
+from gradwire_lab.compress.threelc import threelc
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 

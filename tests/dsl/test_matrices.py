@@ -11,15 +11,15 @@ import torch
 
 from gradwire.compress.powersgd import powersgd
 from gradwire.contract import Member
+from gradwire.contract.laws.subjects import check, held_to
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.lowrank import MatrixProgram
 from gradwire.dsl.matrices import Matrix, decomp, matmul, orthogonal
-from gradwire.dsl.text.compile import compile_text
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import clone_state, exchange_for, run_local
-from gradwire.laws.subjects import check, held_to
-from gradwire.laws.tolerance import same_bits
-from gradwire.local import drive
-from gradwire.spec import TensorSpec
+from gradwire.exchange.by_name import clone_state, exchange_for, run_local
+from gradwire.exchange.local import drive
+from gradwire_lab.compll_text.compile import compile_text
 
 Pair = tuple[Matrix, Matrix]
 

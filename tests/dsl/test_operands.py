@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.compress.adacomp import adacomp
 from gradwire.compress.dgc import dgc
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
-from gradwire.compress.threelc import threelc
 from gradwire.contract import Layout
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import GradwireError, InvalidSetting
-from gradwire.payload import Payload
-from gradwire.spec import TensorSpec
+from gradwire_lab.compress.adacomp import adacomp
+from gradwire_lab.compress.threelc import threelc
 
 CODECS = (terngrad(block=64), threelc(block=64), dgc(density=0.1), adacomp(block=64))
 

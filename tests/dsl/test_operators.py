@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import operators, rewrite
 from gradwire.dsl.build import Built
 from gradwire.dsl.gpu import render as gpu_render
@@ -35,7 +36,6 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
-from gradwire.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

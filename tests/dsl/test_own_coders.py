@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.language import (
     Compressed,
@@ -32,11 +33,10 @@ from gradwire.dsl.language import (
 from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
-from gradwire.dsl.text.compile import compile_coder
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
-from gradwire.laws.tolerance import same_bits
+from gradwire_lab.compll_text.compile import compile_coder
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

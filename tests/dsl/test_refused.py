@@ -12,7 +12,6 @@ import torch
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.compress.tbq import tbq
 from gradwire.compress.uniform import uniform
 from gradwire.dsl.language import (
     add,
@@ -42,6 +41,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
+from gradwire_lab.compress.tbq import tbq
 from tests.dsl import attempts
 from tests.dsl.attempts import codes, program
 

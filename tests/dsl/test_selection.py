@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.contract import Layout
+from gradwire.contract.laws.tolerance import same_bits, tame
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.language import (
     concat,
     extract,
@@ -30,8 +32,6 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.compiler import reference_only
-from gradwire.laws.tolerance import same_bits, tame
-from gradwire.spec import TensorSpec
 from tests.strategies import bounded, panel
 
 

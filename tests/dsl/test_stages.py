@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.contract import Layout
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.language import (
     Vector,
     add,
@@ -33,7 +34,6 @@ from gradwire.dsl.language import (
 )
 from gradwire.dsl.program import Program
 from gradwire.kernels.compiler import reference_only
-from gradwire.spec import TensorSpec
 from tests.strategies import bounded
 
 

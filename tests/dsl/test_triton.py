@@ -15,9 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire import load
 from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
+from gradwire.contract import registry as load
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
@@ -27,11 +30,7 @@ from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
-from gradwire.laws.inputs import make_gradient
-from gradwire.laws.tolerance import same_bits
-from gradwire.spec import TensorSpec
-
-from .test_cpp import one_nan
+from tests.dsl.test_cpp import one_nan
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 
@@ -257,7 +256,7 @@ from triton.compiler import ASTSource
 from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.compress.threelc import threelc
+from gradwire_lab.compress.threelc import threelc
 from gradwire.compress.uniform import uniform
 from gradwire.dsl.gpu.build import Launcher, launch_shape
 from gradwire.dsl.ir import FLOAT32, INT32

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import sanitizer
-from .campaign import SHARES, Tried, campaign, fuzz
+from tests.fuzzing import sanitizer
+from tests.fuzzing.campaign import SHARES, Tried, campaign, fuzz
 
 
 def tell(tried: Tried) -> None:

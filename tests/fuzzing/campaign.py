@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import sanitizer
+from tests.fuzzing import sanitizer
 
 ROOT = Path(__file__).parents[2]
 SHARES = {

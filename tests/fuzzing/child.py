@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from gradwire.errors import GradwireError
-
-from . import parsers, payloads, planted, sanitizer
+from tests.fuzzing import parsers, payloads, planted, sanitizer
 
 TARGETS: dict[str, Callable[[random.Random], None]] = {
     **payloads.TARGETS,

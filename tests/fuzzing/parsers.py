@@ -14,19 +14,18 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Layer, ProfiledTensor
-from gradwire.data.profile import Profile as LayerProfile
+from gradwire.contract.registry import load
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.trace.span import Span, Trace
 from gradwire.dsl.language import uint2, uint_3
-from gradwire.dsl.text.compile import compile_coder, compile_text
-from gradwire.load import load
-from gradwire.runtime.checkpoint import loaded
-from gradwire.spec import TensorSpec
-from gradwire.trace.span import Span, Trace
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Layer, ProfiledTensor
+from gradwire.planning.data.profile import Profile as LayerProfile
+from gradwire.runtime.state.checkpoint import loaded
+from gradwire_lab.compll_text.compile import compile_coder, compile_text
+from tests.fuzzing.mutations import mutated_text
 from tests.runtime import test_malformed_states as states
-
-from .mutations import mutated_text
 
 
 def texts(rng: random.Random) -> None:

@@ -11,23 +11,30 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange, Layout, Member
-from gradwire.error_feedback import ErrorFeedback, feedback_refusal
-from gradwire.laws.inputs import make_gradient
-from gradwire.load import examples
-from gradwire.local import drive
-from gradwire.payload import Format, Payload
-from gradwire.sparse.entries import Entries, num_units
-from gradwire.sparse.merge import merge
-from gradwire.sparse.partition import partition
-from gradwire.sparse.parts import Part
-from gradwire.sparse.permutation import Permutation
-from gradwire.sparse.scatter import scatter_entries
-from gradwire.spec import TensorSpec, working_dtype
-from gradwire.tensorwise import tensorwise
-from gradwire.verbs import AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Steps
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.registry import examples
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.tensorwise import tensorwise
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Recv,
+    ReduceScatter,
+    Steps,
+)
+from gradwire.exchange.error_feedback import ErrorFeedback, feedback_refusal
+from gradwire.exchange.local import drive
+from gradwire.kernels.sparse.entries import Entries, num_units
+from gradwire.kernels.sparse.merge import merge
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.parts import Part
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.kernels.sparse.scatter import scatter_entries
+from tests.fuzzing.mutations import mutated, resized
 from tests.laws.cases import compressors, own_exchanges, pairs
-
-from .mutations import mutated, resized
 
 KINDS = ("normal", "wide", "zeros", "both infs", "one nan", "huge")
 SIZES = (1, 5, 64, 300, 1025)

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from gradwire.kernels.compiler import CppSource, load_compiled
-
-from .mutations import mutated
-from .payloads import tensor_of
+from tests.fuzzing.mutations import mutated
+from tests.fuzzing.payloads import tensor_of
 
 SOURCE = CppSource(
     "unchecked",

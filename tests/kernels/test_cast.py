@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import cast
 from gradwire.kernels.build import reference_only
-
-from .vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 DTYPES = [torch.float16, torch.bfloat16]

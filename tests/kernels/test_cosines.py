@@ -15,8 +15,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.kernels import cosines
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.cosines import Cutting
-
-from .vectors import KINDS, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import KINDS, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 SIZES = (0, 1, 2, 15, 16, 17, 63, 65, 200, 4095, 4096, 4097, 10_000)

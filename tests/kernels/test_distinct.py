@@ -11,8 +11,7 @@ from torch import Tensor
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.distinct import count_distinct
-
-from .vectors import compiled, num_threads
+from tests.kernels.vectors import compiled, num_threads
 
 __all__ = ["compiled"]
 PLACES = (1, 63, 64, 65, 2**18 - 1, 2**18, 2**18 + 1, 600_000)

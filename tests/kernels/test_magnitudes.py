@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import magnitudes
 from gradwire.kernels.build import reference_only
-
-from .vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 

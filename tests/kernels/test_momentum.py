@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import momentum
 from gradwire.kernels.build import reference_only
-
-from .vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 SMALLEST = 1e-45

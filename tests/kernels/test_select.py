@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import select
 from gradwire.kernels.build import reference_only
-
-from .vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 DENSITIES = st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 1.0])

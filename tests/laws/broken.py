@@ -15,25 +15,24 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.threelc import threelc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
-from gradwire.laws import ahead as on_ahead
-from gradwire.laws import collectives as on_collectives
-from gradwire.laws import compressors as on_compressors
-from gradwire.laws import exchanges as on_exchanges
-from gradwire.laws import many_steps as on_many_steps
-from gradwire.laws import payloads as on_payloads
-from gradwire.pairing import Pair, pair
-
-from . import broken_collectives as collectives
-from . import broken_compressors as compressors
-from . import broken_exchanges as exchanges
-from . import broken_sums as sums
-from . import broken_support as supports
-from . import broken_variable as sizes
-from . import variable
+from gradwire.contract.laws import ahead as on_ahead
+from gradwire.contract.laws import collectives as on_collectives
+from gradwire.contract.laws import compressors as on_compressors
+from gradwire.contract.laws import exchanges as on_exchanges
+from gradwire.contract.laws import many_steps as on_many_steps
+from gradwire.contract.laws import payloads as on_payloads
+from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.compress.threelc import threelc
+from tests.laws import broken_collectives as collectives
+from tests.laws import broken_compressors as compressors
+from tests.laws import broken_exchanges as exchanges
+from tests.laws import broken_sums as sums
+from tests.laws import broken_support as supports
+from tests.laws import broken_variable as sizes
+from tests.laws import variable
 
 
 def _with(collective: Collective, codec: Compressor | None = None) -> Pair:

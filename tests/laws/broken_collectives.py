@@ -12,9 +12,9 @@ from torch import Tensor
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.contract import Compressor, Member, State
 from gradwire.contract.collective import Collective, Needs
-from gradwire.payload import Format, Payload
-from gradwire.spec import TensorSpec, chunk_bounds, working_dtype
-from gradwire.verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.spec import TensorSpec, chunk_bounds, working_dtype
+from gradwire.contract.verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
 
 
 @dataclass(frozen=True, kw_only=True)

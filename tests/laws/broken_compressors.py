@@ -18,6 +18,8 @@ from gradwire.compress.terngrad import terngrad
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, State, Traits
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.language import (
     Compressed,
     Vector,
@@ -30,8 +32,6 @@ from gradwire.dsl.language import (
     smaller,
     uint2,
 )
-from gradwire.payload import Field, Format, Payload
-from gradwire.spec import TensorSpec
 
 Encoded = tuple[Payload, State]
 

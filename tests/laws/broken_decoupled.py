@@ -9,9 +9,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member, State
-from gradwire.laws import decoupled as laws
-from gradwire.verbs import Steps
-from gradwire.wrap.decoupled_momentum import DecoupledMomentum
+from gradwire.contract.laws import decoupled as laws
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 
 
 @dataclass(frozen=True)

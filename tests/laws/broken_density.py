@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gradwire.compress.hardthreshold import hardthreshold
 from gradwire.compress.topk import topk
+from gradwire_lab.compress.hardthreshold import hardthreshold
 
 
 class states_nothing(topk):

@@ -16,10 +16,10 @@ from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Copies, Layout, Member, Result, State, Traits
 from gradwire.contract.collective import Collective
-from gradwire.exchange import clone_state
-from gradwire.pairing import Pair
-from gradwire.spec import TensorSpec, working_dtype
-from gradwire.verbs import Steps
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.by_name import clone_state
+from gradwire.exchange.pair import Pair
 
 
 class Hoard(NamedTuple):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.payload import Format, Payload
-from gradwire.sparse.entries import Entries
-from gradwire.sparse.formats.coo import coo
-from gradwire.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.sparse.partition import partition
-from gradwire.sparse.parts import Parts
-from gradwire.sparse.permutation import Permutation
+from gradwire.contract.payload import Format, Payload
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.parts import Parts
+from gradwire.kernels.sparse.permutation import Permutation
 
 
 class collides(Permutation):

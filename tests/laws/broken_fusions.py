@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradwire.planning.fusion import Arrival, SparseCost, best_fusion
-
-from . import fusion_laws as laws
-from .fusion_laws import Groups, last_s
+from tests.laws import fusion_laws as laws
+from tests.laws.fusion_laws import Groups, last_s
 
 
 def greedy(every: Sequence[Arrival], cost: SparseCost) -> Groups:

@@ -11,9 +11,9 @@ from torch import Tensor
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.topk import topk
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
-from gradwire.payload import Field, Format, Payload
-from gradwire.spec import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.runtime.outer import Outer
-
-from . import local_laws as laws
+from gradwire.runtime.local_steps.outer import Outer
+from tests.laws import local_laws as laws
 
 
 class ForgetsTheAnchor(Outer):

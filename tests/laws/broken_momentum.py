@@ -11,10 +11,10 @@ from torch import Tensor
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, Result, State
-from gradwire.laws import momentum as laws
-from gradwire.pairing import Pair, pair
-from gradwire.verbs import Steps
-from gradwire.wrap.momentum import MomentumCorrection
+from gradwire.contract.laws import momentum as laws
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.pair import Pair, pair
 
 
 @dataclass(frozen=True)

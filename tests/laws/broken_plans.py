@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Profile
-from gradwire.laws import planners as laws
-from gradwire.planner.wfbp import wfbp
-from gradwire.trace.span import Span, Trace
-
-from . import trace_laws
+from gradwire.contract.laws import planners as laws
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.wfbp import wfbp
+from tests.laws import trace_laws
 
 
 def _with(plan: Plan, **changed: Any) -> Plan:

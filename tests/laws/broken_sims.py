@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gradwire.sim.network import Flow, Network
-from gradwire.sim.timeline import simulate, simulate_exchange
-from gradwire.trace.span import Span, Trace
-
-from . import sim_laws as laws
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.planning.clock.network import Flow, Network
+from gradwire.planning.clock.timeline import simulate, simulate_exchange
+from tests.laws import sim_laws as laws
 
 
 class GivesEveryoneAll(Network):

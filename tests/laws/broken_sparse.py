@@ -7,19 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.push_pull import Cut
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Imbalance, Member, State
-from gradwire.moves.push_pull import Cut
-from gradwire.pairing import Pair
-from gradwire.sparse.entries import Entries
-from gradwire.sparse.parts import part_length
-from gradwire.sparse.permutation import Permutation
-from gradwire.verbs import Steps
-
-from . import sparse_laws as laws
-from .broken_collectives import starts_with_itself
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.pair import Pair
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.parts import part_length
+from gradwire.kernels.sparse.permutation import Permutation
+from tests.laws import sparse_laws as laws
+from tests.laws.broken_collectives import starts_with_itself
 
 
 class loses_element_0(zen):

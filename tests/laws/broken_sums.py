@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._coo import share_of
-from gradwire.compress.oktopk import OktopkState, oktopk
-from gradwire.compress.spardl import spardl
 from gradwire.contract import Member, State
-from gradwire.spec import TensorSpec
-from gradwire.verbs import Steps
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Steps
+from gradwire_lab.compress.oktopk import OktopkState, oktopk
+from gradwire_lab.compress.spardl import spardl
 
 
 class keeps_only_its_own(spardl):

@@ -12,7 +12,7 @@ from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.support import Pending, SelectedSupport
 from gradwire.compress.randomk import randomk
 from gradwire.contract import Member
-from gradwire.verbs import Broadcast, Steps
+from gradwire.contract.verbs import Broadcast, Steps
 
 
 class draws_apart(randomk):

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.contract import Compressor, State
-from gradwire.payload import Format, Payload
-from gradwire.spec import TensorSpec
-from gradwire.verbs import AllGather
-
-from .variable import Encoded, above
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import AllGather
+from tests.laws.variable import Encoded, above
 
 
 class states_half(above):

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange
-from gradwire.data.cluster import Cluster
-from gradwire.data.profile import Profile
+from gradwire.contract.laws.tolerance import largest
+from gradwire.contract.registry import examples
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair, InvalidSetting
-from gradwire.exchange import exchange_for, pair, run_local
-from gradwire.laws.tolerance import largest
-from gradwire.load import examples
+from gradwire.exchange.by_name import exchange_for, pair, run_local
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.plan import plan
 from gradwire.planning.price import iteration_s
-from gradwire.spec import TensorSpec
-from tests.planner.profiles import measured
+from tests.planning.profiles import measured
 
 WHOLE = (
     *(-(2**80), -(2**63), -1, 0, 1, 2, 3, 8, 63, 64, 65, 2**16, 2**24, 2**31 - 64, 2**31 - 1),

@@ -12,12 +12,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gradwire.contract import Exchange
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
-from gradwire.sim.network import NEVER, Flow, Network
-from gradwire.spec import TensorSpec, squarest
-from gradwire.trace.span import Span, Trace
+from gradwire.contract.spec import TensorSpec, squarest
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.planning.clock.network import NEVER, Flow, Network
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
 
 SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""

@@ -11,24 +11,23 @@ import pytest
 import torch
 
 import gradwire as gw
-import gradwire.wrap
+import gradwire.exchange
 from gradwire.contract import Exchange, Member, State
-from gradwire.error_feedback import ErrorFeedback, Wrapper, residuals
-from gradwire.exchange import run_local
-from gradwire.laws.cases import Case, states_of
-from gradwire.laws.tolerance import must
-from gradwire.verbs import Steps
-from gradwire.wrap.adapt import Adapted
-from gradwire.wrap.clipping import Clipping
-from gradwire.wrap.decoupled_momentum import DecoupledMomentum
-from gradwire.wrap.density_warmup import DensityWarmup
-from gradwire.wrap.hosts import TwoLevel
-from gradwire.wrap.measured_scheme import MeasuredScheme
-from gradwire.wrap.momentum import MomentumCorrection
-from gradwire.wrap.natural import Natural
-from gradwire.wrap.warmup import Warmup
-
-from .test_laws_bite import rejected
+from gradwire.contract.laws.cases import Case, states_of
+from gradwire.contract.laws.tolerance import must
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.adapt import Adapted
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.clipping import Clipping
+from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.density_warmup import DensityWarmup
+from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, residuals
+from gradwire.exchange.hosts import TwoLevel
+from gradwire.exchange.measured_scheme import MeasuredScheme
+from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.natural import Natural
+from gradwire.exchange.warmup import Warmup
+from tests.laws.test_laws_bite import rejected
 
 CASE = Case(world=4, numel=200, seed=3)
 SPARSE = gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse())
@@ -91,8 +90,8 @@ def test_an_outer_account_misses_nothing(wrapper: type[Wrapper]) -> None:
 
 
 def test_every_wrapper_has_its_account_tried() -> None:
-    for found in iter_modules(gradwire.wrap.__path__):
-        import_module(f"gradwire.wrap.{found.name}")
+    for found in iter_modules(gradwire.exchange.__path__):
+        import_module(f"gradwire.exchange.{found.name}")
     every = {one for one in Wrapper.__subclasses__() if one.__module__.startswith("gradwire")}
     assert every == {*AROUND} | NO_ACCOUNT_INSIDE
 

@@ -9,19 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.bench.striking import flip
 from gradwire.contract import Exchange
+from gradwire.contract.laws.cases import Case
+from gradwire.contract.laws.tolerance import must, same_bits
+from gradwire.contract.travel import members
+from gradwire.contract.verbs import (
+    AllGather,
+    AllToAll,
+    Broadcast,
+    Communication,
+    Compute,
+    Send,
+    Steps,
+)
 from gradwire.errors import GradwireError, LawBroken, RankFailed
-from gradwire.exchange import texts
-from gradwire.laws.cases import Case
-from gradwire.laws.tolerance import must, same_bits
-from gradwire.local import drive
-from gradwire.runtime.checksums import Position, Seals
-from gradwire.travel import members
-from gradwire.verbs import AllGather, AllToAll, Broadcast, Communication, Compute, Send, Steps
-from gradwire.wrap.hosts import on_hosts
-
-from .cases import kind_of, name_of, own_exchanges, pairs
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.hosts import on_hosts
+from gradwire.exchange.local import drive
+from gradwire.runtime.failure.checksums import Position, Seals
+from gradwire_bench.faults.striking import flip
+from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 
 CASE = Case(world=4, numel=301, seed=11)
 ON_HOSTS = [on_hosts(exchange, 2) for exchange in pairs()[:1]]

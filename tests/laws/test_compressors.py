@@ -11,12 +11,11 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.laws.compressors import LAWS, law_unbiased
-from gradwire.laws.inputs import make_gradient
-from gradwire.load import examples
+from gradwire.contract.laws.compressors import LAWS, law_unbiased
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.registry import examples
+from tests.laws.cases import compressors
 from tests.strategies import bounded, gradients, panel
-
-from .cases import compressors
 
 BRIEF = [law for law in LAWS if law is not law_unbiased]
 """The other takes hundreds of steps."""

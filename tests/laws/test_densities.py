@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compress._threshold import Estimated
-from gradwire.laws.densities import (
+from gradwire.contract.laws.densities import (
     KINDS,
     UNKIND,
     drawn,
@@ -21,11 +20,11 @@ from gradwire.laws.densities import (
     law_no_less_than_stated,
     law_no_more_than_stated,
 )
-from gradwire.load import examples
+from gradwire.contract.registry import examples
+from gradwire_lab.compress._threshold import Estimated
+from tests.laws import broken_density as broken
+from tests.laws.cases import name_of
 from tests.strategies import bounded
-
-from . import broken_density as broken
-from .cases import name_of
 
 SPARSIFIERS = tuple(
     dict.fromkeys(replace(made, density=0.01) for made in examples("compress") if has_density(made))

@@ -11,24 +11,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
-from gradwire.laws.tolerance import same_bits
-from gradwire.load import examples
-from gradwire.sparse.entries import Entries
-from gradwire.sparse.formats.bitmap import bitmap
-from gradwire.sparse.formats.coo import coo
-from gradwire.sparse.formats.dense import dense
-from gradwire.sparse.formats.elias_fano import elias_fano
-from gradwire.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.sparse.merge import merge
-from gradwire.sparse.partition import partition
-from gradwire.sparse.parts import Part, parts_of
-from gradwire.sparse.permutation import Permutation
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.bitmap import bitmap
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.dense import dense
+from gradwire.kernels.sparse.formats.elias_fano import elias_fano
+from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.kernels.sparse.merge import merge
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.parts import Part, parts_of
+from gradwire.kernels.sparse.permutation import Permutation
 from tests.kernels.vectors import num_threads
-
-from . import broken_formats as broken
-from . import format_laws as laws
-from .test_laws_bite import rejected
+from tests.laws import broken_formats as broken
+from tests.laws import format_laws as laws
+from tests.laws.test_laws_bite import rejected
 
 FORMATS = examples("sparse.formats")
 LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.data.cluster import Cluster, CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.laws.inputs import MIXED, profile_of
+from gradwire.contract.laws.inputs import MIXED, profile_of
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
+from tests.laws import broken_fusions as broken
+from tests.laws.fusion_laws import LAWS, Fuse, every_fusion, last_s
 from tests.strategies import bounded
-
-from . import broken_fusions as broken
-from .fusion_laws import LAWS, Fuse, every_fusion, last_s
 
 lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5))
 MIXED_UP = profile_of(*[([100, 2000], 0.0, 0.004)] * 3, dtypes=MIXED)

@@ -13,20 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire import catalogue
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.contract.registry import examples, load, names
 from gradwire.kernels.compiler import reference_only
-from gradwire.laws.inputs import profile_of
-from gradwire.load import examples, load, names
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.settings import settings_of
 from gradwire.planning.tune import tune
-from tests.strategies import bounded
-
-from . import broken_inputs as broken
-from .cases import name_of
-from .input_laws import (
+from tests.laws import broken_inputs as broken
+from tests.laws.cases import name_of
+from tests.laws.input_laws import (
     NO_GRADIENTS,
     STRANGE,
     VALUES,
@@ -35,6 +33,7 @@ from .input_laws import (
     law_strides_do_not_matter,
     law_what_is_no_gradient_is_refused,
 )
+from tests.strategies import bounded
 
 ALGORITHMS = (*examples("compress"), *examples("collective"))
 FIRST = tuple({type(made): made for made in reversed(ALGORITHMS)}.values())

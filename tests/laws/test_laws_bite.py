@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.laws import (
+from gradwire.contract.laws import (
     bounded,
     collectives,
     compressors,
@@ -22,11 +22,10 @@ from gradwire.laws import (
     planners,
     programs,
 )
-from gradwire.laws.cases import FEW, Case
-from gradwire.laws.subjects import FEW_LONG, Verdict
+from gradwire.contract.laws.cases import FEW, Case
+from gradwire.contract.laws.subjects import FEW_LONG, Verdict
+from tests.laws import broken
 from tests.strategies import panel
-
-from . import broken
 
 SMALL = [case for case in FEW if case.world <= 5]
 

@@ -16,11 +16,10 @@ from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange
-from gradwire.pairing import pair
-from gradwire.runtime.outer import Outer
-
-from .broken_local import BITES
-from .local_laws import LAWS
+from gradwire.exchange.pair import pair
+from gradwire.runtime.local_steps.outer import Outer
+from tests.laws.broken_local import BITES
+from tests.laws.local_laws import LAWS
 
 DENSE = pair(none(), ring())
 EXCHANGES = (

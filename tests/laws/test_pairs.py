@@ -16,17 +16,16 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Exchange
+from gradwire.contract.laws import collectives, exchanges, many_steps
+from gradwire.contract.laws.bounded import law_means_follow_the_dense_mean
+from gradwire.contract.laws.cases import LARGE
+from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
-from gradwire.laws import collectives, exchanges, many_steps
-from gradwire.laws.bounded import law_means_follow_the_dense_mean
-from gradwire.laws.cases import LARGE
-from gradwire.load import examples
-from gradwire.pairing import Pair, pair
-
-from . import broken_collectives, broken_compressors
-from .broken import _with
-from .cases import compressors, kind_of, name_of, own_exchanges
-from .test_laws_bite import rejected
+from gradwire.exchange.pair import Pair, pair
+from tests.laws import broken_collectives, broken_compressors
+from tests.laws.broken import _with
+from tests.laws.cases import compressors, kind_of, name_of, own_exchanges
+from tests.laws.test_laws_bite import rejected
 
 COLLECTIVES = (*examples("collective"), casync_ps(room_bytes=1024), casync_ring(half_bytes=1024))
 """With settings under which messages as short as these go in rounds and in halves."""

@@ -12,24 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.data.check import check
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import Plan
-from gradwire.data.profile import Profile
+from gradwire.contract.laws.inputs import MIXED, profile_of
+from gradwire.contract.laws.planners import LAWS, Planner, law_same_facts_same_plan
+from gradwire.contract.registry import examples, load, names
+from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
-from gradwire.laws.inputs import MIXED, profile_of
-from gradwire.laws.planners import LAWS, Planner, law_same_facts_same_plan
-from gradwire.load import examples, load, names
-from gradwire.planner.bytescheduler import bytescheduler
-from gradwire.planner.wfbp import wfbp
+from gradwire.planning.check import check
+from gradwire.planning.clock.timeline import simulate
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
-from gradwire.sim.timeline import simulate
-from gradwire.trace.span import Trace
-from tests.planner.profiles import clusters, exact_cluster, measured, profiles
+from tests.laws import broken_plans as broken
+from tests.laws import trace_laws
+from tests.planning.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
-
-from . import broken_plans as broken
-from . import trace_laws
 
 SOUND = profile_of(
     ([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5), ([40], 0.25, 0.5), dtypes=MIXED

@@ -15,27 +15,24 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract import Exchange
-from gradwire.data.cluster import Cluster, CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.data.plan import DENSE, ExchangeSetting, Plan
-from gradwire.data.profile import Profile
-from gradwire.error_feedback import ErrorFeedback, feedback_refusal
-from gradwire.exchange import by_name
-from gradwire.laws.inputs import profile_of
-from gradwire.laws.planners import Planner
-from gradwire.load import examples
-from gradwire.pairing import Pair, pair
-from gradwire.planner.bytescheduler import bytescheduler
-from gradwire.planner.wfbp import wfbp
-from gradwire.sim.network import Network
-from gradwire.sim.timeline import simulate, simulate_exchange
-from gradwire.trace.span import Trace
-from tests.planner.profiles import measured, profiles
-from tests.strategies import bounded
-
-from . import broken_sims as broken
-from .cases import kind_of, name_of, own_exchanges, pairs
-from .sim_laws import (
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.contract.laws.planners import Planner
+from gradwire.contract.registry import examples
+from gradwire.contract.trace.span import Trace
+from gradwire.exchange.by_name import by_name
+from gradwire.exchange.error_feedback import ErrorFeedback, feedback_refusal
+from gradwire.exchange.pair import Pair, pair
+from gradwire.planning.clock.network import Network
+from gradwire.planning.clock.timeline import simulate, simulate_exchange
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.wfbp import wfbp
+from tests.laws import broken_sims as broken
+from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
+from tests.laws.sim_laws import (
     DENSE_LAWS,
     EXCHANGE_LAWS,
     NETWORK_LAWS,
@@ -44,7 +41,9 @@ from .sim_laws import (
     Transfer,
     law_same_exchange_same_trace,
 )
-from .variable import above
+from tests.laws.variable import above
+from tests.planning.profiles import measured, profiles
+from tests.strategies import bounded
 
 several = st.builds(
     Cluster,

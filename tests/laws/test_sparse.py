@@ -13,14 +13,12 @@ from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.collective import Collective
-from gradwire.exchange import run_local
-from gradwire.load import examples
-from gradwire.pairing import Pair, pair
-from tests.strategies import bounded
-
-from .broken_sparse import BITES
-from .cases import name_of
-from .sparse_laws import (
+from gradwire.contract.registry import examples
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.pair import Pair, pair
+from tests.laws.broken_sparse import BITES
+from tests.laws.cases import name_of
+from tests.laws.sparse_laws import (
     EACH_KIND,
     LAWS,
     Held,
@@ -29,6 +27,7 @@ from .sparse_laws import (
     imbalance_bound,
     law_parts_are_balanced,
 )
+from tests.strategies import bounded
 
 SCHEMES = (
     *(pair(nonzero(), one) for one in examples("collective") if one.dimensions is not None),

@@ -10,19 +10,18 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import run_local
-from gradwire.laws import collectives, decoupled, exchanges, many_steps, momentum
-from gradwire.laws.cases import FEW, Case
-from gradwire.laws.tolerance import same_bits
-from gradwire.wrap.adapt import Adapted
-from gradwire.wrap.clipping import norm
-from gradwire.wrap.decoupled_momentum import DecoupledMomentum
-from gradwire.wrap.momentum import MomentumCorrection
-from gradwire.wrap.warmup import Warmup
-
-from . import broken_decoupled, broken_momentum
-from .cases import ALWAYS, rotated
-from .test_laws_bite import rejected
+from gradwire.contract.laws import collectives, decoupled, exchanges, many_steps, momentum
+from gradwire.contract.laws.cases import FEW, Case
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.exchange.adapt import Adapted
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.clipping import norm
+from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.warmup import Warmup
+from tests.laws import broken_decoupled, broken_momentum
+from tests.laws.cases import ALWAYS, rotated
+from tests.laws.test_laws_bite import rejected
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import DENSE, Plan
-from gradwire.data.profile import Profile
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.price import iteration_s
-from gradwire.trace.span import Span, Trace
 
 SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""

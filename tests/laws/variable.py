@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Layout, State, Traits
-from gradwire.payload import Field, Format, Payload
-from gradwire.spec import TensorSpec, working_dtype
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec, working_dtype
 
 Encoded = tuple[Payload, State]
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.bench import sparse_rank
-from gradwire.bench.draws import SetMeasures
-from gradwire.bench.likeness import LIKENESSES, draws_like
 from gradwire.errors import InvalidSetting, UnknownName
+from gradwire_bench.micro import sparse_rank
+from gradwire_bench.micro.draws import SetMeasures
+from gradwire_bench.micro.likeness import LIKENESSES, draws_like
 from papers.zen import captured
 from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
-from tests.testbed.forked import fork_ranks
+from tests.bench.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
-from gradwire.workloads.train import History
+from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
+from gradwire_bench.workloads.train import History
 from papers.deft import breakdown
 from papers.deft import convergence as deft_convergence
 from papers.deft import density as deft_density

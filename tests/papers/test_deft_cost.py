@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.fit import LineFit
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
 from papers.deft import cost as deft_cost
 from papers.deft.setting import LSTM, Application
 from papers.frame import Ask, Findings
-from tests.testbed.forked import fork_ranks
+from tests.bench.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gradwire import catalogue
-from gradwire.bench.replay import scaled_profile
-from gradwire.data.check import check
-from gradwire.data.cluster import Cluster, CodecFit
-from gradwire.data.exchanges import refuse_encodes
-from gradwire.data.fit import LineFit
-from gradwire.sim.timeline import simulate
+from gradwire.planning import catalogue
+from gradwire.planning.check import check
+from gradwire.planning.clock.timeline import simulate
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.exchanges import refuse_encodes
+from gradwire_bench.schedule.replay import scaled_profile
 from papers.hipress import ablation
 
 LINE = LineFit(alpha_s=2e-5, per_unit_s=2e-10)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire import catalogue
-from gradwire.data.check import check
-from gradwire.sim.clock import run_on_clock
-from gradwire.workloads.task import TrainingTask, class_loss
+from gradwire.planning import catalogue
+from gradwire.planning.check import check
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire_bench.workloads.task import TrainingTask, class_loss
 from papers import page
 from papers.frame import Ask, Findings
 from papers.hipress import accuracy, convergence, sizes, speed, throughput, varied

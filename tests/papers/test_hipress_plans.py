@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.data.fit import LineFit
+from gradwire.planning.data.fit import LineFit
 from papers.frame import Ask
 from papers.hipress import plans
 

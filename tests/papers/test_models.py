@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads.convnet import ConvNet
-from gradwire.workloads.lstm import LSTMLM
-from gradwire.workloads.transformer import CausalLM
+from gradwire_bench.workloads.convnet import ConvNet
+from gradwire_bench.workloads.lstm import LSTMLM
+from gradwire_bench.workloads.transformer import CausalLM
 from papers.workloads.deepfm import DeepFM
 from papers.workloads.ncf import NeuMF
 from papers.workloads.resnet18 import ResNet18

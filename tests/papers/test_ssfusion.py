@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.workloads.task import Batch, TrainingTask, class_loss, random_of
+from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, random_of
 from papers.frame import Ask, Findings
 from papers.ssfusion import missing
 from papers.ssfusion.missing import DEGREES, Model, missing_rates, table1, ways

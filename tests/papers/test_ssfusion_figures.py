@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gradwire import catalogue
-from gradwire.data.plan import DENSE
-from gradwire.data.profile import ProfiledTensor
+from gradwire.planning import catalogue
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.clock.timeline import simulate
+from gradwire.planning.data.plan import DENSE
+from gradwire.planning.data.profile import ProfiledTensor
 from gradwire.planning.fusion import Arrival, SparseCost, arrivals, best_fusion
-from gradwire.sim.clock import run_on_clock
-from gradwire.sim.timeline import simulate
 from papers import links, page
 from papers.frame import Ask, Findings, Reproduction
 from papers.ssfusion import collectives, compare, profiling

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.catalogue import load as catalogued
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
-from gradwire.error_feedback import residuals
-from gradwire.exchange import exchange_for, run_local
-from gradwire.load import load
-from gradwire.local import drive
-from gradwire.spec import TensorSpec
-from gradwire.workloads.task import Batch, TrainingTask, class_loss, random_of
+from gradwire.contract.registry import load
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.by_name import exchange_for, run_local
+from gradwire.exchange.error_feedback import residuals
+from gradwire.exchange.local import drive
+from gradwire.planning.catalogue import load as catalogued
+from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, random_of
 from papers.frame import Ask, Row
 from papers.ssfusion import training
 from papers.ssfusion.convergence import RIVALS, claims_of, draw12, figure12

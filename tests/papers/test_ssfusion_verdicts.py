@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.data.plan import DENSE
+from gradwire.planning.data.plan import DENSE
 from papers.frame import Ask, Claim, Findings, Row
 from papers.ssfusion import compare, duration, latency, throughput, varied
 from papers.ssfusion.breakdown import less

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gradwire.bench import schedule
-from gradwire.data.cluster import Cluster
-from gradwire.data.profile import Profile
+from gradwire.contract.laws.inputs import profile_of as drawn
 from gradwire.errors import TestbedUnavailable
-from gradwire.laws.inputs import profile_of as drawn
-from gradwire.planner.usbyte import usbyte
-from gradwire.planner.wfbp import wfbp
 from gradwire.planning.buckets import buckets
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.phases import Instance
+from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_bench.schedule import schedule
 from papers import page
 from papers.frame import Ask, Findings, Reproduction
 from papers.usbyte import blocks as usbyte_blocks
@@ -48,7 +48,7 @@ from papers.usbyte.readings import (
 )
 from papers.usbyte.scaling import figure10, figure18
 from papers.usbyte.setting import MODELS, cluster_1, cluster_2, profile_of
-from tests.planner.profiles import clusters, profiles
+from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded
 
 pytestmark = pytest.mark.slow

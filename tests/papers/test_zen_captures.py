@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import InvalidSetting
-from gradwire.workloads.task import TrainingTask, class_loss
+from gradwire_bench.workloads.task import TrainingTask, class_loss
 from papers.frame import Findings, Row
 from papers.zen import captures as zen_captures
 from papers.zen import sparsity as zen_sparsity

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.sparse.gpu import partition
-from gradwire.sparse.permutation import Permutation
+from gradwire.kernels.sparse.gpu import partition
+from gradwire.kernels.sparse.permutation import Permutation
 from papers.frame import Findings
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats

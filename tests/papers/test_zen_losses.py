@@ -8,7 +8,7 @@ import pytest
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
-from gradwire.pairing import pair
+from gradwire.exchange.pair import pair
 from papers.frame import Findings
 from papers.zen.losses import figure18
 from tests.papers.zen_small import LOSSES, ask

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.sparse.permutation import Permutation
+from gradwire.kernels.sparse.permutation import Permutation
 from papers.frame import Findings, Row
 from papers.zen import parts as zen_parts
 from papers.zen import schemes as zen_schemes

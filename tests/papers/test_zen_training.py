@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.data.cluster import Cluster
-from gradwire.data.sparsity import TensorSparsity, UnitSparsity
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.sparsity import TensorSparsity, UnitSparsity
 from papers.frame import Ask, Row
 from papers.zen import training
 from papers.zen import training_model as model_of
 from papers.zen.training import PARTS, Part
+from tests.bench.testbed.forked import fork_ranks
 from tests.papers.zen_small import ask, claim_of
-from tests.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
-from gradwire.runtime.overlap import Overlap
+from gradwire.runtime.overlap.overlap import Overlap
 
 SHARE = 0.75
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 
-from gradwire.runtime.overlap import Overlap
+from gradwire.runtime.overlap.overlap import Overlap
 from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
 
 NUM_STEPS = 6

@@ -6,12 +6,12 @@ import random
 
 from torch import nn
 
-from gradwire.data.check import check
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.load import examples
-from tests.planner.profiles import CODECS
+from gradwire.contract.registry import examples
+from gradwire.planning.check import check
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from tests.planning.profiles import CODECS
 from tests.runtime.training import Net
 
 CLUSTER = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4, codecs=CODECS)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.cli.report import density as report
 from gradwire.contract import Member
+from gradwire.contract.trace.chrome import to_chrome
+from gradwire.contract.trace.density import StepDensity
+from gradwire.contract.trace.span import Span
 from gradwire.errors import InvalidSetting
-from gradwire.local import drive
-from gradwire.report import density as report
-from gradwire.runtime.engine import StepCounters
-from gradwire.runtime.recorder import Recorder
-from gradwire.trace.chrome import to_chrome
-from gradwire.trace.density import StepDensity
-from gradwire.trace.span import Span
+from gradwire.exchange.local import drive
+from gradwire.runtime.step.engine import StepCounters
+from gradwire.runtime.step.recorder import Recorder
 from tests.laws.variable import above
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, named, train

@@ -14,14 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from gradwire.contract.verbs import Among
 from gradwire.errors import RankFailed
-from gradwire.runtime import pulse
+from gradwire.runtime.failure import pulse
+from gradwire.runtime.failure.membership import Membership
+from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.lanes import Task
-from gradwire.runtime.membership import Membership
-from gradwire.runtime.pulse import MOST_CHARACTERS, Alarm, said
-from gradwire.runtime.wire import default_store
-from gradwire.verbs import Among
+from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.wire import default_store
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
-from gradwire.load import load
+from gradwire.contract.registry import load
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_controls import lossy, put
 from tests.runtime.training import Net, batch, ddp, digest, loss_of, momentum, train
@@ -33,7 +33,7 @@ def seen(**seconds: Any) -> Iterator[None]:
     means may be as far from dense ones as they will, but for the fidelities in ``allowed``.
     """
     load("pilot", "auto")
-    module, steps = sys.modules["gradwire.pilot.auto"], iter(seconds["step_s"])
+    module, steps = sys.modules["gradwire.runtime.pilot.auto"], iter(seconds["step_s"])
     last: list[float] = []
 
     def typical_s(own: Sequence[float]) -> float:
@@ -177,7 +177,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
         return 1.0
 
     with seen(step_s=[0.4, 0.5, *(0.4, 0.4, 0.56, 0.56) * 10], slowness=1.0):
-        sys.modules["gradwire.pilot.auto"].measuring.slowness = slowness
+        sys.modules["gradwire.runtime.pilot.auto"].measuring.slowness = slowness
         model, handle = put(net, "plain", gw.pilot.auto(**SETTINGS))
         train(model, momentum(net.parameters()), rank, range(100))
         handle.detach()

@@ -21,16 +21,16 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.exchange import run_local
-from gradwire.measure.allreduce import PARTS, path_s
-from gradwire.runtime import backends
-from gradwire.runtime.devices import Accelerator
+from gradwire.exchange.by_name import run_local
+from gradwire.planning.measure.allreduce import PARTS, path_s
+from gradwire.runtime.device import backends
+from gradwire.runtime.device.devices import Accelerator
+from gradwire.runtime.device.staging import Staging
+from gradwire.runtime.device.streams import Mark, SideStream
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.staging import Staging
-from gradwire.runtime.streams import Mark, SideStream
-from gradwire.runtime.wire import carry_out
-from gradwire.verbs import AllGather, AllReduce, AllToAll, Among
+from gradwire.runtime.step.wire import carry_out
 from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks

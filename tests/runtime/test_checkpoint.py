@@ -13,10 +13,10 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
-from gradwire.error_feedback import ErrorFeedback, residuals
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.checkpoint import Origin, collect, loaded, moved
-from gradwire.runtime.messages import Message, ParamRange
+from gradwire.exchange.error_feedback import ErrorFeedback, residuals
+from gradwire.runtime.state.checkpoint import Origin, collect, loaded, moved
+from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,

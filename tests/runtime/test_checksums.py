@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.bench.accidents import FLIP_ON_THE_WAY, drawn
-from gradwire.bench.faults_judge import judge
-from gradwire.bench.faults_trial import Trials
-from gradwire.bench.striking import flip_on_the_way
 from gradwire.contract import Exchange
+from gradwire.contract.verbs import AllGather, AllToAll, Send
 from gradwire.errors import ExitCode, InvalidSetting
-from gradwire.verbs import AllGather, AllToAll, Send
+from gradwire_bench.faults.accidents import FLIP_ON_THE_WAY, drawn
+from gradwire_bench.faults.faults_judge import judge
+from gradwire_bench.faults.faults_trial import Trials
+from gradwire_bench.faults.striking import flip_on_the_way
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
 

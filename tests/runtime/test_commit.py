@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from gradwire.contract.state import leaves
+from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
-from gradwire.exchange import run_local
-from gradwire.local import drive
-from gradwire.runtime.commit import Commit
-from gradwire.runtime.integrity import same_everywhere
-from gradwire.runtime.lanes import Task
-from gradwire.runtime.messages import Message, ParamRange
-from gradwire.runtime.streams import Streams
-from gradwire.runtime.synchroniser import Synchroniser
-from gradwire.verbs import Compute, Steps
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.local import drive
+from gradwire.runtime.device.streams import Streams
+from gradwire.runtime.failure.commit import Commit
+from gradwire.runtime.failure.integrity import same_everywhere
+from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.synchroniser import Synchroniser
 from tests.runtime.training import DENSE, TOPK
 
 WORLDS = (2, 3, 5, 6)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.data.plan import ExchangeSetting, Plan
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.handle import Handle
 from tests.runtime import plans

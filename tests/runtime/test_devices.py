@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import exchange_for
+from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.device.staging import Staged
+from gradwire.runtime.device.streams import SideStream, Streams
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.marks import StepMarks
-from gradwire.runtime.staging import Staged
-from gradwire.runtime.streams import SideStream, Streams
+from gradwire.runtime.step.marks import StepMarks
 from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks

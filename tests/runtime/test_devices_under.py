@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.data.plan import Plan
-from gradwire.runtime.ddp import DDPHooks
+from gradwire.planning.data.plan import Plan
+from gradwire.runtime.ddp.ddp import DDPHooks
 from tests.runtime import late
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks

@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import gradwire as gw
-from gradwire.compress.sharded_dgc import sharded_dgc
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
+from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.runtime.encoding import begun
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import ALONE
-from gradwire.trace.span import Span
-from gradwire.verbs import AllReduce, Compute, Steps
+from gradwire.contract.trace.span import Span
+from gradwire.contract.verbs import AllReduce, Compute, Steps
+from gradwire.runtime.failure.membership import ALONE
+from gradwire.runtime.step.encoding import begun
+from gradwire.runtime.step.engine import Engine
 
 
 @pytest.fixture

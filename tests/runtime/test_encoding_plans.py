@@ -14,13 +14,13 @@ from torch.amp import GradScaler
 import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.contract import Member
-from gradwire.data.check import check
-from gradwire.data.exchanges import exchanges_of, planned_spec
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.data.profile import Profile
 from gradwire.errors import InvalidSetting
-from gradwire.planner.ssfusion import VARIANTS, ssfusion
-from gradwire.runtime.messages import Message
+from gradwire.planning.check import check
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.exchanges import exchanges_of, planned_spec
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.runtime.step.messages import Message
 from tests.runtime import plans
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks

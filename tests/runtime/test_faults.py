@@ -25,7 +25,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import ExitCode
-from gradwire.exchange import exchange_for
+from gradwire.exchange.by_name import exchange_for
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
 

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.runtime import engine
+from gradwire.runtime.step import engine
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import DENSE, Net
 

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 
 import gradwire as gw
 from gradwire.errors import RankFailed, RanksDiffer
-from gradwire.runtime import joint_call
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.state import joint_call
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, ddp, digest, train
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.exchange import exchange_for
-from gradwire.runtime.devices import Accelerator
+from gradwire.contract.verbs import AllGather, AllReduce, AllToAll
+from gradwire.exchange.by_name import exchange_for
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.wire import carry_directly
-from gradwire.verbs import AllGather, AllReduce, AllToAll
+from gradwire.runtime.step.wire import carry_directly
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, SMALL_MB, Net, batch, named
 
@@ -122,7 +122,7 @@ def late(how: str, model: Layers, device: str) -> Iterator[None]:
     if how == "before the encode":
         hooks = [layer.register_hook(late_gradient) for layer in model.layers]
     if how == "before the copy back":
-        from gradwire.runtime.devices import side_stream
+        from gradwire.runtime.device.devices import side_stream
 
         with torch.cuda.stream(side_stream(model.layers[0].device)):
             torch.cuda._sleep(LATE)

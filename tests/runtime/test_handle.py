@@ -15,10 +15,10 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.runtime.wire import give_back, in_background
-from gradwire.spec import TensorSpec
-from gradwire.trace.span import Trace
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.trace.span import Trace
+from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.step.wire import give_back, in_background
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (

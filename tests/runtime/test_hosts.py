@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.contract import Exchange, Member
-from gradwire.data.plan import ExchangeSetting
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.local import drive
-from gradwire.runtime.wire import Circle, Routes
-from gradwire.spec import TensorSpec
-from gradwire.verbs import AllReduce, Among
-from gradwire.wrap.hosts import with_hosts
+from gradwire.exchange.hosts import with_hosts
+from gradwire.exchange.local import drive
+from gradwire.planning.data.plan import ExchangeSetting
+from gradwire.runtime.step.wire import Circle, Routes
 from tests.runtime.meshes import device_mesh, mesh
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks

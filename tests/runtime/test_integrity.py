@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import gradwire as gw
-from gradwire.bench.accidents import Accident
-from gradwire.bench.faults_judge import judge
-from gradwire.bench.faults_rank import DDP, HOSTS, OVERLAP
-from gradwire.bench.faults_trial import Trials
-from gradwire.bench.striking import flip
 from gradwire.errors import InvalidSetting
-from gradwire.runtime import integrity
-from gradwire.runtime.integrity import digest_on_device, digests_of, odd_ranks
+from gradwire.runtime.failure import integrity
+from gradwire.runtime.failure.integrity import digest_on_device, digests_of, odd_ranks
+from gradwire_bench.faults.accidents import Accident
+from gradwire_bench.faults.faults_judge import judge
+from gradwire_bench.faults.faults_rank import DDP, HOSTS, OVERLAP
+from gradwire_bench.faults.faults_trial import Trials
+from gradwire_bench.faults.striking import flip
 from tests.runtime.plans import planned
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (

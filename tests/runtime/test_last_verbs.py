@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire import catalogue
 from gradwire.errors import RankFailed
-from gradwire.runtime.last_verbs import FOLDER, NUM_VERBS, LastVerbs
+from gradwire.planning import catalogue
+from gradwire.runtime.step.last_verbs import FOLDER, NUM_VERBS, LastVerbs
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
 

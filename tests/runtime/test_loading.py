@@ -16,9 +16,9 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime import joint_call
+from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.membership import Membership
+from gradwire.runtime.state import joint_call
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train

@@ -17,9 +17,9 @@ from torch.optim import SGD, AdamW
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime.local_handle import Rhythm
-from gradwire.runtime.local_steps import cut_into
-from gradwire.runtime.outer import DILOCO
+from gradwire.runtime.local_steps.local_handle import Rhythm
+from gradwire.runtime.local_steps.local_steps import cut_into
+from gradwire.runtime.local_steps.outer import DILOCO
 from tests.runtime.meshes import mesh
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks

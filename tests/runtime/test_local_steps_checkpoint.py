@@ -13,7 +13,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.runtime.local_handle import Rhythm
+from gradwire.runtime.local_steps.local_handle import Rhythm
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.test_local_steps import FOUR_BITS, SPARSE, prepared

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import clone_state
-from gradwire.laws.tolerance import same_bits
-from gradwire.local import drive
-from gradwire.runtime.checkpoint import Origin, collect, loaded
-from gradwire.runtime.messages import Message, ParamRange
+from gradwire.exchange.by_name import clone_state
+from gradwire.exchange.local import drive
 from gradwire.runtime.settings import tables
+from gradwire.runtime.state.checkpoint import Origin, collect, loaded
+from gradwire.runtime.step.messages import Message, ParamRange
 
 codecs, together = gw.compress, gw.collective
 WORLD = 2

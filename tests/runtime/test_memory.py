@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract.passing import passing, passing_bytes
-from gradwire.load import load
-from gradwire.measure.memory import bytes_an_element
-from gradwire.runtime.memory import KINDS
+from gradwire.contract.registry import load
+from gradwire.contract.scratch import passing, passing_bytes
+from gradwire.planning.measure.memory import bytes_an_element
+from gradwire.runtime.step.memory import KINDS
 from tests.runtime.ranks import Ranks
 
 MOST = {

@@ -17,13 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import RankFailed, RanksDiffer
-from gradwire.runtime import pulse, rejoin, shrink, wire
-from gradwire.runtime.engine import Engine
+from gradwire.runtime.elastic import rejoin
+from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
+from gradwire.runtime.failure import pulse, shrink
+from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.fingerprint import fingerprint
-from gradwire.runtime.membership import Membership
-from gradwire.runtime.rejoin import Lookout, Newcomer, Offer, come_together
-from gradwire.verbs import AllReduce, Compute, Steps
+from gradwire.runtime.step import wire
+from gradwire.runtime.step.engine import Engine
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 LIMIT = timedelta(seconds=20)

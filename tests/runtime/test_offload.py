@@ -19,10 +19,10 @@ import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.offload import Offload
-from gradwire.runtime.streams import SideStream
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.runtime.device.offload import Offload
+from gradwire.runtime.device.streams import SideStream
 from tests.runtime import late
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import SHAPES, backward, layers, same

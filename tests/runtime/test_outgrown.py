@@ -11,10 +11,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange, Result, State
-from gradwire.local import drive
-from gradwire.runtime.accounting import outgrown
-from gradwire.runtime.messages import Message, ParamRange
-from gradwire.verbs import AllReduce, Steps
+from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.exchange.local import drive
+from gradwire.runtime.step.accounting import outgrown
+from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
-from gradwire.runtime import overlap as overlap_module
+from gradwire.runtime.overlap import overlap as overlap_module
 from tests.runtime.gated_models import MODELS, Attention, Net
 from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
 from tests.runtime.overlapped import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
-from gradwire.runtime.pending import PendingGrad
+from gradwire.runtime.overlap.pending import PendingGrad
 from tests.runtime.gated_models import Attention, Net, Tied
 from tests.runtime.late_means import LateMeans, Make, Rig, batches, run, same
 from tests.runtime.overlapped import (

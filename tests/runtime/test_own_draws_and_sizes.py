@@ -13,9 +13,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.slots import Slot
-from gradwire.spec import TensorSpec
+from gradwire.contract.spec import TensorSpec
+from gradwire.planning.data.plan import ExchangeSetting, Plan
+from gradwire.runtime.step.slots import Slot
 from tests.laws.variable import above
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.runtime.pending import PendingGrad, PendingPass, pending, stands_for
+from gradwire.runtime.overlap.pending import PendingGrad, PendingPass, pending, stands_for
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

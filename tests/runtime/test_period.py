@@ -10,7 +10,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.runtime.period import FIRST, LEAST, MOST, ChosenGap, shortest
+from gradwire.runtime.local_steps.period import FIRST, LEAST, MOST, ChosenGap, shortest
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, adamw, digest, train
 

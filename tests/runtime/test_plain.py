@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 import gradwire as gw
-from gradwire.runtime.plain import packed, read_packed, values_of_all
+from gradwire.runtime.state.plain import packed, read_packed, values_of_all
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, loss_of, momentum
 

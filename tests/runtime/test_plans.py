@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradwire as gw
-from gradwire.data.plan import ExchangeSetting, Plan
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.planning.data.plan import ExchangeSetting, Plan
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, train

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.data.cluster import CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.planning.data.cluster import CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks

@@ -12,8 +12,9 @@ from itertools import count
 import pytest
 import torch.distributed as dist
 
-from gradwire.runtime import pulse, wire
-from gradwire.runtime.pulse import Alarm, Pulse
+from gradwire.runtime.failure import pulse
+from gradwire.runtime.failure.pulse import Alarm, Pulse
+from gradwire.runtime.step import wire
 
 WORLD = 3
 _names = count()

@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import gradwire as gw
+from gradwire.contract.travel import bytes_sent
 from gradwire.runtime.controls import Controls, Flight, Pilot
-from gradwire.runtime.telling import figures_of_all
-from gradwire.travel import bytes_sent
+from gradwire.runtime.step.telling import figures_of_all
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_copies import hooks

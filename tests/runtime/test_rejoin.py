@@ -19,10 +19,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.runtime.heal import Healing
-from gradwire.runtime.rejoin import Newcomer
-from gradwire.runtime.wire import root_store
+from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.elastic.heal import Healing
+from gradwire.runtime.elastic.rejoin import Newcomer
+from gradwire.runtime.step.wire import root_store
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 

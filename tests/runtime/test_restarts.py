@@ -11,7 +11,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.errors import RankFailed
-from gradwire.runtime import membership
+from gradwire.runtime.failure import membership
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, digest, train
 

@@ -12,8 +12,8 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from gradwire.errors import ExitCode
-from gradwire.runtime.blame import alarm_of
-from gradwire.runtime.roll_call import Reach, RollCall, _way_to
+from gradwire.runtime.failure.blame import alarm_of
+from gradwire.runtime.failure.roll_call import Reach, RollCall, _way_to
 
 WORLD = 4
 HERE, CUT, ENDED, MUTE = Reach.ANSWERS, Reach.CUT, Reach.ENDED, Reach.MUTE

@@ -11,12 +11,12 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.data.cluster import Cluster
-from gradwire.data.plan import DENSE, Plan
-from gradwire.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import named_collective
-from gradwire.measure.sparsity import measure_sparsity
+from gradwire.exchange.by_name import named_collective
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.measure.sparsity import measure_sparsity
 from tests.runtime.models import Words, sparse_rows
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import ddp, digest

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.exchange import exchange_for
+from gradwire.exchange.by_name import exchange_for
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file

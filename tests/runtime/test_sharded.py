@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
-from gradwire.exchange import exchange_for
+from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.handle import Handle
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks

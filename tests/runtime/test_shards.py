@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from gradwire.compress.sharded_dgc import sharded_dgc
+from gradwire.contract.verbs import AllGather, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.wire import Circle, Routes
-from gradwire.verbs import AllGather, Among
+from gradwire.runtime.step.wire import Circle, Routes
+from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange, Result, State
-from gradwire.runtime.driver import COMPUTE
-from gradwire.runtime.lanes import Task
-from gradwire.spec import TensorSpec
-from gradwire.verbs import Compute, Steps
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Compute, Steps
+from gradwire.runtime.step.driver import COMPUTE
+from gradwire.runtime.step.lanes import Task
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, loss_of
 

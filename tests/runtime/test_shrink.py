@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.runtime.checkpoint import is_residual
-from gradwire.runtime.commit import Commit
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.membership import join
-from gradwire.runtime.survivors import Counted, decided
-from gradwire.verbs import AllReduce, Steps
+from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.failure.commit import Commit
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.failure.survivors import Counted, decided
+from gradwire.runtime.state.checkpoint import is_residual
+from gradwire.runtime.step.engine import Engine
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gradwire.errors import ExitCode
-from gradwire.runtime import blame, pulse
-from gradwire.runtime.blame import silence
-from gradwire.runtime.pulse import Alarm, Place, Pulse, Sign, Stillness
-from gradwire.runtime.roll_call import Reach
+from gradwire.runtime.failure import blame, pulse
+from gradwire.runtime.failure.blame import silence
+from gradwire.runtime.failure.pulse import Alarm, Place, Pulse, Sign, Stillness
+from gradwire.runtime.failure.roll_call import Reach
 
 HERE, ENDED, MUTE, CUT = Reach.ANSWERS, Reach.ENDED, Reach.MUTE, Reach.CUT
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradwire.runtime.stepping import SEPARABLE, LayerwiseStep, replace_step
+from gradwire.runtime.overlap.stepping import SEPARABLE, LayerwiseStep, replace_step
 from tests.runtime.late_means import same
 
 SHAPES = [(7, 5), (9,), (1,), (16, 3), (4, 4), (33,), (2, 8), (5,)]

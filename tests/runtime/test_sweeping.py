@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
-from gradwire.runtime.wire import default_store
+from gradwire.runtime.step.wire import default_store
 from tests.runtime.ranks import Ranks
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]

@@ -21,19 +21,19 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Member
 from gradwire.contract.collective import Collective
-from gradwire.data.cluster import CodecFit
-from gradwire.data.fit import LineFit
-from gradwire.pairing import Pair, pair
-from gradwire.runtime.driver import Driver
-from gradwire.runtime.engine import Engine
-from gradwire.runtime.lanes import Task
-from gradwire.runtime.membership import join
-from gradwire.sim.timeline import simulate_exchange
-from gradwire.spec import TensorSpec
-from gradwire.trace.span import Span
-from tests.planner.profiles import exact_cluster
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.trace.span import Span
+from gradwire.exchange.pair import Pair, pair
+from gradwire.planning.clock.timeline import simulate_exchange
+from gradwire.planning.data.cluster import CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.driver import Driver
+from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.lanes import Task
+from tests.planning.clock.test_computes import CHUNK, computes
+from tests.planning.profiles import exact_cluster
 from tests.runtime.ranks import Ranks
-from tests.sim.test_computes import CHUNK, computes
 
 PS, RING = casync_ps(room_bytes=0), casync_ring(half_bytes=10**9)
 HALVES = casync_ring(half_bytes=0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
+from gradwire.exchange.by_name import exchange_for
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (

@@ -9,11 +9,11 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.runtime.driver import Driver
-from gradwire.runtime.lanes import Task, TaskManager
-from gradwire.runtime.wire import Circle, Routes
-from gradwire.verbs import AllReduce, Among, Steps
+from gradwire.contract.verbs import AllReduce, Among, Steps
+from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.step.driver import Driver
+from gradwire.runtime.step.lanes import Task, TaskManager
+from gradwire.runtime.step.wire import Circle, Routes
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train
 

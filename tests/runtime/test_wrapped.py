@@ -11,8 +11,8 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.local import drive
-from gradwire.runtime.messages import Message, ParamRange
+from gradwire.exchange.local import drive
+from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
 from tests.runtime.test_own_draws_and_sizes import check

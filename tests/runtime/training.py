@@ -14,8 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.exchange import exchange_for
-from gradwire.load import examples
+from gradwire.contract.registry import examples
+from gradwire.exchange.by_name import exchange_for
 
 SMALL_MB = 0.004
 """A bucket_cap_mb of about one thousand elements: several messages even for these models."""

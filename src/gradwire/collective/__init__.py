@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..load import make_registry
+from ..contract.registry import make_registry
 
 if TYPE_CHECKING:
     from .allgather_sparse import allgather_sparse as allgather_sparse

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..contract import Member, State
-from ..moves.chunks import Chunks
-from ..payload import slot_bytes
-from ..spec import working_dtype
-from ..tensorwise import decode_each, encode_each
-from ..verbs import Compute
+from ..contract.payload import slot_bytes
+from ..contract.spec import working_dtype
+from ..contract.tensorwise import decode_each, encode_each
+from ..contract.verbs import Compute
+from .steps.chunks import Chunks
 
 
 class Aggregator:

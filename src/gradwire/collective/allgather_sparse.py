@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
 from ..contract.collective import Collective, Dimensions, Needs
-from ..moves.entries import value_dtype
-from ..moves.selection import note_union
-from ..moves.sizes import announced_bytes, tell_all
-from ..payload import Payload, slot_bytes
-from ..sparse.formats.coo import coo
-from ..spec import TensorSpec, working_dtype
-from ..verbs import AllGather, Compute, Steps
+from ..contract.payload import Payload, slot_bytes
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.verbs import AllGather, Compute, Steps
+from ..kernels.sparse.formats.coo import coo
+from .steps.entries import value_dtype
+from .steps.selection import note_union
+from .steps.sizes import announced_bytes, tell_all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..spec import TensorSpec
-from ..travel import bytes_sent
-from ..verbs import AllReduce, Compute, Steps
+from ..contract.spec import TensorSpec
+from ..contract.travel import bytes_sent
+from ..contract.verbs import AllReduce, Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)

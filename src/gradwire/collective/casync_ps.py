@@ -35,23 +35,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_whole
 from ..contract import Compressor, Member, State
+from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
-from ..moves.chunks import (
-    Chunks,
-    check_partitions,
-    chunks_of,
-    first_server,
-    first_states,
-    rotated,
-)
-from ..moves.rounds import ROOM_BYTES, distances, few, transfers
-from ..moves.sizes import announced_bytes, tell_all, tell_each
-from ..payload import slot_bytes
-from ..spec import TensorSpec
-from ..verbs import AllGather, AllToAll, Steps
+from ..contract.payload import slot_bytes
+from ..contract.spec import TensorSpec
+from ..contract.verbs import AllGather, AllToAll, Steps
 from ._aggregator import Aggregator
+from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
+from .steps.rounds import ROOM_BYTES, distances, few, transfers
+from .steps.sizes import announced_bytes, tell_all, tell_each
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,15 +28,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_whole
 from ..contract import Compressor, Member, State
+from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
-from ..moves.chunks import check_partitions, chunks_of, first_server, first_states, rotated
-from ..moves.staggered import staggered
-from ..payload import Payload
-from ..spec import TensorSpec, chunk_bounds, working_dtype
-from ..verbs import Compute, Steps
+from ..contract.payload import Payload
+from ..contract.spec import TensorSpec, chunk_bounds, working_dtype
+from ..contract.verbs import Compute, Steps
 from .ring import passing_on
+from .steps.chunks import check_partitions, chunks_of, first_server, first_states, rotated
+from .steps.staggered import staggered
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_whole
 from ..contract import Compressor, Member
+from ..contract.bounds import check_whole
 from ..contract.collective import Dimensions
-from ..moves.push_pull import PushPull
-from ..sparse.entries import MOST_WIDTH, Entries, num_units
-from ..sparse.formats.blocks import blocks
+from ..kernels.sparse.entries import MOST_WIDTH, Entries, num_units
+from ..kernels.sparse.formats.blocks import blocks
+from .steps.push_pull import PushPull
 
 
 @dataclass(frozen=True, kw_only=True)

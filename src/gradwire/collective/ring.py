@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
-from ..spec import TensorSpec, chunk_bounds
-from ..verbs import Compute, Recv, Send, Steps, Verb
+from ..contract.spec import TensorSpec, chunk_bounds
+from ..contract.verbs import Compute, Recv, Send, Steps, Verb
 from .allreduce import payload_buffer
 
 

@@ -26,18 +26,18 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, Selection, State
 from ..contract.collective import Collective, Dimensions, Needs
+from ..contract.payload import Payload
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.verbs import Compute, Recv, Send, Steps, Verb
 from ..kernels.distinct import count_distinct
-from ..moves.entries import expected_union, merged_entries, num_entries, scaled_entries
-from ..moves.selection import asked_of
-from ..moves.sizes import SIZE_BYTES
-from ..payload import Payload
-from ..sparse.entries import Entries, num_units
-from ..sparse.format import SparseFormat
-from ..sparse.formats.coo import coo
-from ..sparse.formats.dense import dense
-from ..sparse.parts import Part
-from ..spec import TensorSpec, working_dtype
-from ..verbs import Compute, Recv, Send, Steps, Verb
+from ..kernels.sparse.entries import Entries, num_units
+from ..kernels.sparse.format import SparseFormat
+from ..kernels.sparse.formats.coo import coo
+from ..kernels.sparse.formats.dense import dense
+from ..kernels.sparse.parts import Part
+from .steps.entries import expected_union, merged_entries, num_entries, scaled_entries
+from .steps.selection import asked_of
+from .steps.sizes import SIZE_BYTES
 
 
 class WholeForm(NamedTuple):

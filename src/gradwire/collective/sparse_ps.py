@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..contract.collective import Dimensions
-from ..moves.push_pull import PushPull
+from .steps.push_pull import PushPull
 
 
 @dataclass(frozen=True, kw_only=True)

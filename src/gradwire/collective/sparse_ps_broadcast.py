@@ -26,9 +26,9 @@ from torch import Tensor
 
 from ..contract import Member
 from ..contract.collective import Dimensions
-from ..moves.entries import split
-from ..moves.push_pull import Delivery, Pull, PushPull
-from ..verbs import Broadcast
+from ..contract.verbs import Broadcast
+from .steps.entries import split
+from .steps.push_pull import Delivery, Pull, PushPull
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ..bounds import MOST_SEED, check_whole
+from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.collective import Dimensions
 from ..errors import invalid
-from ..moves.push_pull import Cut, PushPull
-from ..sparse.choose import LISTS, OF_PARTS, Formats, smallest
-from ..sparse.format import SparseFormat
-from ..sparse.formats.coo import coo
-from ..sparse.formats.dense import dense
-from ..sparse.formats.hash_bitmap import hash_bitmap
-from ..sparse.permutation import Permutation
+from ..kernels.sparse.choose import LISTS, OF_PARTS, Formats, smallest
+from ..kernels.sparse.format import SparseFormat
+from ..kernels.sparse.formats.coo import coo
+from ..kernels.sparse.formats.dense import dense
+from ..kernels.sparse.formats.hash_bitmap import hash_bitmap
+from ..kernels.sparse.permutation import Permutation
+from .steps.push_pull import Cut, PushPull
 
 
 class _Sent(NamedTuple):

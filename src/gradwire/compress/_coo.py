@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor
+from ..contract.payload import Field, Format, Payload
+from ..contract.spec import TensorSpec, working_dtype
 from ..errors import invalid
 from ..kernels import select
-from ..payload import Field, Format, Payload
-from ..spec import TensorSpec, working_dtype
 
 
 def coo_format(num_kept: int, values: torch.dtype = torch.float32) -> Format:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..bounds import check_number
+from ..contract.bounds import check_number
 from ..dsl.language import Scalar, finite, where
 from ..errors import invalid
 

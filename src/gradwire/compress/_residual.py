@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..spec import working_dtype
+from ..contract.spec import working_dtype
 
 
 def as_working(grad_N: Tensor) -> Tensor:

@@ -36,14 +36,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_whole
 from ..contract import Compressor, Layout, State, Traits
+from ..contract.bounds import check_whole
+from ..contract.payload import Format, Payload
+from ..contract.spec import TensorSpec, spec_of, working_dtype
 from ..errors import invalid
 from ..kernels import cosines
-from ..payload import Format, Payload
-from ..sparse.entries import Entries
-from ..sparse.formats.elias_fano import elias_fano
-from ..spec import TensorSpec, spec_of, working_dtype
+from ..kernels.sparse.entries import Entries
+from ..kernels.sparse.formats.elias_fano import elias_fano
 from ._coo import check_addressable
 from ._residual import as_working
 

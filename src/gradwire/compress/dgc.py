@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..bounds import check_share
 from ..contract import Compressor, Layout
+from ..contract.bounds import check_share
 from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
 from ..dsl.program import Program
 from ._coo import densities_around

@@ -21,11 +21,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_prescale
 from ..contract import Compressor, Layout, State, Traits
+from ..contract.bounds import check_prescale
+from ..contract.payload import Field, Format, Payload
+from ..contract.spec import TensorSpec, spec_of
 from ..kernels.exponents import BLOCK, CodedExponents, decode_exponents, encode_exponents
-from ..payload import Field, Format, Payload
-from ..spec import TensorSpec, spec_of
 from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)

@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_prescale
 from ..contract import Compressor, Layout, State, Traits
-from ..payload import Field, Format, Payload
-from ..spec import TensorSpec, spec_of
+from ..contract.bounds import check_prescale
+from ..contract.payload import Field, Format, Payload
+from ..contract.spec import TensorSpec, spec_of
 from ._residual import subtract_sent
 
 

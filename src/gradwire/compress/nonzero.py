@@ -20,15 +20,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_number
 from ..contract import Compressor, Layout, State, Traits
+from ..contract.bounds import check_number
+from ..contract.payload import Field, Format, Payload
+from ..contract.spec import TensorSpec, spec_of
 from ..kernels import select
 from ..kernels.nonzero import nonzero_units as kept_units
-from ..payload import Field, Format, Payload
-from ..sparse.entries import Entries, check_width
-from ..sparse.parts import Part
-from ..sparse.scatter import scatter_entries
-from ..spec import TensorSpec, spec_of
+from ..kernels.sparse.entries import Entries, check_width
+from ..kernels.sparse.parts import Part
+from ..kernels.sparse.scatter import scatter_entries
 from ._residual import subtract_sent
 
 

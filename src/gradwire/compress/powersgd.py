@@ -35,8 +35,8 @@ class powersgd(MatrixProgram):
     ``seed`` draws the Q that the first step starts from.
 
     >>> import torch
-    >>> from gradwire.exchange import run_local
-    >>> from gradwire.spec import TensorSpec
+    >>> from gradwire.exchange.by_name import run_local
+    >>> from gradwire.contract.spec import TensorSpec
     >>> rows = torch.outer(torch.arange(1.0, 9.0), torch.arange(1.0, 9.0))
     >>> grads = [rows.flatten(), 3 * rows.flatten()]  # of rank 1, as their mean is
     >>> spec = TensorSpec("fc.weight", 64, shapes=((8, 8),))

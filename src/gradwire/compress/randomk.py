@@ -22,12 +22,12 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ..bounds import MOST_SEED, check_whole
 from ..contract import Member
+from ..contract.bounds import MOST_SEED, check_whole
+from ..contract.spec import TensorSpec
+from ..contract.verbs import Steps
 from ..dsl.philox import words
-from ..sparse.permutation import Permutation
-from ..spec import TensorSpec
-from ..verbs import Steps
+from ..kernels.sparse.permutation import Permutation
 from ._coo import check_addressable
 from .deft.support import Pending, SelectedSupport, SharedSupport, values_bytes
 
@@ -38,7 +38,7 @@ class randomk(SharedSupport):
 
     ``seed`` (below 2^64) begins the random numbers that draw them, on all ranks the same.
 
-    >>> from gradwire.exchange import run_local
+    >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.ones(1000), 3 * torch.ones(1000)]
     >>> mean = run_local(randomk(density=0.02), grads)[0][0]
     >>> int(mean.count_nonzero()), float(mean.max())

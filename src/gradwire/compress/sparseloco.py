@@ -23,11 +23,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_share
 from ..contract import Layout, State, Traits
+from ..contract.bounds import check_share
+from ..contract.payload import Field, Format, Payload
+from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
-from ..payload import Field, Format, Payload
-from ..spec import TensorSpec, spec_of
 from ._coo import Coo, check_addressable, share_of
 from ._residual import as_working
 

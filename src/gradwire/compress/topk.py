@@ -27,12 +27,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bounds import check_share
 from ..contract import Layout, State, Traits
+from ..contract.bounds import check_share
+from ..contract.payload import Format, Payload
+from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
 from ..kernels import select
-from ..payload import Format, Payload
-from ..spec import TensorSpec, spec_of
 from ._coo import Coo, check_addressable, coo_format, densities_around, round_to_wire, share_of
 from ._residual import as_working
 

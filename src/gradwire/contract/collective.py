@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..spec import TensorSpec
-from ..verbs import Steps
 from .by_name import KeywordSettings
 from .compressor import Compressor, Layout, State, Traits
-from .hollow import Hollow
 from .member import Member
+from .shapes_only import Hollow
+from .spec import TensorSpec
+from .verbs import Steps
 
 
 @dataclass(frozen=True, kw_only=True)

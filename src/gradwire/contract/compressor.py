@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from ..payload import Format, Payload
-from ..spec import TensorSpec, working_dtype
 from .by_name import KeywordSettings
+from .payload import Format, Payload
+from .spec import TensorSpec, working_dtype
 
 State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..spec import TensorSpec, working_dtype
-from ..verbs import Compute, Steps
 from .by_name import KeywordSettings
 from .compressor import State, Traits
 from .ladder import Ladder
 from .member import Member
+from .spec import TensorSpec, working_dtype
+from .verbs import Compute, Steps
 
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..spec import TensorSpec
-from ..verbs import Steps
 from .compressor import State
 from .member import Member
+from .spec import TensorSpec
+from .verbs import Steps
 
 
 class Ladder(ABC):

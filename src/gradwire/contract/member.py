@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from ..verbs import Compute
-from .passing import passing
+from .scratch import passing
+from .verbs import Compute
 
 if TYPE_CHECKING:
     from .compressor import Compressor

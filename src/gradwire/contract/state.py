@@ -14,7 +14,7 @@ def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
     """(path, tensor) of every tensor in a state.
 
     >>> import torch
-    >>> from gradwire.error_feedback import FeedbackState
+    >>> from gradwire.exchange.error_feedback import FeedbackState
     >>> [path for path, _ in leaves(FeedbackState(torch.zeros(1), (torch.ones(1),)))]
     ['residual_N', 'inner.0']
     """

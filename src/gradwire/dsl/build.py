@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..contract.payload import Payload
 from ..kernels.compiler import CppSource, load_compiled
 from ..kernels.gpu import has_triton
-from ..payload import Payload
 from . import interp
 from .gpu import build as gpu_build
 from .interp import Draws

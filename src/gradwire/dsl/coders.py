@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..contract.payload import Field, Format, Payload
 from ..errors import RanksDiffer, invalid
 from ..kernels.compiler import CppSource, load_compiled
-from ..payload import Field, Format, Payload
 from .ir import UNSIGNED, Buffer, DType
 from .language import Type
 from .operators import check_name

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Member
-from ..spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, working_dtype
 from .matrices import Factor, LowRank, Operand
 
 

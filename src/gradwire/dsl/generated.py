@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
+from ..contract.payload import Format, Payload
+from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
-from ..payload import Format, Payload
-from ..spec import TensorSpec, check_gradient
 from .build import Call
 from .coders import coding
 from .interp import Draws

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..contract.payload import Payload
 from ..kernels import select
-from ..payload import Payload
 from .build import Call
 from .interp import Draws
 from .ir import FLOAT32, Extent, Kernel, Op

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import torch
 
+from ..contract.payload import Field, Format
 from ..errors import invalid
-from ..payload import Field, Format
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent
 from .rewrite import Traced
 

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 import torch
 from torch import Tensor
 
-from ..bounds import MOST_SEED, check_whole
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
+from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.ladder import Ladder
-from ..spec import TensorSpec, working_dtype
-from ..tensorwise import tensor_places
-from ..travel import bytes_sent
-from ..verbs import AllReduce, Compute, Steps
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.tensorwise import tensor_places
+from ..contract.travel import bytes_sent
+from ..contract.verbs import AllReduce, Compute, Steps
 from .factors import FactorLayout, MatrixState, StepTensors, layout_of
 from .matrices import LowRank, Matrix, trace_matrices
 

@@ -30,8 +30,8 @@ from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from ..bounds import check_whole
 from ..contract import Layout, Traits
+from ..contract.bounds import check_whole
 from ..errors import invalid
 from . import language, rewrite
 from .build import Built

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract.passing import passing
-from ..payload import Format, Payload
+from ..contract.payload import Format, Payload
+from ..contract.scratch import passing
 from .build import Built, Call
 from .coders import Coding, coding
 from .ir import Kernel

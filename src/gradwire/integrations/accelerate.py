@@ -17,8 +17,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
-from ..data.plan import Plan
 from ..errors import NotInstalled, invalid
+from ..planning.data.plan import Plan
 from .attachment import FrameworkAttachment
 
 try:

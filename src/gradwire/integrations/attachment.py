@@ -18,12 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
-from ..data.plan import Plan
 from ..errors import InvalidSetting
+from ..planning.data.plan import Plan
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
-from ..runtime.plain import values_of_all
-from ..runtime.redistribution import place_name
+from ..runtime.state.plain import values_of_all
+from ..runtime.state.redistribution import place_name
 
 _log = logging.getLogger("gradwire")
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
-from ..data.plan import Plan
 from ..errors import InvalidSetting, NotInstalled
+from ..planning.data.plan import Plan
 from .attachment import FrameworkAttachment, warn_of_no_state
 
 try:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import Compressor, Exchange
-from ..data.plan import Plan
 from ..errors import NotInstalled
+from ..planning.data.plan import Plan
 from .attachment import FrameworkAttachment
 
 try:

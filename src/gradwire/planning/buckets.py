@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..bounds import check_whole
-from ..data.plan import MOST_CREDIT, Chunk, PlannedMessage
-from ..data.profile import Profile, ProfiledTensor
+from ..contract.bounds import check_whole
 from ..errors import invalid
+from .data.plan import MOST_CREDIT, Chunk, PlannedMessage
+from .data.profile import Profile, ProfiledTensor
 
 MOST_MESSAGES = 2**18
 """The most messages of a plan. So many take half a gigabyte of memory and a minute to price."""

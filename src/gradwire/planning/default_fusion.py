@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from ..contract import Exchange
-from ..spec import TensorSpec
-from ..wrap.momentum import beside
+from ..contract.spec import TensorSpec
+from ..exchange.momentum import beside
 
 DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""

@@ -22,28 +22,21 @@ from typing import NamedTuple
 import torch
 
 from ..contract import Exchange
-from ..data.cluster import Cluster
-from ..data.exchanges import exchange_of_setting
-from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
-from ..data.profile import Profile, ProfiledTensor
+from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
-from ..sim.alike import MANY
-from ..sim.clock import (
-    UNHINDERED,
-    ByPriority,
-    FixedOrder,
-    backward_ends,
-    carry,
-    forward_times,
-)
-from ..sim.curves import MessageParts, parts_between, supersteps_of_parts
-from ..sim.engine import Traffic, play
-from ..sim.pace import Pace
-from ..sim.shared_cores import missing_s
-from ..sim.supersteps import MOST_PLAYED, Tariff
-from ..spec import CHUNK_ALIGNMENT
-from ..wrap.hosts import on_hosts
+from ..exchange.hosts import on_hosts
+from .clock.alike import MANY
+from .clock.clock import UNHINDERED, ByPriority, FixedOrder, backward_ends, carry, forward_times
+from .clock.curves import MessageParts, parts_between, supersteps_of_parts
+from .clock.engine import Traffic, play
+from .clock.pace import Pace
+from .clock.shared_cores import missing_s
+from .clock.supersteps import MOST_PLAYED, Tariff
+from .data.cluster import Cluster
+from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
+from .exchanges import exchange_of_setting
 
 FEW = 4
 """The most ranks for which what ``attach`` sends by default is counted."""

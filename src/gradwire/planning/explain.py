@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import compress
 
-from ..data.cluster import Cluster
-from ..data.plan import DENSE, Plan
-from ..data.profile import Profile
+from ..contract.registry import load, names
+from ..contract.units import format_bytes, format_rate, format_seconds, ratio
 from ..errors import InvalidSetting
-from ..load import load, names
-from ..units import format_bytes, format_rate, format_seconds, ratio
+from .data.cluster import Cluster
+from .data.plan import DENSE, Plan
+from .data.profile import Profile
 from .exposed import Account
 from .price import iteration_s
 from .settings import with_settings

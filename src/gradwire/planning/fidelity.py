@@ -13,11 +13,11 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from ..contract import Compressor
-from ..data.cluster import Cluster
-from ..data.plan import ExchangeSetting
+from ..contract.registry import load, names
 from ..errors import invalid
-from ..load import load, names
-from ..pairing import suited
+from ..exchange.pair import suited
+from .data.cluster import Cluster
+from .data.plan import ExchangeSetting
 
 Fidelity = Literal["exact", "half", "safe", "any"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..bounds import check_share
 from ..collective.allgather_sparse import allgather_sparse
 from ..contract import Compressor, Layout
-from ..data.cluster import Cluster
-from ..data.fit import Floats, LineFit
-from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from ..data.profile import Profile, ProfiledTensor
+from ..contract.bounds import check_share
+from ..contract.registry import names
 from ..errors import UnknownName, invalid
-from ..exchange import algorithm_by_name
-from ..load import names
-from ..pairing import pair
+from ..exchange.by_name import algorithm_by_name
+from ..exchange.pair import pair
+from .data.cluster import Cluster
+from .data.fit import Floats, LineFit
+from .data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from .data.profile import Profile, ProfiledTensor
 from .price import TIE
 
 ENTRY_BYTES = 8

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..data.cluster import Cluster
-from ..data.plan import DENSE, Plan
-from ..data.profile import Profile
-from ..units import format_rate, format_seconds, ratio
+from ..contract.units import format_rate, format_seconds, ratio
+from .data.cluster import Cluster
+from .data.plan import DENSE, Plan
+from .data.profile import Profile
 from .exposed import Account
 from .fidelity import AdmittedExchanges
 from .price import fewest_messages

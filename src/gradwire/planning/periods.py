@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from math import floor
 
-from ..bounds import check_whole
-from ..data.cluster import Cluster
-from ..data.plan import DENSE, ExchangeSetting, Plan
-from ..data.profile import Profile
-from ..units import format_seconds
+from ..contract.bounds import check_whole
+from ..contract.units import format_seconds
+from .data.cluster import Cluster
+from .data.plan import DENSE, ExchangeSetting, Plan
+from .data.profile import Profile
 from .draft_search import CREDITS, NUMBERS, first_seconds
 from .drafts import Blend, Draft
 from .fidelity import admitted

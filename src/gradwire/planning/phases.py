@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..data.cluster import Cluster
-from ..data.plan import PlannedMessage
-from ..data.profile import Profile
-from ..sim.clock import backward_ends
 from .buckets import Bucket
+from .clock.clock import backward_ends
+from .data.cluster import Cluster
+from .data.plan import PlannedMessage
+from .data.profile import Profile
 
 
 class UnequalBlock(NamedTuple):

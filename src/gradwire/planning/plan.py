@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data.check import check
-from ..data.cluster import Cluster
-from ..data.plan import Plan
-from ..data.profile import Profile
 from ..errors import invalid
+from .check import check
+from .data.cluster import Cluster
+from .data.plan import Plan
+from .data.profile import Profile
 from .settings import Planner, name_of, with_settings
 from .tune import tune as search
 
@@ -41,7 +41,7 @@ def plan(
             "profile and cluster",
             given,
             "a Profile and a Cluster, in this order",
-            "read files with Profile.load and Cluster.load, models with gradwire.catalogue.load",
+            "read files with Profile.load and Cluster.load, models with gradwire.planning.catalogue.load",
         )
     chosen = with_settings(planner, **settings)
     made = search(chosen, profile, cluster) if tune else chosen(profile, cluster)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..data.plan import Plan
+from ..contract.registry import load
 from ..errors import UnknownName, invalid
-from ..load import load
+from .data.plan import Plan
 
 Planner = Callable[..., Plan]
 """``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same plan."""

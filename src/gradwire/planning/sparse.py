@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..contract import Compressor
-from ..cost.sparse_schemes import (
+from ..exchange.by_name import algorithm_by_name
+from ..exchange.sparse_schemes import (
     OF_ROWS,
     SCHEMES,
     SchemeChoice,
@@ -17,11 +18,10 @@ from ..cost.sparse_schemes import (
     fastest_scheme,
     inputs_of,
 )
-from ..data.cluster import Cluster
-from ..data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from ..data.profile import Profile
-from ..data.sparsity import SparsityProfile, UnitSparsity
-from ..exchange import algorithm_by_name
+from .data.cluster import Cluster
+from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from .data.profile import Profile
+from .data.sparsity import SparsityProfile, UnitSparsity
 
 MOST_EXPLAINED = 12
 

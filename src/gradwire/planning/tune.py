@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..bounds import check_whole
-from ..data.cluster import Cluster
-from ..data.plan import Plan
-from ..data.profile import Profile
+from ..contract.bounds import check_whole
 from ..errors import InvalidSetting, NotInstalled, invalid
+from .data.cluster import Cluster
+from .data.plan import Plan
+from .data.profile import Profile
 from .price import fewest_messages, iteration_s
 from .settings import Planner, with_settings
 from .space import Space

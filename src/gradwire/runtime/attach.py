@@ -22,32 +22,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
-from ..data.exchanges import exchanges_of
-from ..data.plan import Plan
 from ..errors import invalid
 from ..kernels.build import backend
+from ..planning.data.plan import Plan
 from ..planning.default_fusion import NamedParam, matrices
+from ..planning.exchanges import exchanges_of
 from .attachment import Attachment
-from .backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .backward import EVERY_BACKWARD
 from .controls import Pilot
-from .dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
-from .engine import Engine
+from .ddp.reducer import is_left_to_ddp
+from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
+from .elastic.heal import Healing
+from .elastic.rejoin import Newcomer, newcomer_by
+from .failure.guard import Guard
+from .failure.integrity import DEFAULT_CHECK_EVERY
+from .failure.membership import ALONE, Membership, join
+from .failure.uncaught import leave_by_cause
 from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
-from .guard import Guard
+from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
+from .grid.hosts import join_mesh, ranks_per_host
+from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
-from .heal import Healing
-from .hosts import join_mesh, ranks_per_host
-from .integrity import DEFAULT_CHECK_EVERY
-from .membership import ALONE, Membership, join
-from .planned import check_for
-from .progress import Progress
-from .reals import as_reals
-from .recorder import Recorder
-from .reducer import is_left_to_ddp
 from .refusals import refuse_wrong_model, sole_ddp
-from .rejoin import Newcomer, newcomer_by
-from .scaling import refuse_float16
 from .settings import (
     DEFAULT_TIMEOUT,
     Choices,
@@ -57,10 +53,14 @@ from .settings import (
     tables,
     trained,
 )
-from .shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
-from .synchroniser import AnyMessage, Synchroniser
-from .uncaught import leave_by_cause
-from .wire import Group
+from .step.engine import Engine
+from .step.planned import check_for
+from .step.progress import Progress
+from .step.reals import as_reals
+from .step.recorder import Recorder
+from .step.scaling import refuse_float16
+from .step.synchroniser import AnyMessage, Synchroniser
+from .step.wire import Group
 
 
 def attach(

@@ -9,12 +9,12 @@ from typing import Protocol
 from torch import nn
 
 from ..planning.default_fusion import NamedParam
+from .failure.integrity import Check
+from .failure.membership import Membership
 from .handle import Handle
-from .integrity import Check
-from .membership import Membership
-from .progress import Progress
 from .settings import Settings
-from .synchroniser import AnyMessage
+from .step.progress import Progress
+from .step.synchroniser import AnyMessage
 
 
 class Attachment(Protocol):

@@ -11,33 +11,33 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
-from ..data.plan import Plan
 from ..errors import invalid
-from ..exchange import exchange_for
+from ..exchange.by_name import exchange_for
+from ..planning.data.plan import Plan
 from ..planning.default_fusion import NamedParam
-from . import ddp
-from .arrivals import Arrivals
 from .attachment import Attachment
 from .cautions import caution, overlaps
 from .controls import Controls, Pilot
-from .ddp_in_turn import DDPInTurn
-from .dtensors import has_dtensors, shard_of, sharded_modules
-from .fused import fused_messages
+from .ddp import ddp
+from .ddp.ddp_in_turn import DDPInTurn
+from .ddp.reducer import count_steps, is_left_to_ddp
+from .elastic.join import refuse_fewer
+from .failure.integrity import Check
+from .failure.membership import Membership
+from .failure.shrink import Shrinking, refuse_to_shrink
+from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
-from .hooks import ModuleHooks
-from .integrity import Check
-from .join import refuse_fewer
-from .membership import Membership
-from .messages import Message
-from .overlap import Overlap
-from .planned import check_for, messages_of
-from .progress import Progress
-from .reducer import count_steps, is_left_to_ddp
+from .overlap.overlap import Overlap
 from .refusals import mark_attached
 from .settings import Settings, sparse_weights, trained
-from .shrink import Shrinking, refuse_to_shrink
+from .step.arrivals import Arrivals
+from .step.fused import fused_messages
+from .step.hooks import ModuleHooks
+from .step.messages import Message
+from .step.planned import check_for, messages_of
+from .step.progress import Progress
+from .step.synchroniser import AnyMessage
 from .strangers import Strangers
-from .synchroniser import AnyMessage
 
 
 class _EveryBackward(Attachment):

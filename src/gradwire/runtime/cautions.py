@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..data.plan import Plan
-from ..exchange import named_collective
+from ..exchange.by_name import named_collective
+from ..exchange.momentum import momentum_of
+from ..planning.data.plan import Plan
 from ..planning.default_fusion import NamedParam
-from ..wrap.momentum import momentum_of
-from .dtensors import has_dtensors
+from .grid.dtensors import has_dtensors
 from .settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")

@@ -24,19 +24,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
-from ..data.plan import Plan
-from ..error_feedback import with_error_feedback
-from ..exchange import exchange_for
-from ..verbs import AllReduce, Among, Steps
-from ..wrap.hosts import on_hosts
-from . import checkpoint
-from .ddp import DDPHooks
-from .engine import Engine
-from .guard import Guard
-from .hooks import ModuleHooks
-from .messages import Message, ParamRange
-from .overlap import Overlap
-from .progress import Progress
+from ..contract.verbs import AllReduce, Among, Steps
+from ..exchange.by_name import exchange_for
+from ..exchange.error_feedback import with_error_feedback
+from ..exchange.hosts import on_hosts
+from ..planning.data.plan import Plan
+from .ddp.ddp import DDPHooks
+from .failure.guard import Guard
+from .overlap.overlap import Overlap
+from .state import checkpoint
+from .step.engine import Engine
+from .step.hooks import ModuleHooks
+from .step.messages import Message, ParamRange
+from .step.progress import Progress
 
 _NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))

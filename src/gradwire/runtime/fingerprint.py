@@ -15,7 +15,7 @@ import torch
 
 from ..errors import RankFailed, RanksDiffer
 from ..version import __version__
-from .membership import Membership
+from .failure.membership import Membership
 
 Fingerprint = dict[str, Any]
 Described = tuple[str, tuple[int, ...], str, str]

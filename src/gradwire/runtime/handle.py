@@ -12,31 +12,31 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
-from ..data.plan import Plan
-from ..error_feedback import residuals as residuals_of
+from ..contract.trace.span import Trace
 from ..errors import InvalidSetting, invalid
-from ..trace.span import Trace
-from . import checkpoint
-from .accounting import adapted, norm_over_all, spread, whereabouts
-from .backends import AFTER_A_CHANGE
+from ..exchange.error_feedback import residuals as residuals_of
+from ..planning.data.plan import Plan
 from .controls import Controls, Pilot
-from .engine import Engine
-from .hooked import Hooked, Lent
-from .hooks import ModuleHooks
-from .join import UnevenInputs
-from .joint_call import JointCall
-from .lanes import wall_clock
-from .log import Log
-from .membership import run_of
-from .memory import memory_of
-from .overlap import Overlap
-from .planned import algorithm
-from .progress import Progress
-from .redistribution import part_of, place_name
+from .device.backends import AFTER_A_CHANGE
+from .elastic.join import UnevenInputs
+from .failure.membership import run_of
+from .grid.shards import place_in
+from .overlap.overlap import Overlap
 from .settings import trained
-from .sharded import Owners, own_part, sharded_state
-from .shards import place_in
-from .wire import Group
+from .state import checkpoint
+from .state.joint_call import JointCall
+from .state.redistribution import part_of, place_name
+from .state.sharded import Owners, own_part, sharded_state
+from .step.accounting import adapted, norm_over_all, spread, whereabouts
+from .step.engine import Engine
+from .step.hooked import Hooked, Lent
+from .step.hooks import ModuleHooks
+from .step.lanes import wall_clock
+from .step.log import Log
+from .step.memory import memory_of
+from .step.planned import algorithm
+from .step.progress import Progress
+from .step.wire import Group
 
 _POLL_S = 0.005
 """Seconds between two looks whether another thread's backward pass has ended."""

@@ -25,9 +25,9 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
-from .dtensors import is_dtensor
-from .hooked import Hooked, untraced
-from .wire import has_store
+from .grid.dtensors import is_dtensor
+from .step.hooked import Hooked, untraced
+from .step.wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""

@@ -14,20 +14,20 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..bounds import check_whole
 from ..contract import Compressor, Exchange
-from ..data.plan import Plan
+from ..contract.bounds import check_whole
+from ..contract.registry import load, names
+from ..contract.spec import DTYPE_NAMES, DTYPES
 from ..errors import InvalidSetting, UnknownName, invalid
-from ..exchange import exchange_for
-from ..load import load, names
+from ..exchange.by_name import exchange_for
+from ..planning.data.plan import Plan
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
-from ..spec import DTYPE_NAMES, DTYPES
-from .backends import BACKENDS
 from .controls import Pilot
-from .guard import refuse_no_gradients
-from .integrity import DEFAULT_CHECK_EVERY
-from .reals import refuse_complex
-from .scaling import check_scaler
+from .device.backends import BACKENDS
+from .failure.guard import refuse_no_gradients
+from .failure.integrity import DEFAULT_CHECK_EVERY
+from .step.reals import refuse_complex
+from .step.scaling import check_scaler
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .dtensors import is_dtensor, sharded_modules
-from .hooked import Hooked
+from .grid.dtensors import is_dtensor, sharded_modules
 from .refusals import exchanged_by, shown_as_around
+from .step.hooked import Hooked
 
 _END = object()
 

@@ -45,10 +45,10 @@ import torch
 from torch import Tensor
 
 from ...contract import Member, Traits
+from ...contract.spec import TensorSpec
+from ...contract.travel import bytes_on_average
+from ...contract.verbs import AllGather, Broadcast, Steps
 from ...errors import invalid
-from ...spec import TensorSpec
-from ...travel import bytes_on_average
-from ...verbs import AllGather, Broadcast, Steps
 from .._coo import check_addressable
 from .._narrow import narrow, widen, width_of
 from .allocation import Allocation, owners
@@ -75,7 +75,7 @@ class deft(SharedSupport):
     rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
     work among up to 64 ranks, and less evenly shared among more; norms are taken of all layers.
 
-    >>> from gradwire.exchange import run_local
+    >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
     >>> grads = [torch.tensor([4.0, 2.0, 1.0, -3.0, 0.0, 1.0])] * 2
     >>> exchange = deft(density=0.5)

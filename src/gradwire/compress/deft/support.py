@@ -24,14 +24,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...bounds import check_share
 from ...contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
+from ...contract.bounds import check_share
+from ...contract.spec import TensorSpec, working_dtype
+from ...contract.travel import bytes_sent
+from ...contract.verbs import AllReduce, Steps
 from ...kernels import select
 from ...kernels.gather import take
 from ...kernels.magnitudes import range_norms
-from ...spec import TensorSpec, working_dtype
-from ...travel import bytes_sent
-from ...verbs import AllReduce, Steps
 from .._residual import as_working
 from .partition import Partition, partition_of
 

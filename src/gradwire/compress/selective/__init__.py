@@ -41,15 +41,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...bounds import check_share, check_whole
+from ...collective.steps.sizes import announced_bytes, tell_all
 from ...contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
+from ...contract.bounds import check_share, check_whole
 from ...contract.exchange import Copies
+from ...contract.payload import slot_bytes
+from ...contract.registry import load, names
+from ...contract.spec import TensorSpec
+from ...contract.verbs import AllGather, Steps
 from ...errors import InvalidSetting, invalid
-from ...load import load, names
-from ...moves.sizes import announced_bytes, tell_all
-from ...payload import slot_bytes
-from ...spec import TensorSpec
-from ...verbs import AllGather, Steps
 from .._coo import check_addressable
 from .._quantise import check_choice
 from .choice import Choice, choose
@@ -83,7 +83,7 @@ class selective(Exchange):
     Selected as one vector, the second is missing; tensor by tensor, neither is.
 
     >>> from gradwire.compress.topk import topk
-    >>> from gradwire.exchange import exchange_for, run_local
+    >>> from gradwire.exchange.by_name import exchange_for, run_local
     >>> spec = TensorSpec("G2 and G1", 8, shapes=((4,), (4,)))
     >>> grads = [torch.tensor([0.8, 0.6, 0.9, 0.5, 0.1, 0.3, 0.2, 0.1])] * 2
     >>> def mean(exchange):

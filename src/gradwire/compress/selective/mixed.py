@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ...contract import Compressor, Copies, Member, Selection, State
+from ...contract.payload import Field, Format, Payload, slot_bytes
+from ...contract.spec import TensorSpec, working_dtype
 from ...errors import RanksDiffer
 from ...kernels import select
 from ...kernels.distinct import count_distinct
-from ...payload import Field, Format, Payload, slot_bytes
-from ...spec import TensorSpec, working_dtype
 from .._coo import round_to_wire
 from .._residual import as_working
 from .choice import Choice

@@ -1,5 +1,5 @@
-// Bitmaps of places, and lists of places to the dense vector. Definitions: sparse/bits.py,
-// sparse/scatter.py.
+// Bitmaps of places, and lists of places to the dense vector. Definitions: kernels/sparse/bits.py,
+// kernels/sparse/scatter.py.
 #include <new>
 
 #include "bits.h"

@@ -1,4 +1,4 @@
-// elias: ascending places by the code of Elias and Fano. Definition: sparse/formats/elias_fano.py.
+// elias: ascending places by the code of Elias and Fano. Definition: kernels/sparse/formats/elias_fano.py.
 //
 // The low `low_bits` of each place lie one behind the other; what is above them, plus the entry's
 // number, is the bit that is set among the high ones. So the high bits are a bitmap with as many set

@@ -1,4 +1,4 @@
-// merge: ascending entries of several ranks added up by place. Definition: sparse/merge.py.
+// merge: ascending entries of several ranks added up by place. Definition: kernels/sparse/merge.py.
 //
 // All lists advance together, window by window of places, so that the sums of a window stay in the
 // core's own memory, and none has to be kept for a place that nobody took.

@@ -1,4 +1,4 @@
-// partition: entries grouped by part and sorted by place. Definition: sparse/partition.py.
+// partition: entries grouped by part and sorted by place. Definition: kernels/sparse/partition.py.
 //
 // A radix sort of (place, number in the list), digit by digit from the lowest; parts are then ranges
 // of the sorted list. A sort that keeps the order of equal places has one result, however many

@@ -1,4 +1,4 @@
-// The bijection of sparse/permutation.py, and how places fall into parts.
+// The bijection of kernels/sparse/permutation.py, and how places fall into parts.
 #pragma once
 
 #include "blocks.h"

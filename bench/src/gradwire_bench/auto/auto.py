@@ -1,0 +1,246 @@
+"""``auto`` beside DDP and beside every single exchange of the same fidelity, on shaped links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_number
+from gradwire.contract.units import format_rate
+from gradwire.errors import invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.fidelity import admitted
+
+from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
+from ..testbed.ranks import Report, run_ranks
+from .auto_rank import ANEW, CHANGE
+
+MODELS = {"transformer": "text", "perceptron": "perceptron", "convnet": "convnet", "lstm": "lstm"}
+"""The models, and the tasks that they are trained on."""
+RATES = (25e6 / 8, 100e6 / 8, 500e6 / 8, 2e9 / 8, None)
+"""Rates of links in bytes per second; None is unshaped loopback."""
+UNDER = ("plain", "ddp")
+CONSTANT = frozenset({"num_hosts"})
+"""Keys that have one value in all rows of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoBench:
+    """Settings of ``bench auto``: each cell is a model on links of one rate.
+
+    Each side has ``rounds`` turns of about ``turn_s`` seconds, and of ``steps`` steps at least.
+    Under "ddp" ``auto`` and singles are attached to DDP models, else to plain modules. ``singles``
+    are the single exchanges beside ``auto``: by default all that its fidelity admits.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    rates: tuple[float | None, ...] = RATES
+    hosts: int = 4
+    steps: int = 3
+    turn_s: float = 2.0
+    rounds: int = 3
+    under: str = "plain"
+    fidelity: str = "safe"
+    singles: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        admitted(self.fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0))
+        for model in self.models:
+            if model not in MODELS:
+                raise invalid("model", model, ", ".join(MODELS), "leave it out for all")
+        if self.under not in UNDER:
+            raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
+        check_number("turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0)
+        for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The single exchanges, the dense one first."""
+        nowhere = Cluster(num_ranks=1, rate_bytes_per_s=1.0)
+        singles = self.singles or admitted(self.fidelity, nowhere).not_measured
+        return tuple(dict.fromkeys(("none", *singles)))
+
+    def settings(self, model: str, *, changes: bool = False) -> dict[str, Any]:
+        """Settings of one cell's ranks."""
+        return {
+            "task": MODELS[model],
+            "fidelity": self.fidelity,
+            "singles": self.others,
+            "steps": self.steps,
+            "turn_s": self.turn_s,
+            "under": self.under,
+            "rounds": self.rounds,
+            "changes": changes,
+        }
+
+
+def run(
+    bench: AutoBench,
+    report: Report,
+    *,
+    told: Callable[[str], None] = lambda line: None,
+    timeout_s: float = 900.0,
+) -> tuple[list[Row], list[str]]:
+    """A row for each side of each cell, and what ``auto`` said in each cell.
+
+    ``told`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where links cannot be
+    shaped.
+    """
+    rows: list[Row] = []
+    notes: list[str] = []
+    cells = [(model, rate) for rate in bench.rates for model in bench.models]
+    for place, (model, rate) in enumerate(cells):
+
+        def within(fraction: float, what: str, done: int = place) -> None:
+            cell = f"{cells[done][0]}, {_link(cells[done][1])}"
+            report((done + fraction) / len(cells), f"{cell}: {what}")
+
+        program, settings = f"{__name__}_rank", bench.settings(model)
+        with _hosts(bench, rate) as hosts:
+            results = run_ranks(hosts, program, settings, report=within, timeout_s=timeout_s)
+        own = list(rows_of(bench, model, rate, results))
+        rows += own
+        notes += [f"{model}, {_link(rate)}: {said}" for said in results[0]["pilot"]["decisions"]]
+        told(f"{model}, {_link(rate)}: {summary(own)}")
+    return rows, notes
+
+
+def _link(rate: object) -> str:
+    return format_rate(rate) if isinstance(rate, float) else "loopback"
+
+
+def _hosts(bench: AutoBench, rate: float | None) -> Any:
+    if rate is None:
+        return loopback_hosts(Testbed(hosts=bench.hosts))
+    return shaped_hosts(Testbed(hosts=bench.hosts, rate_bytes_per_s=rate))
+
+
+def rows_of(
+    bench: AutoBench, model: str, rate: float | None, results: list[dict[str, Any]]
+) -> Iterator[Row]:
+    """The rows of one cell; a step takes the mean of all ranks' seconds.
+
+    Ranks wait for each other, so all of them take equally long over some steps. Where the next
+    forward pass is overlapped they do not end a step together: one that is late in a step is early
+    in the next, and the slowest of each step would count the one and not the other.
+    """
+    turns = {
+        name: [
+            [fmean(step) for step in zip(*(r["turns_s"][name][turn] for r in results), strict=True)]
+            for turn in range(bench.rounds)
+        ]
+        for name in results[0]["turns_s"]
+    }
+    every = {name: [step for turn in own for step in turn] for name, own in turns.items()}
+    middle = {name: median(seconds) for name, seconds in every.items()}
+    best = min(bench.others, key=lambda name: middle[name])
+    for name, seconds in every.items():
+        low, *_, high = quantiles(seconds, n=5, method="inclusive")
+        predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
+        speedups = [
+            median(ddp) / median(own) for ddp, own in zip(turns["ddp"], turns[name], strict=True)
+        ]
+        core_s = sum(result["core_s"][name] for result in results)
+        yield {
+            "name": name,
+            "model": model,
+            "num_hosts": bench.hosts,
+            "link_bytes_per_s": rate,
+            "steps_per_second": 1 / middle[name],
+            "step_s": middle[name],
+            "step_p20_s": low,
+            "step_p80_s": high,
+            "speedup_vs_ddp": middle["ddp"] / middle[name],
+            "speedup_least": min(speedups),
+            "speedup_most": max(speedups),
+            "speedup_vs_best_single": middle[best] / middle[name],
+            "predicted_s": predicted_s,
+            "fraction_error": predicted_s and predicted_s / middle[name] - 1,
+            "measuring_s": results[0]["pilot"].get("measuring_s") if name == "auto" else None,
+            "fraction_of_cores": core_s / (sum(seconds) * results[0]["num_cores"]),
+        }
+
+
+def summary(cell: Sequence[Row]) -> str:
+    """One cell in a few words, as a table of cells holds them.
+
+    The speedup of ``auto`` over DDP with the least and the most of a turn, the same of the fastest
+    single exchange, the error of the prediction, and how busy ``auto`` keeps the machine's cores.
+    """
+    by_name: dict[object, Any] = {row["name"]: row for row in cell}
+    own = by_name.pop("auto")
+    by_name.pop("ddp")
+    best = min(by_name.values(), key=lambda row: row["step_s"])
+    error = "none" if own["fraction_error"] is None else f"{100 * own['fraction_error']:+.0f} %"
+    return (
+        f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to {own['speedup_most']:.2f}), "
+        f"{best['name']} {best['speedup_vs_ddp']:.2f}, {error}, "
+        f"cores {100 * own['fraction_of_cores']:.0f} %"
+    )
+
+
+def cells_table(bench: AutoBench, rows: Sequence[Row]) -> str:
+    """All cells in a Markdown table, a model in each row and a link in each column."""
+    lines = [
+        "| | " + " | ".join(map(_link, bench.rates)) + " |",
+        "| --- |" + " --- |" * len(bench.rates),
+    ]
+    for model in bench.models:
+        cells = (
+            [row for row in rows if (row["model"], row["link_bytes_per_s"]) == (model, rate)]
+            for rate in bench.rates
+        )
+        lines.append(f"| {model} | " + " | ".join(map(summary, cells)) + " |")
+    return "\n".join(lines)
+
+
+def run_changed(
+    bench: AutoBench,
+    first_rate: float,
+    then_rate: float,
+    report: Report,
+    *,
+    timeout_s: float = 900.0,
+) -> tuple[list[Row], list[str]]:
+    """A row for each model, whose links change in mid-run, and what ``auto`` said.
+
+    ``steps_to_plan`` counts steps from the change to the next plan, None where there was none.
+    """
+    rows: list[Row] = []
+    notes: list[str] = []
+    for place, model in enumerate(bench.models):
+        with shaped_hosts(Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)) as hosts:
+            told = _changing(hosts, bench, then_rate, report, place)
+            program, settings = f"{__name__}_rank", bench.settings(model, changes=True)
+            results = run_ranks(hosts, program, settings, report=told, timeout_s=timeout_s)
+        said, changed_at = results[0]["pilot"]["decisions"], results[0]["changed_at"]
+        steps = [int(re.findall(r"\d+", one)[0]) for one in said if ANEW in one]
+        rows.append(
+            {
+                "name": model,
+                "num_hosts": bench.hosts,
+                "link_bytes_per_s": first_rate,
+                "then_bytes_per_s": then_rate,
+                "steps_to_plan": next((s - changed_at for s in steps if s > changed_at), None),
+                "replicas": "equal" if len({r["digest"] for r in results}) == 1 else "differ",
+            }
+        )
+        notes += [f"{model}: {one}" for one in said]
+    return rows, notes
+
+
+def _changing(hosts: Hosts, bench: AutoBench, rate: float, report: Report, place: int) -> Report:
+    """A report that changes the links' rate when the ranks ask for it."""
+
+    def told(fraction: float, what: str) -> None:
+        if what == CHANGE:
+            hosts.change_rate(Testbed(hosts=bench.hosts, rate_bytes_per_s=rate))
+        report((place + fraction) / len(bench.models), what)
+
+    return told

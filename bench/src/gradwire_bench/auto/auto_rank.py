@@ -1,0 +1,167 @@
+"""One rank of ``bench auto``: one model by DDP, by ``auto`` and by single exchanges, in turn.
+
+``auto`` begins by itself, until its first plan, or its first dense answer, has been watched. Then
+all take turns of a few steps, so that all of them see the same moods of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.runtime.attach import attach
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.pilot.auto import auto
+
+from ..testbed.ranks import Report
+from ..training.tasks import make_task
+from ..workloads.task import TrainingTask
+
+LOOK = 7
+"""Steps between two looks at what ``auto`` decided: a look waits for all that is pending."""
+MOST_STEPS = 120
+"""The most steps in which ``auto`` is to come to a decision, and the most of a turn."""
+PAUSE_S = 3.0
+"""Seconds that ranks leave for the links' rate to be changed."""
+CHANGE = "changing the links"
+"""The report at which the links' rate is to be changed."""
+ANEW = "measured and planned anew"
+"""The words of ``auto`` where a link has become another one."""
+MOST_AFTER, WATCHED = 30, 4
+"""The most steps after the change, and those that are taken under the new plan."""
+
+
+@dataclass
+class Contender:
+    """One model on its way, and the seconds of its steps so far."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    handle: Handle | None
+    step: int = 0
+    turns_s: list[list[float]] = field(default_factory=list)
+    """Seconds of the steps of each turn that was measured."""
+    core_s: float = 0.0
+    """Seconds of a core that this process took for these steps."""
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds of every side's steps, and the words of ``auto``."""
+    torch.set_num_threads(1)
+    task, pilot = make_task(settings["task"]), auto(fidelity=settings["fidelity"])
+    report(0.0, "auto decides")
+    under_ddp = settings["under"] == "ddp"
+    sides = {"ddp": _start(task, None, True), "auto": _start(task, pilot, under_ddp)}
+    _decide(sides["auto"], task)
+    if settings["changes"]:
+        return _changed(sides["auto"], task, report)
+    sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
+    rounds, counts = settings["rounds"], dict.fromkeys(sides, settings["steps"])
+    for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
+        order = list(sides.items())
+        shift = turn % len(order)  # nobody is always the first, or always behind the same other
+        for place, (name, side) in enumerate(order[shift:] + order[:shift]):
+            report((turn + place / len(sides)) / (rounds + 1), name)
+            _take_turn(side, task, counts[name] if turn else 2)
+            if not turn:
+                counts[name] = _num_steps(side.turns_s.pop(), settings)
+                side.core_s = 0.0
+    return {
+        "turns_s": {name: side.turns_s for name, side in sides.items()},
+        "core_s": {name: side.core_s for name, side in sides.items()},
+        "num_cores": len(os.sched_getaffinity(0)),
+        "pilot": _pilot(sides["auto"]),
+        "description": task.description,
+    }
+
+
+def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
+    """The steps of a turn, the same on all ranks: those of so many seconds, and some at least."""
+    slowest = torch.tensor(median(last_s), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    least, turn_s = int(settings["steps"]), float(settings["turn_s"])
+    return max(least, min(MOST_STEPS, math.ceil(turn_s / float(slowest))))
+
+
+def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Contender:
+    torch.manual_seed(0)
+    model = task.make_model()
+    optimizer = task.make_optimizer(model.parameters())
+    if under_ddp:
+        model = DistributedDataParallel(model)
+    if chosen is None:
+        return Contender(model, optimizer, None)
+    handle = attach(model, chosen, optimizer=optimizer, trace_steps=0)
+    return Contender(model, optimizer, handle)
+
+
+def _pilot(side: Contender) -> dict[str, Any]:
+    assert side.handle is not None
+    found: dict[str, Any] = side.handle.stats()["pilot"]
+    return found
+
+
+def _decide(side: Contender, task: TrainingTask) -> None:
+    while side.step < MOST_STEPS and (side.step % LOOK or _pilot(side)["step_s"] is None):
+        _train_step(side, task)
+
+
+def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
+    """A few steps; the one before them ends what other sides have left in queues and caches.
+
+    What that step leaves pending is waited for in the first that is measured, as what the last one
+    leaves is in none.
+    """
+    dist.barrier()
+    _train_step(side, task)
+    steps_s, core_s = list[float](), time.process_time()
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        _train_step(side, task)
+        steps_s.append(time.perf_counter() - start_s)
+    side.turns_s.append(steps_s)
+    side.core_s += time.process_time() - core_s
+    if side.handle is not None:
+        side.handle.synchronize()
+    dist.barrier()
+
+
+def _train_step(side: Contender, task: TrainingTask) -> None:
+    inputs, targets = task.batch(side.step, dist.get_rank(), dist.get_world_size())
+    side.optimizer.zero_grad()
+    loss = task.loss(side.model, inputs, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    side.optimizer.step()
+    side.step += 1
+
+
+def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, Any]:
+    """The same training before and after the links' rate is changed."""
+    assert side.handle is not None
+    before = side.step
+    report(0.5, CHANGE)
+    time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
+    dist.barrier()
+    known, left, is_planned = len(_pilot(side)["decisions"]), MOST_AFTER, False
+    while left > 0:
+        _train_step(side, task)
+        left -= 1
+        if is_planned or side.step % LOOK:  # all ranks decide at the same step
+            continue
+        if any(ANEW in said for said in _pilot(side)["decisions"][known:]):
+            is_planned, left = True, WATCHED
+    side.handle.synchronize()
+    whole = hashlib.sha256()
+    for param in side.model.parameters():
+        whole.update(param.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return {"changed_at": before, "pilot": _pilot(side), "digest": whole.hexdigest()}

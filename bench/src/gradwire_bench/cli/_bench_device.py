@@ -1,0 +1,61 @@
+"""`gradwire bench device`: kernels, partition, offload and training on this machine's GPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.contract.units import parse_rate
+from gradwire.errors import invalid
+
+from ._checkout import beside_src
+
+
+def device(
+    part: Annotated[
+        list[str] | None, typer.Option(help="kernels, partition, offload, training [default: all].")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only these compressors; default: all.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes that train on the one GPU.")] = 2,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="Rate of their links [default: 1gbit, 10gbit].")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Nothing is begun after so many.")] = 8.0,
+    where: Annotated[
+        str, typer.Option("--device", help="cuda, or cpu with small sizes, to try the verb.")
+    ] = "cuda",
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile every kernel; no GPU is needed.")
+    ] = False,
+    target: Annotated[
+        list[int] | None, typer.Option(help="With it: compute capabilities [default: 80, 90].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a GPU in minutes: copy, compressors beside torch, ZEN's partition, offload, training.
+
+    With --compile-only: registers and stack of every Triton kernel, for GPUs that need not be
+    there. In a checkout of gradwire's sources only.
+    """
+    if compile_only:
+        ahead = beside_src("benchmarks", "ahead")
+        with progress("bench device --compile-only"):
+            rows = ahead.compile_all(tuple(target or ahead.ARCHITECTURES), tuple(only or ()))
+        title = f"{len(rows)} kernels, compiled ahead of time"
+        emit("bench device --compile-only", rows, as_json=as_json, title=title)
+        return
+    if target:
+        raise invalid("--target", target, "with --compile-only", "add it")
+    bench = beside_src("benchmarks", "device")
+    given = {"device": where, "parts": tuple(part or bench.PARTS), "ranks": ranks}
+    if rate:
+        given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
+    made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
+    settings = made(**given, minutes=minutes)
+    with progress("bench device", total=1) as advance:
+        rows, notes = bench.run(settings, Fractions(advance), codecs=bench.shipped(only or ()))
+    emit("bench device", rows, as_json=as_json, title=f"bench device on {where}", notes=notes)

@@ -1,0 +1,257 @@
+"""Verbs of ``gradwire bench`` that train: by auto, by several methods, and without a network."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.contract.units import parse_rate
+
+from ..auto import auto as auto_bench
+from ..faults import accidents
+from ..faults import faults as faults_bench
+from ..faults.faults_judge import COLUMNS
+from ..training import training as training_bench
+from ..training import training_links
+from ._checkout import beside_src
+
+
+def auto(
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
+    ] = None,
+    then: Annotated[
+        str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
+    turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 3,
+    under: Annotated[str, typer.Option(help="plain or ddp: what is attached.")] = "plain",
+    fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
+    single: Annotated[
+        list[str] | None, typer.Option(help="Only this single exchange; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
+
+    Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP, the best
+    single exchange's, how far auto's prediction is off, how busy auto keeps the cores. With --then:
+    steps from a change of the links to the plan for it.
+    """
+    rates = _links(rate)
+    settings = auto_bench.AutoBench(
+        models=tuple(model or auto_bench.MODELS),
+        rates=tuple(rates) or auto_bench.RATES,
+        hosts=hosts,
+        steps=steps,
+        turn_s=turn_s,
+        rounds=rounds,
+        under=under,
+        fidelity=fidelity,
+        singles=tuple(single or ()),
+    )
+    with progress("bench auto", total=1) as advance:
+        told = Fractions(advance)
+        if then is None:
+            rows, notes = auto_bench.run(settings, told, told=partial(typer.echo, err=True))
+            notes = [*notes, auto_bench.cells_table(settings, rows)]
+        else:
+            first = rates[0] if rates and rates[0] else parse_rate("1gbit")
+            rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
+    title, hidden = f"{hosts} hosts, {under}, fidelity {fidelity}", auto_bench.CONSTANT
+    emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
+
+
+def _links(rates: list[str] | None) -> list[float | None]:
+    """Bytes per second of each link; None is the loopback, which nothing slows."""
+    return [None if one == "loopback" else parse_rate(one) for one in rates or ()]
+
+
+def train(
+    task: Annotated[
+        list[str] | None, typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt].")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
+    ] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="A link's rate; seconds are measured on such links.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
+    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    learning_rates: Annotated[
+        int, typer.Option(help="Rates that each method may choose from, twice one another.")
+    ] = 1,
+    goal_step: Annotated[
+        int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
+    ] = None,
+    peers: Annotated[list[Path] | None, typer.Option(help="A folder of peers' packages.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train small models by several methods: the loss after as many steps, or over seconds.
+
+    Without --rate every compressor trains with its defaults, in one process. With it DDP, its hooks
+    and a few compressors train on hosts, in turn; a row says when a method reached the goal. Most
+    options may be repeated. times_rate is the best learning rate over the task's.
+    """
+    settings = training_bench.TrainBench(
+        tasks=tuple(task or ["gpt"]),
+        optimizers=tuple(optimizer or ["adamw"]),
+        ranks=ranks,
+        steps=steps,
+        seeds=seeds,
+        learning_rates=learning_rates,
+        trained=tuple(only or ()),
+    )
+    if rate or goal_step is not None or out is not None or peers:
+        _train_on_links(settings, _links(rate), goal_step, peers or [], out, as_json)
+        return
+    with progress("bench train", total=1) as advance:
+        rows = training_bench.run(settings, Fractions(advance))
+    hidden = training_bench.hidden(settings)
+    emit("bench train", rows, as_json=as_json, title=settings.title, hidden=hidden)
+
+
+def _train_on_links(
+    settings: training_bench.TrainBench,
+    rates: list[float | None],
+    goal_step: int | None,
+    peers: list[Path],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    every = training_links.TrainingOnLinks.score_every
+    links = training_links.TrainingOnLinks(
+        bench=settings,
+        rates_bytes_per_s=tuple(rates),
+        goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
+        peers=tuple(str(folder.absolute()) for folder in peers),
+    )
+    with progress("bench train", total=1) as advance:
+        outcome = training_links.run(links, Fractions(advance))
+    hidden = training_bench.hidden(settings)
+    title = training_links.title(links)
+    emit("bench train", outcome.rows, as_json=as_json, title=title, hidden=hidden)
+    if out is not None:
+        training_links.draw(outcome, out)
+
+
+def loopback(
+    ranks: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 2,
+    task: Annotated[
+        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
+    ] = "perceptron",
+    turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
+    iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compressors [default: none, which is dense].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time training steps where the network costs nothing, in turn with DDP's.
+
+    ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in one step.
+    In a checkout of gradwire's sources only.
+    """
+    bench = beside_src("benchmarks", "loopback")
+    settings = bench.LoopbackBench(
+        ranks=ranks,
+        task=task,
+        turns=turns,
+        iterations=iterations,
+        compressors=tuple(only or ["none"]),
+    )
+    with progress("bench loopback", total=1) as advance:
+        rows = bench.run(settings, Fractions(advance))
+    title = f"{task}, {ranks} ranks on unshaped loopback"
+    emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
+
+
+def faults(
+    trials: Annotated[int, typer.Option(help="How many trials.")] = 24,
+    seed: Annotated[int, typer.Option(help="All of them are drawn from it.")] = 0,
+    at_once: Annotated[int, typer.Option(help="Trials, of four ranks, that run at one time.")] = 4,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(accidents.KINDS)}; may be repeated."),
+    ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
+    ] = None,
+    number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
+    check_every: Annotated[int, typer.Option(help="Steps to a check of parameters; 0: never.")] = 1,
+    markdown: Annotated[bool, typer.Option(help="Print a table in Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Kill, cut off and spoil ranks that train, and see what the others make of it.
+
+    Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the time-out), raw
+    (an error of others), diverged (without an error), misnamed (at most that share, by Wilson's
+    95 %), apart (steps differ), left (a process stays), not_struck. Seconds are those to detect.
+    """
+    settings = faults_bench.FaultsBench(
+        trials=trials,
+        seed=seed,
+        at_once=at_once,
+        only=tuple(only or ()),
+        ways=tuple(way or ()),
+        number=number,
+        timeout_s=timeout,
+        check_every=check_every or None,
+    )
+    with progress("bench faults", total=1) as advance:
+        rows, notes = faults_bench.run(settings, Fractions(advance))
+    title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
+    if markdown:
+        typer.echo(faults_bench.as_markdown(rows))
+        typer.echo("".join(f"\n{note}" for note in notes), err=True)
+    else:
+        emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
+    if any(rows[-1][column] for column in COLUMNS):
+        raise typer.Exit(1)
+
+
+def matrix(
+    programs: Annotated[Path | None, typer.Option(help="Their folder [examples/matrix].")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A program; may be repeated.")] = None,
+    exchange: Annotated[
+        list[str] | None, typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The page that gets the table.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run programs as people write them by every kind of exchange, and compare the bits.
+
+    same: all ranks have the same parameters, also after a resume, and those of native DDP (none and
+    plan). Ends with 1 if a cell is wrong. Part of gradwire's source repository.
+    """
+    bench, table = (beside_src("benchmarks", name) for name in ("matrix", "matrix_table"))
+    asked = bench.Matrix(programs or bench.PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
+    with progress("bench matrix", total=1) as advance:
+        found = bench.run(asked, Fractions(advance))
+    rows, notes = table.rows(found)
+    emit("bench matrix", rows, as_json=as_json, title="programs by exchanges", notes=notes)
+    if out is not None:
+        table.write(found, out)
+    if table.is_wrong(found):
+        raise typer.Exit(1)

@@ -1,0 +1,323 @@
+"""Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.contract.units import parse_rate
+from gradwire.errors import invalid
+
+from ..micro import exchange as exchange_bench
+from ..micro import kernel as kernel_bench
+from ..micro import select as select_bench
+from ..micro import sparse as sparse_bench
+from ..micro.draws import IndexDraws
+from ..micro.likeness import draws_like
+from ..micro.sparse_rank import OWN, SCHEMES
+from ..schedule import schedule as schedule_bench
+from . import _bench_training as of_training
+from ._bench_device import device
+from ._checkout import beside_src, is_checkout
+
+app = typer.Typer(no_args_is_help=True)
+_log = logging.getLogger("gradwire")
+
+
+@app.callback()
+def bench() -> None:
+    """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
+
+
+for verb in (
+    of_training.auto,
+    of_training.train,
+    of_training.loopback,
+    of_training.faults,
+    of_training.matrix,
+    device,
+):
+    app.command()(verb)
+
+
+@app.command()
+def exchange(
+    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A compressor or exchange; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time one gradient through every exchange, encode and decode included.
+
+    floor is the bytes of the exchange's formula over the link's rate. Where hosts have several
+    ranks: also with -on_hosts, that is with each host's gradients added up first.
+    """
+    settings = exchange_bench.ExchangeBench(
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        rate_bytes_per_s=parse_rate(rate),
+        numel=numel,
+        repeats=repeats,
+        pieces=pieces,
+        only=tuple(only or ()),
+    )
+    with progress("bench exchange", total=1) as advance:
+        rows = exchange_bench.run(settings, Fractions(advance))
+    ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
+    title = f"{hosts} hosts{ranks} at {rate}, {numel} float32"
+    hidden = exchange_bench.CONSTANT
+    emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+
+
+@app.command()
+def sparse(
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
+    density: Annotated[float, typer.Option(help="Share of them that each rank takes.")] = 0.01,
+    overlap: Annotated[float, typer.Option(help="Share of these that two ranks share.")] = 0.3,
+    skew: Annotated[
+        float | None,
+        typer.Option(help="Density of the first 1/hosts over the mean [default: 5, or hosts]."),
+    ] = None,
+    run: Annotated[int, typer.Option(help="Adjacent elements that are taken together.")] = 1,
+    like: Annotated[
+        str | None,
+        typer.Option(help="Overlap, skew and run of a model: lstm, deepfm or transformer."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="A scheme; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
+
+    bound is the time that the scheme's own bytes take on the link.
+    """
+    draws = (
+        draws_like(like, numel, hosts, density=density)
+        if like
+        else IndexDraws(
+            numel=numel,
+            world=hosts,
+            density=density,
+            overlap=overlap,
+            skew=min(5.0, hosts) if skew is None else skew,
+            run=run,
+        )
+    )
+    settings = sparse_bench.SparseBench(
+        draws=draws,
+        rate_bytes_per_s=parse_rate(rate),
+        repeats=repeats,
+        pieces=pieces,
+        schemes=tuple(only or (*SCHEMES, *OWN)),
+    )
+    with progress("bench sparse", total=1) as advance:
+        rows = sparse_bench.run(settings, Fractions(advance))
+    title = f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap {draws.overlap:g}"
+    hidden = sparse_bench.CONSTANT
+    emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
+
+
+@app.command()
+def kernel(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only these compressors; default: all.")
+    ] = None,
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also beside torch.compile, which takes minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time compressors against a copy and against torch, both sides in one run, in turn.
+
+    torch's side is in a checkout of gradwire's sources; elsewhere its columns are left out.
+    encode is with error feedback, decode adds to a sum; the -plain ones do neither.
+    """
+    for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    codecs = kernel_bench.shipped(only or [])
+    peers = _peers(compiled, device)
+    with progress("bench kernel"):
+        rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
+    emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+def _peers(compiled: bool, device: str) -> kernel_bench.Peers | None:
+    """Torch's cases, which lie beside src/; None, and no columns of torch, without them."""
+    if not compiled and not is_checkout("benchmarks"):
+        _log.warning(
+            "without torch's columns: gradwire_bench/ is in gradwire's source repository only"
+        )
+        return None
+    kinds = ("eager", "compiled") if compiled else ("eager",)
+    found: kernel_bench.Peers = beside_src("benchmarks", "kernel_peers").peers(kinds, device)
+    return found
+
+
+@app.command()
+def select(
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
+    threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time every sparsifier's selection against abs().topk and a copy, in one run, in turn.
+
+    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then its share of
+    the selection. /residual is with error feedback.
+    """
+    for name, value, least in (
+        ("numel", numel, 16),
+        ("threads", threads, 1),
+        ("rounds", rounds, 4),
+    ):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
+    with progress("bench select"):
+        rows = select_bench.measure(numel, density, threads, rounds)
+    title = f"{density:.3g} of {numel} float32, {threads} threads"
+    emit("bench select", rows, as_json=as_json, title=title)
+
+
+@app.command()
+def partition(
+    numel: Annotated[int, typer.Option(help="Elements of the float32 vector.")] = 25_000_000,
+    hosts: Annotated[int, typer.Option(help="Ranks, and parts.")] = 8,
+    density: Annotated[float, typer.Option(help="The share that each rank has.")] = 0.01,
+    overlap: Annotated[float, typer.Option(help="What two ranks share of theirs.")] = 0.3,
+    rate: Annotated[str, typer.Option(help="Rate of the link that bytes are saved on.")] = "1gbit",
+    threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
+
+    On a GPU: the partition in two passes against ZEN's algorithm 1. In a checkout of gradwire's
+    sources only.
+    """
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    bench = beside_src("benchmarks", "partition")
+    draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
+    with progress("bench partition"):
+        rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
+    title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
+    emit("bench partition", rows, as_json=as_json, title=title)
+
+
+@app.command()
+def batch(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compressors [default: onebit, terngrad, int8].")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time encoding all gradients of a model in one call against a call for each, in turn.
+
+    And against one vector of as many elements; of a sparsifier selective's encode too.
+    In a checkout of gradwire's sources only.
+    """
+    for name, value, least in (("threads", threads, 1), ("rounds", rounds, 4)):
+        if value < least:
+            raise invalid(name, value, f"at least {least}", "leave it out")
+    bench = beside_src("benchmarks", "batch")
+    codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
+    with progress("bench batch"):
+        rows = bench.measure(codecs, threads, rounds)
+    emit("bench batch", rows, as_json=as_json, title=f"encode, {threads} threads")
+
+
+@app.command()
+def schedule(
+    profile: Annotated[
+        list[str] | None, typer.Option(help="A model of the catalogue, or a profile's file.")
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(help="How many hosts, one rank each: 8, or 1 with --idle.")
+    ] = None,
+    rate: Annotated[str, typer.Option(help="Rate of the links that are stood for.")] = "10gbit",
+    scale: Annotated[float, typer.Option(help="Bytes and rates are divided by this.")] = 16.0,
+    slowdown: Annotated[float, typer.Option(help="All seconds are multiplied by this.")] = 4.0,
+    turns: Annotated[int, typer.Option(help="How often each planner has its turn.")] = 2,
+    iterations: Annotated[int, typer.Option(help="Iterations that a turn measures.")] = 2,
+    planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
+    ] = False,
+    trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Instead, in a checkout: steps that hide nothing.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay models on shaped links under each planner; measured beside simulated seconds.
+
+    The runtime and its bytes are real, computation is waiting for the profile's seconds. Bytes are
+    1/scale of the model's, seconds slowdown times as long, links have rate/(scale x slowdown).
+    """
+    planners = tuple(planner or schedule_bench.PLANNERS)
+    if idle:
+        _idle(planners, 1 if hosts is None else hosts, as_json)
+        return
+    settings = schedule_bench.ScheduleBench(
+        profiles=tuple(profile or ["vgg16"]),
+        hosts=8 if hosts is None else hosts,
+        rate_bytes_per_s=parse_rate(rate),
+        scale=scale,
+        slowdown=slowdown,
+        turns=turns,
+        iterations=iterations,
+        planners=planners,
+        fixed=fixed,
+        trials=trials,
+    )
+    outcome = _schedule(settings, as_json)
+    if traces is not None:
+        schedule_bench.save_traces(outcome, traces)
+    if picture is not None:
+        schedule_bench.draw(outcome, picture, title=settings.title)
+
+
+def _schedule(
+    settings: schedule_bench.ScheduleBench, as_json: bool
+) -> schedule_bench.ScheduleResult:
+    with progress("bench schedule", total=1) as advance:
+        outcome = schedule_bench.run(settings, Fractions(advance))
+    hidden = schedule_bench.CONSTANT
+    emit("bench schedule", outcome.rows, as_json=as_json, title=settings.title, hidden=hidden)
+    return outcome
+
+
+def _idle(planners: tuple[str, ...], hosts: int, as_json: bool) -> None:
+    bench = beside_src("benchmarks", "idle")
+    settings = bench.IdleBench(planners=planners, hosts=hosts)
+    with progress("bench schedule --idle", total=1) as advance:
+        rows = bench.run(settings, Fractions(advance))
+    title = f"{hosts} ranks, steps of 100 ms with nothing to hide"
+    emit("bench schedule --idle", rows, as_json=as_json, title=title, hidden={"num_hosts"})

@@ -1,0 +1,72 @@
+"""Train a real model on shaped links by several methods, and compare."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.report.output import Fractions, emit, machine, progress
+from gradwire.contract.units import parse_rate
+from gradwire.errors import NotInstalled
+
+from ..demo.demo import CONSTANT, Demo, DemoResult, run, write_report
+from ..demo.demo_rank import COMPRESSORS
+
+app = typer.Typer()
+
+
+@app.command()
+def demo(
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
+    task: Annotated[
+        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
+    ] = "text",
+    compressor: Annotated[
+        list[str] | None, typer.Option(help="A compressor of gradwire list; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, traces and the report.")] = Path(
+        "demo-report"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a real model on shaped links by several methods, and compare.
+
+    The same model, data and steps through plain DDP, DDP with the fp16 hook, and gradwire with
+    dense, cast16, 4-bit, onebit and top-k 1 % exchanges, or with the compressors that are named.
+    """
+    settings = Demo(
+        hosts=hosts,
+        rate_bytes_per_s=parse_rate(rate),
+        steps=steps,
+        task=task,
+        compressors=tuple(compressor or COMPRESSORS),
+    )
+    typer.echo(
+        f"{hosts} ranks start; the first step comes in about {settings.start_s:.0f} s", err=True
+    )
+    with progress("demo", total=1) as advance:
+        outcome = run(settings, Fractions(advance))
+    title = f"{hosts} hosts at {rate}"
+    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=CONSTANT)
+    if not as_json:
+        for note in outcome.notes:
+            typer.echo(note)
+    _report(outcome, out, quiet=as_json)
+
+
+def _report(outcome: DemoResult, folder: Path, *, quiet: bool) -> None:
+    """Writes the report and says where; figures that took minutes are not lost for lack of one."""
+    command = shlex.join(["gradwire", *sys.argv[1:]])
+    try:
+        page = write_report(outcome, folder, command=command, machine=machine())
+    except NotInstalled as error:
+        typer.echo(f"there is no report, only traces in {folder}: {error}", err=True)
+    else:
+        if not quiet:
+            typer.echo(f"report: {page}")

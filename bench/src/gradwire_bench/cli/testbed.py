@@ -1,0 +1,94 @@
+"""Run a command on several hosts with slow links, all on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.report.output import emit
+from gradwire.contract.units import parse_rate
+
+from ..testbed.counters import InterfaceCounters
+from ..testbed.hosts import Hosts, Testbed, available, open_hosts
+from ..testbed.launch import exit_code, failure_text, launch
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+_JSON = typer.Option("--json", help="Print one JSON object.")
+
+
+# Options end at the first word of the command, so that "--" is not needed before it.
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What every rank runs.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
+    rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
+    mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
+    timeout: Annotated[float | None, typer.Option(help="Seconds until all are ended.")] = None,
+    grace: Annotated[float, typer.Option(help="Seconds left to the others after a failure.")] = 5.0,
+    all_output: Annotated[bool, typer.Option(help="Show every rank's lines.")] = False,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Run a command once per rank, with torchrun's variables, and count what crosses the links.
+
+    Rank 0's output is shown, the others' when they fail. The exit code is that of the rank that
+    failed first, 124 after a timeout. With --json rank 0's stdout goes to stderr.
+    """
+    settings = Testbed(
+        hosts=hosts, ranks_per_host=ranks_per_host, rate_bytes_per_s=parse_rate(rate), mtu=mtu
+    )
+    with open_hosts(settings) as opened:
+        before = opened.read_counters()
+        started_s = time.monotonic()
+        exits = launch(
+            opened,
+            command,
+            timeout_s=timeout,
+            grace_s=grace,
+            output="all" if all_output else "first",
+            stdout=sys.stderr if json else None,
+        )
+        seconds = time.monotonic() - started_s
+        rows = _rows(opened, before, opened.read_counters(), seconds)
+    links = f"{rate} links" if opened.shaped else "plain loopback"
+    ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
+    emit("testbed run", rows, as_json=json, title=f"{hosts} hosts{ranks}, {links}")
+    code = exit_code(exits)
+    if code:
+        typer.echo(f"gradwire: {failure_text(exits)}", err=True)
+    raise typer.Exit(code)
+
+
+def _rows(
+    hosts: Hosts,
+    before: tuple[InterfaceCounters, ...],
+    after: tuple[InterfaceCounters, ...],
+    seconds: float,
+) -> list[dict[str, object]]:
+    # On loopback all hosts share one interface: one row, not the same figures once per host.
+    names = hosts.names if hosts.shaped else ("all hosts",)
+    rows: list[dict[str, object]] = []
+    for name, then, now in zip(names, before, after, strict=False):
+        sent = now.since(then)
+        rows.append(
+            {
+                "name": name,
+                "tx_bytes": sent.tx_bytes,
+                "rx_bytes": sent.rx_bytes,
+                "run_s": round(seconds, 3),
+            }
+        )
+    return rows
+
+
+@app.command()
+def check(json: Annotated[bool, _JSON] = False) -> None:
+    """Try whether this machine can make shaped hosts; exit code 1 where it cannot."""
+    found = available()
+    row: dict[str, object] = {"name": "testbed", "kind": found.kind, "reason": found.reason}
+    emit("testbed check", [row], as_json=json, title="testbed")
+    raise typer.Exit(0 if found else 1)

@@ -1,0 +1,195 @@
+"""The demo: one model, several ways to average its gradients, on shaped links; with pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from gradwire.cli.report import curves, table, timeline
+from gradwire.contract.registry import load
+from gradwire.contract.trace.chrome import save_chrome
+from gradwire.contract.trace.span import Trace
+from gradwire.contract.units import format_bytes, format_rate
+from gradwire.errors import invalid
+
+from ..report import bars, html
+from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
+from ..training.tasks import make_task
+from .demo_rank import COMPRESSORS, methods
+
+CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
+"""Keys that have one value in all rows of a run."""
+_RANKS_PER_CORE = 16
+_START_S = 10.0
+"""Seconds of a core from a rank's start to its first step: imports, models, connections."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns."""
+
+    hosts: int = 4
+    rate_bytes_per_s: float = 25_000_000.0
+    steps: int = 40
+    rounds: int = 4
+    task: str = "text"
+    compressors: tuple[str, ...] = COMPRESSORS
+
+    def __post_init__(self) -> None:
+        if self.hosts < 2:
+            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        if self.hosts > (most := _RANKS_PER_CORE * _num_cores()):
+            accepted = f"at most {most} on {_num_cores()} cores, as each is a process here"
+            raise invalid("hosts", self.hosts, accepted, "simulate more: gradwire simulate --ranks")
+        if self.steps % self.rounds or self.steps // self.rounds < 2:
+            raise invalid(
+                "steps", self.steps, f"a multiple of {self.rounds}, 8 at least", "write 40"
+            )
+        for name in self.compressors:
+            load("compress", name)
+
+    @property
+    def start_s(self) -> float:
+        """About how long it takes here until the first step."""
+        return _START_S * max(1.0, self.hosts / _num_cores())
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that are compared, as the table's rows name them."""
+        return ("ddp", "ddp-fp16", *methods(self.compressors))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Rows of the table, and what pictures are drawn from."""
+
+    rows: list[dict[str, object]]
+    traces: dict[str, Trace]
+    losses: dict[str, list[float]]
+    step_s: dict[str, list[float]]
+    notes: list[str]
+
+
+def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
+    """Opens the testbed, trains by all methods, and puts the figures together."""
+    task = make_task(demo.task)
+    settings = {
+        "task": demo.task,
+        "steps": demo.steps,
+        "rounds": demo.rounds,
+        "compressors": demo.compressors,
+    }
+    testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
+    with open_hosts(testbed) as hosts:
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        shaped = hosts.shaped
+    link = format_rate(demo.rate_bytes_per_s) if shaped else "unshaped loopback"
+    parameters = results[0]["ddp"]["parameters"]
+    notes = [
+        f"{task.description}; {parameters:,} parameters, {format_bytes(4 * parameters)} of "
+        "gradients; AdamW.",
+        f"{demo.hosts} hosts, each one rank, {link}; {demo.steps} steps a method in "
+        f"{demo.rounds} turns; all methods see the same batches.",
+        "step_s is the median of rank 0's steps without the first three; the spread is from the "
+        "20th to the 80th percentile. Bytes are the interface's own "
+        "count (one header for each large segment).",
+        "density actual is the share of elements in the mean, of messages that select some: the "
+        "union over ranks, which is more than one rank selects.",
+        "loss is on a held-out batch after the last step.",
+    ]
+    if not shaped:
+        notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
+    return DemoResult(
+        [_row(demo, method, results, shaped) for method in demo.methods],
+        {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
+        {m: results[0][m]["losses"] for m in demo.methods},
+        {m: results[0][m]["all_step_s"] for m in demo.methods},
+        notes,
+    )
+
+
+def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -> dict[str, object]:
+    own, ddp = results[0][method], results[0]["ddp"]
+    sent = sum(result[method]["sent_bytes"] for result in results) / len(results)
+    if not shaped:
+        sent /= demo.hosts
+    return {
+        "name": method,
+        "num_hosts": demo.hosts,
+        "link_bytes_per_s": demo.rate_bytes_per_s if shaped else None,
+        "step_s": own["step_s"],
+        "step_p20_s": own["step_p20_s"],
+        "step_p80_s": own["step_p80_s"],
+        "speedup_vs_ddp": ddp["step_s"] / own["step_s"],
+        "wire_bytes_per_step": sent,
+        "density_actual": own["density_actual"],
+        "loss": own["loss"],
+    }
+
+
+def write_report(
+    outcome: DemoResult, folder: Path, *, command: str, machine: dict[str, object]
+) -> Path:
+    """Writes one Chrome trace a method, pictures, and the HTML page that holds them all.
+
+    Raises ``NotInstalled`` after the traces where a package for the others is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for method, trace in outcome.traces.items():
+        save_chrome(trace, folder / f"{method}.trace.json")
+    first = {name: _of_rank(trace, 0) for name, trace in outcome.traces.items()}
+    pictures = {
+        "Step time": bars.draw(
+            outcome.rows,
+            folder / "steps.png",
+            keys=("step_s", "speedup_vs_ddp", "wire_bytes_per_step"),
+            title="One step, by method",
+        ),
+        "One step of rank 0": timeline.draw(
+            first, folder / "timeline.png", title="One step of rank 0, by method"
+        ),
+        **_loss_curves(outcome, folder),
+    }
+    return html.write(
+        folder / "report.html",
+        title="gradwire demo",
+        command=command,
+        machine=machine,
+        rows=table.without(outcome.rows, CONSTANT),
+        pictures=pictures,
+        notes=outcome.notes,
+    )
+
+
+def _loss_curves(outcome: DemoResult, folder: Path) -> dict[str, Path]:
+    """The same losses over steps and over seconds."""
+
+    def xs(what: str, method: str, losses: list[float]) -> Iterable[float]:
+        return accumulate(outcome.step_s[method]) if what == "seconds" else range(len(losses))
+
+    return {
+        f"Training loss over {what}": curves.draw(
+            {
+                method: list(zip(xs(what, method, losses), losses, strict=True))
+                for method, losses in outcome.losses.items()
+            },
+            folder / f"loss-over-{what}.png",
+            title="Training loss, mean over ranks",
+            x_label=what,
+            y_label="cross-entropy (nats)",
+        )
+        for what in ("steps", "seconds")
+    }
+
+
+def _of_rank(trace: Trace, rank: int) -> Trace:
+    return trace.only(lambda span: span.rank == rank)

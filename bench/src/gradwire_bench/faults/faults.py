@@ -1,0 +1,149 @@
+"""``bench faults``: ranks that train are killed, cut off or spoilt, and what becomes of the others.
+
+Every trial is a few processes of its own, on shaped hosts where links fail. All of it is drawn from
+the seed and the trial's number: the fault, its victims, the point where it strikes, and how the
+model is trained. Trials mostly wait, so several run at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from statistics import median
+
+from gradwire.contract.bounds import check_whole
+from gradwire.errors import TestbedUnavailable, invalid
+
+from ..testbed.hosts import available
+from .accidents import KINDS, LINKS, WAYS, Accident, drawn
+from .faults_judge import COLUMNS, Flaws, judge
+from .faults_trial import Trials
+
+_Z = 1.96
+
+
+@dataclass(frozen=True)
+class FaultsBench:
+    """The settings of ``bench faults``; ``at_once`` trials run at one time.
+
+    ``only`` are the kinds of faults that are drawn (all that this machine can do, where it is
+    empty), ``number`` a single trial that is to be repeated. The ranks attach with ``timeout_s``
+    and ``check_every``.
+    """
+
+    trials: int
+    seed: int
+    at_once: int = 4
+    only: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
+    number: int | None = None
+    timeout_s: float = 5.0
+    check_every: int | None = 1
+
+    def __post_init__(self) -> None:
+        check_whole("trials", self.trials, "write --trials 24")
+        check_whole("at_once", self.at_once, "write --at-once 4")
+        for what, given, known in (("only", self.only, KINDS), ("way", self.ways, WAYS)):
+            for name in given:
+                if name not in known:
+                    raise invalid(what, name, f"one of {', '.join(known)}", "or leave it out")
+        if not 2 <= self.timeout_s < math.inf:
+            raise invalid("timeout", self.timeout_s, "at least 2 seconds", "write --timeout 5")
+
+
+def accidents_of(settings: FaultsBench) -> list[Accident]:
+    """The trials of these settings, each drawn from the seed and its number alone.
+
+    >>> print(*accidents_of(FaultsBench(trials=2, seed=1, only=("kill",))), sep="\\n")
+    trial 0: kill of rank 3, at save, sparcml
+    trial 1: kill of rank 0, after a verb of step 3, casync_ring
+    """
+    numbers = range(settings.trials) if settings.number is None else (settings.number,)
+    given = settings.only or KINDS, settings.ways or WAYS, settings.timeout_s, settings.check_every
+    return [drawn(settings.seed, number, *given) for number in numbers]
+
+
+def run(
+    settings: FaultsBench, report: Callable[[float, str], None]
+) -> tuple[list[dict[str, object]], list[str]]:
+    """A row for each kind of fault and one for all, and a note for each trial that went wrong.
+
+    Where no shaped hosts can be made, trials whose links would fail are left out, which a note
+    says.
+    """
+    accidents, notes = accidents_of(settings), []
+    if any(one.kind in LINKS for one in accidents) and not (can := available()):
+        if settings.only and set(settings.only) <= set(LINKS):
+            raise TestbedUnavailable(f"links cannot fail here: {can.reason}")
+        accidents = [one for one in accidents if one.kind not in LINKS]
+        notes = [f"no trials of links: {can.reason}"]
+    judged = _judged(accidents, settings.at_once, report)
+    for accident in accidents:
+        notes += [f"{accident}: {text}" for text in judged[accident.number].wrong.values()]
+    kinds = dict.fromkeys(accident.kind for accident in accidents)
+    of_kind = {k: [judged[a.number] for a in accidents if a.kind == k] for k in kinds}
+    rows = [_row(kind, found) for kind, found in of_kind.items()]
+    return [*rows, _row("all", [*judged.values()])], notes
+
+
+def _judged(
+    accidents: Sequence[Accident], at_once: int, report: Callable[[float, str], None]
+) -> dict[int, Flaws]:
+    """The flaws of every trial by its number."""
+    judged: dict[int, Flaws] = {}
+    with Trials() as trials, ThreadPoolExecutor(at_once) as pool:
+        running = {pool.submit(trials.observe, accident): accident for accident in accidents}
+        try:
+            for done in as_completed(running):
+                accident = running[done]
+                judged[accident.number] = judge(accident, done.result())
+                wrong = sum(bool(flaws.wrong) for flaws in judged.values())
+                what = f"{len(judged)} of {len(accidents)} trials, {wrong} wrong"
+                report(len(judged) / len(accidents), what)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return judged
+
+
+def _row(name: str, found: Sequence[Flaws]) -> dict[str, object]:
+    seconds = [one.detect_s for one in found if one.detect_s is not None]
+    counts: dict[str, object] = {
+        column: sum(column in one.wrong for one in found) for column in COLUMNS
+    }
+    misnamed = sum("misnamed" in one.wrong for one in found)
+    return {
+        "name": name,
+        "trials": len(found),
+        **counts,
+        "misnamed_at_most": round(most_likely(misnamed, len(found)), 4),
+        "median_s": round(median(seconds), 1) if seconds else None,
+        "worst_s": round(max(seconds), 1) if seconds else None,
+    }
+
+
+def most_likely(count: int, trials: int) -> float:
+    """The upper end of Wilson's interval of 95 % of a share that was ``count`` of ``trials``.
+
+    >>> round(most_likely(0, 500), 4), round(most_likely(1, 10), 3)
+    (0.0076, 0.404)
+    """
+    share, square = count / trials, _Z * _Z
+    spread = math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
+    return min(1.0, (share + square / (2 * trials) + _Z * spread) / (1 + square / trials))
+
+
+def as_markdown(rows: Sequence[dict[str, object]]) -> str:
+    """The rows as a table in Markdown, as it stands in the documentation.
+
+    >>> print(as_markdown([{"name": "kill", "worst_s": None}]))
+    | fault | worst_s |
+    | --- | --- |
+    | kill |  |
+    """
+    keys = [key for key in rows[0] if key != "name"]
+    lines = [["fault", *keys], ["---"] * (len(keys) + 1)]
+    lines += [[str(r["name"]), *("" if r[k] is None else str(r[k]) for k in keys)] for r in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

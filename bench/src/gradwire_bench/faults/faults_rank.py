@@ -1,0 +1,304 @@
+"""One rank of ``bench faults``: trains a few steps, in which a fault strikes if it is a victim."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import zlib
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract import Exchange
+from gradwire.contract.registry import load
+from gradwire.errors import GradwireError, IncompatiblePair
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.pair import pair
+from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
+from gradwire.runtime import attach as attach_module
+from gradwire.runtime.attach import attach
+from gradwire.runtime.grid.dtensors import shard_of
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.step import engine, last_verbs
+
+from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
+from .accidents import (
+    COLLECTIVES,
+    DDP,
+    FLIP_ON_THE_WAY,
+    FSDP,
+    HOSTS,
+    LOAD_AFTER,
+    NUM_STEPS,
+    OVERLAP,
+    SAVE_AFTER,
+    WITH_HELP,
+    Accident,
+)
+from .faults_judge import Ending
+from .striking import Left, Striker, Texts
+
+_SMALL_MB = 0.004
+_PR_SET_PDEATHSIG = 1
+_JOIN = timedelta(seconds=60)
+
+
+class Surroundings(NamedTuple):
+    """The surroundings of a trial's ranks: their folder, their hosts, if they have any, and whether
+    they go on from the files that others have saved there."""
+
+    folder: str
+    spaces: Namespaces | None
+    resume: bool
+
+
+def keep_store(end: Connection) -> None:
+    """The life of a process that only holds the store, as the agent of torchrun does."""
+    _die_with_the_parent()
+    store = TCPStore("127.0.0.1", 0, None, True, _JOIN, wait_for_workers=False)
+    end.send(store.port)
+    end.poll(None)
+
+
+def live(end: Connection, accident: Accident, rank: int, start: Surroundings) -> None:
+    """A rank's life: it joins the group, trains, and tells how that ended.
+
+    It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and at last
+    ("over", Ending).
+    """
+    _die_with_the_parent()
+    log = os.open(Path(start.folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ[last_verbs.FOLDER] = start.folder
+    if start.spaces is not None:
+        join_network(start.spaces, rank)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    torch.set_num_threads(1)
+    _join(accident, rank, end, host_address(0) if start.spaces else "127.0.0.1")
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 36), nn.Tanh(), nn.Linear(36, 4)
+    )
+    striker = None
+    if rank in accident.victims:
+        striker = Striker(accident, lambda now_s: _told(accident, end, now_s))
+    error: BaseException | None = None
+    try:
+        _Training(accident, rank, model, striker, start).run()
+    except (Exception, Left) as raised:
+        error = raised
+    end.send(("over", _ending(error, 0 if error else _digest(model))))
+    if isinstance(error, Left):
+        end.poll(None)  # It lives on, until the parent closes the pipe.
+    elif error is not None:
+        raise error
+
+
+def _die_with_the_parent() -> None:
+    """Ends this process with whoever started it, whose end a stopped one would outlive."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _told(accident: Accident, end: Connection, now_s: float) -> None:
+    """Tells that the fault strikes; where another process carries it out, returns once it has."""
+    end.send(("struck", now_s))
+    if accident.kind in WITH_HELP:
+        end.recv()
+
+
+def _digest(model: nn.Module) -> int:
+    held = [shard_of(param).detach() for param in model.parameters()]
+    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in held))
+
+
+def _ending(error: BaseException | None, digest: int) -> Ending:
+    ranks, step = getattr(error, "ranks", ()), getattr(error, "step", -1)
+    kind = "" if error is None else type(error).__name__
+    ours = isinstance(error, GradwireError)
+    return Ending(kind, ours, ranks, step, str(error or ""), time.monotonic(), digest)
+
+
+def _join(accident: Accident, rank: int, end: Connection, host: str) -> None:
+    """Joins the group; rank 0 opens a store on a port that the system picks, if nobody else has."""
+    is_host = rank == 0 and accident.kind != "kill store"
+    port = 0 if is_host else int(end.recv())
+    store: Any = TCPStore(host, port, None, is_host, _JOIN, wait_for_workers=False)
+    if is_host:
+        end.send(("port", store.port))
+    world = accident.world
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_JOIN)
+
+
+class _Training:
+    """The training of one rank, in which a fault strikes if it is a victim."""
+
+    def __init__(
+        self,
+        accident: Accident,
+        rank: int,
+        model: nn.Module,
+        striker: Striker | None,
+        start: Surroundings,
+    ) -> None:
+        self._accident, self._rank, self._model, self._striker = accident, rank, model, striker
+        self._file = Path(start.folder) / f"state-{rank}.pt"
+        self._kept = torch.load(self._file, weights_only=True) if start.resume else None
+        self._draw = torch.Generator().manual_seed(rank)
+        self._saved: dict[str, Any] = {}
+        self._older: dict[str, Any] = {}
+
+    def run(self) -> None:
+        accident, model, striker = self._accident, self._model, self._striker
+        first, group, trained = 0, None, model
+        if self._kept is not None:
+            model.load_state_dict(self._kept["model"])
+        if accident.way == FSDP:
+            group = _sharded(model, accident.timeout_s)
+        elif accident.way == DDP:
+            trained = DistributedDataParallel(model, broadcast_buffers=False)
+        optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+        if striker is not None and (place := _PLACES.get(accident.point)) is not None:
+            striker.around(*place)
+        self._at("rendezvous")
+        handle = _attached(accident, self._rank, trained, optimizer, group)
+        if self._kept is not None:
+            first = self._resume(optimizer, handle)
+        if striker is not None and accident.point == "verb":
+            texts = Texts(striker)
+            for message in handle.synchroniser.messages:
+                texts.around(message)
+        for step in range(first, NUM_STEPS):
+            self._step(step, trained, optimizer, handle)
+        self._at("detach")
+        handle.synchronize()
+        handle.detach()
+
+    def _step(self, step: int, trained: nn.Module, optimizer: SGD, handle: Handle) -> None:
+        self._at("step", step)
+        x = torch.randn(8, 12, generator=self._draw)
+        y = torch.randint(4, (8,), generator=self._draw)
+        optimizer.zero_grad()
+        loss: Any = F.cross_entropy(trained(x), y)
+        loss.backward()
+        optimizer.step()
+        if step == self._accident.step:
+            self._at("settle")
+            handle.synchronize()
+        if step == SAVE_AFTER - 1:
+            self._older = handle.state_dict()
+        if step == SAVE_AFTER:
+            self._at("save")
+            self._save(optimizer, handle)
+        if step == LOAD_AFTER:
+            self._at("load")
+            is_wrong = self._striker is not None and self._accident.kind == "other step"
+            handle.load_state_dict(self._older if is_wrong else self._saved)
+
+    def _save(self, optimizer: SGD, handle: Handle) -> None:
+        """Keeps the state in this process, and all that a resumed run needs in a file."""
+        self._saved = handle.state_dict()
+        if self._accident.way == FSDP:
+            return  # whose own checkpoints are of other tools
+        kept = {
+            "model": self._model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "handle": self._saved,
+            "draw": self._draw.get_state(),
+        }
+        draft = self._file.with_suffix(".new")
+        torch.save(kept, draft)
+        draft.replace(self._file)
+
+    def _resume(self, optimizer: SGD, handle: Handle) -> int:
+        """Takes up what the file holds; returns the next step."""
+        assert self._kept is not None
+        optimizer.load_state_dict(self._kept["optimizer"])
+        self._saved = self._kept["handle"]
+        handle.load_state_dict(self._saved)
+        self._draw.set_state(self._kept["draw"])
+        return SAVE_AFTER + 1
+
+    def _at(self, point: str, step: int | None = None) -> None:
+        if self._striker is not None:
+            self._striker.at(point, step)
+
+
+_PLACES: dict[str, tuple[Any, str]] = {
+    "agree": (attach_module, "agree"),
+    "connect": (engine, "open_channels"),
+    "broadcast": (engine, "broadcast_all"),
+}
+"""The function that the runtime calls at a point in attach, and the module that it calls it in."""
+
+
+def _sharded(model: nn.Module, timeout_s: float) -> dist.ProcessGroup:
+    """Shards the model over two ranks; returns the group of those that hold the same shard."""
+    limit = timedelta(seconds=timeout_s)
+    among = [dist.new_group(pair, timeout=limit) for pair in ([0, 2], [1, 3], [0, 1], [2, 3])]
+    rank = dist.get_rank()
+    mesh = DeviceMesh.from_group(
+        [among[rank % 2], among[2 + rank // 2]],
+        "cpu",
+        mesh=torch.tensor([[0, 1], [2, 3]]),
+        mesh_dim_names=("replicate", "shard"),
+    )
+    fully_shard(model, mesh=mesh["shard"])
+    return mesh["replicate"].get_group()
+
+
+def _attached(
+    accident: Accident, rank: int, model: nn.Module, optimizer: SGD, group: Any
+) -> Handle:
+    way, limit = accident.way, timedelta(seconds=accident.timeout_s)
+    every, is_sealed = accident.check_every, accident.kind == FLIP_ON_THE_WAY
+    begin = partial(attach, model, timeout=limit, check_every=every, checksums=is_sealed)
+    if way == OVERLAP:
+        return begin(_plan(model), optimizer=optimizer)
+    if way == HOSTS:
+        os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))
+        return begin(onebit(block=64), mesh="torchrun", bucket_cap_mb=_SMALL_MB)
+    exchange = exchange_of(way) if way in COLLECTIVES else exchange_for(none())
+    return begin(exchange, group=group, bucket_cap_mb=_SMALL_MB)
+
+
+def exchange_of(collective: str) -> Exchange:
+    """An exchange by a collective: of dense gradients, or of sparse ones where it takes these."""
+    made = load("collective", collective)()
+    try:
+        return pair(none(), made)
+    except IncompatiblePair:
+        return with_error_feedback(pair(topk(density=0.1), made))
+
+
+def _plan(model: nn.Module) -> Plan:
+    """A message for each parameter, the last first, whose means the next forward pass waits for."""
+    messages = (
+        PlannedMessage(chunks=(Chunk(tensor=name, start=0, stop=param.numel()),))
+        for name, param in reversed([*model.named_parameters()])
+    )
+    return Plan(
+        planner="bench faults",
+        model=type(model).__name__,
+        messages=tuple(messages),
+        credit=2,
+        overlap_forward=True,
+    )

@@ -1,0 +1,233 @@
+"""Trials of ``bench faults``: their processes, and the faults that others must do to these."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..testbed.hosts import Hosts, Testbed, shaped_hosts
+from ..testbed.links import HostLinks
+from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
+from .faults_judge import GRACE_S, Aftermath, Ending
+from .faults_rank import Surroundings, keep_store, live
+
+_START_S = 60.0
+_LEFT_S = 10.0
+"""Seconds that a process may take to end once its training has ended."""
+_PRELOADED = ["torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"]
+_SLOW_BYTES_PER_S = 125_000.0
+_BED = Testbed(hosts=max(PARTITIONS.values()))
+
+
+class Trials:
+    """Carries trials out, several at once, each in processes of its own.
+
+    Ranks are forked from one process that has imported torch. Shaped hosts are made when a trial
+    needs links that fail, and kept for the next one. To be used in a ``with`` block.
+    """
+
+    def __init__(self) -> None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._free: list[tuple[Hosts, HostLinks]] = []
+        self._digests: dict[tuple[str, float], int] = {}
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def observe(self, accident: Accident) -> Aftermath:
+        """The outcome of a trial for its ranks."""
+        with TemporaryDirectory(prefix="gradwire-faults-") as folder:
+            if accident.kind == "resume":
+                return self._resumed(accident, folder)
+            if accident.kind in LINKS:
+                with self._bed() as (hosts, links):
+                    return self._lived(accident, folder, hosts, links)
+            return self._lived(accident, folder)
+
+    def _resumed(self, accident: Accident, folder: str) -> Aftermath:
+        """All ranks are killed and start again from files; they must end as if never killed."""
+        calm = accident._replace(kind="calm", victims=())
+        died = self._lived(accident, folder)
+        if not died.struck_s:
+            return died
+        again = self._lived(calm, folder, resume=True)
+        with TemporaryDirectory(prefix="gradwire-faults-") as other:
+            digest = self._digests.get((accident.way, accident.timeout_s))
+            if digest is None and (one := self._lived(calm, other).endings[0]) is not None:
+                digest = one.digest
+                self._digests[accident.way, accident.timeout_s] = digest
+        at_s = {accident.victims[0]: time.monotonic()}
+        return again._replace(struck_s=at_s, digest=digest if digest is not None else -1)
+
+    def _lived(
+        self,
+        accident: Accident,
+        folder: str,
+        hosts: Hosts | None = None,
+        links: HostLinks | None = None,
+        *,
+        resume: bool = False,
+    ) -> Aftermath:
+        start = Surroundings(folder, None if hosts is None else hosts.namespaces, resume)
+        watched = _Watched(self._context, accident, start, links)
+        try:
+            watched.watch()
+        finally:
+            seen = watched.end()
+        return seen
+
+    @contextmanager
+    def _bed(self) -> Iterator[tuple[Hosts, HostLinks]]:
+        """Shaped hosts for a trial, whose links are whole before and after it."""
+        with self._lock:
+            if not self._free:
+                hosts = self._stack.enter_context(shaped_hosts(_BED))
+                self._free.append((hosts, HostLinks(hosts, _BED)))
+            bed = self._free.pop()
+        try:
+            yield bed
+        finally:
+            bed[1].mend()
+            with self._lock:
+                self._free.append(bed)
+
+
+class _Watched:
+    """The processes of one trial, and what they tell."""
+
+    def __init__(
+        self, context: Any, accident: Accident, start: Surroundings, links: HostLinks | None
+    ) -> None:
+        self.accident, self._folder, self._links = accident, Path(start.folder), links
+        self._ends: list[Connection] = []
+        self._processes: list[Any] = []
+        self._endings: list[Ending | None] = [None] * accident.world
+        self._struck_s: dict[int, float] = {}
+        self._wakes: list[tuple[float, int]] = []
+        self._store: Any = None
+        for rank in range(accident.world):
+            self._processes.append(self._begin(context, live, accident, rank, start))
+        if accident.kind == "kill store":
+            self._store = self._begin(context, keep_store)
+            self._store_end = self._ends.pop()
+            self._tell_port(self._store_end.recv(), self._ends)
+
+    def _begin(self, context: Any, target: Any, *args: Any) -> Any:
+        here, there = context.Pipe()
+        process = context.Process(target=target, args=(there, *args))
+        process.start()
+        there.close()
+        self._ends.append(here)
+        return process
+
+    def watch(self) -> None:
+        """Listens to all ranks until their training has ended, or should have."""
+        accident = self.accident
+        left = {end: rank for rank, end in enumerate(self._ends)}
+        stays = accident.victims if accident.kind in ("stop", "return") else ()
+        deadline_s = time.monotonic() + _START_S
+        while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
+            now_s = time.monotonic()
+            for one in [one for one in self._wakes if one[0] <= now_s]:
+                self._wakes.remove(one)
+                self._go_on(one[1])
+            if now_s > deadline_s:
+                return
+            until_s = min([deadline_s, *(at_s for at_s, _ in self._wakes)])
+            for end in wait(list(left), until_s - now_s):
+                assert isinstance(end, Connection)
+                if not self._hear(end, left[end]):
+                    del left[end]
+                if self._struck_s:
+                    deadline_s = max(self._struck_s.values()) + 3 * accident.timeout_s + 2 * GRACE_S
+
+    def _hear(self, end: Connection, rank: int) -> bool:
+        """Takes what a rank tells; returns whether it may tell more."""
+        try:
+            what, value = end.recv()
+        except (EOFError, ConnectionError):
+            return False
+        if what == "port":
+            self._tell_port(value, self._ends[1:])
+        elif what == "struck":
+            self._struck_s[rank] = value
+            self._strike(rank, value)
+        else:
+            self._endings[rank] = value
+        return bool(what != "over")
+
+    def _tell_port(self, port: int, ends: list[Connection]) -> None:
+        for other in ends:
+            other.send(port)
+
+    def _strike(self, rank: int, now_s: float) -> None:
+        """Does what the fault is, where a rank cannot do it to itself."""
+        kind, timeout_s = self.accident.kind, self.accident.timeout_s
+        if kind in PAUSES:
+            self._wakes.append((now_s + PAUSES[kind] * timeout_s, rank))
+        elif kind == "resume":
+            for process in self._processes:
+                process.kill()
+        elif kind == "kill store":
+            self._store.kill()
+            self._store.join()
+        elif kind in LINKS and len(self._struck_s) == 1:
+            self._break(kind, rank)
+            if kind in FLAPS:
+                self._wakes.append((now_s + FLAPS[kind], rank))
+        if kind in (*LINKS, "kill store"):
+            self._ends[rank].send("done")
+
+    def _break(self, kind: str, rank: int) -> None:
+        assert self._links is not None
+        if kind == "one way":
+            self._links.mute(rank)
+        elif kind == "1 Mbit":
+            self._links.slow(rank, _SLOW_BYTES_PER_S)
+        elif kind in PARTITIONS:
+            self._links.part(self.accident.victims)
+        else:
+            self._links.cut(rank)
+
+    def _go_on(self, rank: int) -> None:
+        if self._links is not None:
+            self._links.mend()
+        else:
+            os.kill(self._processes[rank].pid, signal.SIGCONT)
+
+    def end(self) -> Aftermath:
+        """Ends all processes: those whose training has ended have a few seconds to do so alone."""
+        codes: list[int | None] = []
+        deadline_s = time.monotonic() + _LEFT_S
+        for process, ending in zip(self._processes, self._endings, strict=True):
+            if ending is not None and ending.error != "Left":
+                process.join(max(0.0, deadline_s - time.monotonic()))
+            codes.append(process.exitcode)
+        for end in self._ends:
+            end.close()
+        for process in filter(None, (*self._processes, self._store)):
+            if process.is_alive():
+                process.kill()
+            process.join()
+        lines = tuple(self._last_lines(rank) for rank in range(self.accident.world))
+        return Aftermath(dict(self._struck_s), tuple(self._endings), tuple(codes), lines)
+
+    def _last_lines(self, rank: int) -> str:
+        path = self._folder / f"{rank}"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return "\n".join(text.splitlines()[-6:])

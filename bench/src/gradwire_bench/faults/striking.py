@@ -1,0 +1,262 @@
+"""Striking: how ``bench faults`` has a fault happen on one rank, at a verb or at a named point.
+
+Nothing in the runtime knows of faults. One at a verb strikes in a text around the message's own,
+which sees every verb before and after it is carried out. One at a named point strikes where the
+training loop is, or in the place of a function that the runtime calls there.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from os import _exit as leave_at_once
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+)
+from gradwire.runtime.step import wire
+
+from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
+
+_EXTRA_BYTES = 8
+
+
+class Struck(RuntimeError):
+    """The error of a victim that raises."""
+
+
+class Left(BaseException):
+    """A victim's training loop ends before those of the others."""
+
+
+class Striker:
+    """The fault of a trial on one of its victims, which strikes once.
+
+    ``tell`` is called with the time (``time.monotonic()``) just before.
+    """
+
+    def __init__(self, accident: Accident, tell: Callable[[float], None]) -> None:
+        self.accident, self._tell = accident, tell
+        self.is_over = False
+
+    def __call__(self) -> None:
+        if self.is_over:
+            return
+        self.note()
+        kind = self.accident.kind
+        if kind in WITH_HELP:
+            return  # it has been done by now
+        if kind.startswith("kill") or kind == "resume":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif kind == "exit":
+            leave_at_once(1)
+        elif kind == "disk full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        elif kind == "other step":
+            pass  # what is loaded then is the rank's own doing
+        elif kind.startswith(("stop", "pause")):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind == "straggle":
+            time.sleep(self.accident.timeout_s / 2)
+        elif kind == "return":
+            raise Left
+        else:
+            raise Struck("the fault of this trial")
+
+    def note(self) -> None:
+        """Tells that the fault strikes now."""
+        self.is_over = True
+        self._tell(time.monotonic())
+
+    def at(self, point: str, step: int | None = None) -> None:
+        """Strikes if the fault is at this point, and in this step."""
+        if self.accident.point == point and step in (None, self.accident.step):
+            self()
+
+    def around(self, module: Any, name: str) -> None:
+        """Has the fault strike where a module calls one of its functions."""
+        original, when = getattr(module, name), self.accident.when
+
+        def struck(*args: Any, **named: Any) -> Any:
+            if when == "before":
+                self()
+            found = original(*args, **named)
+            self()
+            return found
+
+        setattr(module, name, struck)
+
+
+class Texts:
+    """The texts of one rank's messages, in one of which the fault strikes at a verb."""
+
+    def __init__(self, striker: Striker) -> None:
+        self._striker = striker
+        self._counts: dict[int, int] = {}
+        """How many verbs of each message the fault can strike at, as step 0 has shown."""
+
+    def around(self, message: Any) -> None:
+        """Puts a text in which the fault can strike in the place of a message's own."""
+        original, index, step = message.text, message.index, -1
+
+        def text(*args: Any, **named: Any) -> Steps[Any]:
+            nonlocal step
+            step += 1  # only now, as a text may be made and never begin
+            return (yield from self._watched(original(*args, **named), index, step))
+
+        message.text = text
+
+    def _watched(self, text: Steps[Any], index: int, step: int) -> Steps[Any]:
+        target = self._target(index) if step == self._striker.accident.step else None
+        place, value = -1, None
+        while True:
+            try:
+                asked = text.send(value)
+            except StopIteration as stop:
+                if step == 0:
+                    self._counts[index] = place + 1
+                if target is not None and not self._is_of_bytes:
+                    self._striker()  # at the end, where this step has fewer verbs than the first
+                return stop.value
+            suits = any(map(self._suits, _verbs(asked)))
+            place += suits
+            if suits and place == target and not self._striker.is_over:
+                value = yield from self._strike(asked)
+            else:
+                value = yield asked
+
+    @property
+    def _is_of_bytes(self) -> bool:
+        return self._striker.accident.kind in OF_BYTES
+
+    def _target(self, index: int) -> int | None:
+        """The place of the verb to strike at in a message; None where it is another message's."""
+        accident = self._striker.accident
+        hit = sorted(i for i, count in self._counts.items() if count)
+        if not hit or index != hit[int(accident.message * len(hit))]:
+            return None
+        return int(accident.verb * self._counts[index])
+
+    def _suits(self, verb: Any) -> bool:
+        """Whether the fault can strike at a verb."""
+        match self._striker.accident.kind:
+            case "flip sent":
+                buf = _sent(verb)
+            case "flip received":
+                buf = _received(verb)
+            case kind if kind == FLIP_ON_THE_WAY:
+                buf = verb.buf if isinstance(verb, Send | AllGather | AllToAll) else None
+            case "size":
+                buf = verb.buf if isinstance(verb, Send | Recv | AllReduce | AllGather) else None
+            case _:
+                return not isinstance(verb, Compute)
+        return buf is not None and buf.numel() > 0
+
+    def _strike(self, asked: Any) -> Steps[Any]:
+        accident, verbs = self._striker.accident, _verbs(asked)
+        if self._is_of_bytes:
+            self._striker.note()
+            return (yield from self._spoil(asked, verbs))
+        if accident.when == "before":
+            self._striker()
+        if accident.when == "during":
+            found = yield (*verbs, Compute("fault", self._striker))
+            return found[:-1] if isinstance(asked, tuple) else found[0]
+        found = yield asked
+        self._striker()
+        return found
+
+    def _spoil(self, asked: Any, verbs: tuple[Any, ...]) -> Steps[Any]:
+        """Has verbs carried out with other bytes than the exchange has asked for."""
+        kind, bit = self._striker.accident.kind, self._striker.accident.bit
+        at = next(place for place, verb in enumerate(verbs) if self._suits(verb))
+        spoilt, verb = list(verbs), verbs[at]
+        if kind == FLIP_ON_THE_WAY:
+            flip_on_the_way(verb, bit)
+        elif kind == "size":
+            spoilt[at] = longer(verb)
+        elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
+            flip(verb.buf, bit)
+        elif kind == "flip sent":
+            spoilt[at] = replace(verb, buf=verb.buf.clone())  # what is kept here stays as it was
+            flip(spoilt[at].buf, bit)
+        found = yield tuple(spoilt) if isinstance(asked, tuple) else spoilt[0]
+        buf = _received(verb)
+        if kind == "flip received" and buf is not None:
+            flip(buf, bit)
+        elif kind == "size" and not isinstance(verb, Send):
+            numel = verb.buf.numel()
+            target, rows = (
+                (verb.out, spoilt[at].out)
+                if isinstance(verb, AllGather)
+                else (verb.buf, spoilt[at].buf)
+            )
+            extra = _EXTRA_BYTES // verb.buf.element_size()
+            target.view(-1, numel).copy_(rows.view(-1, numel + extra)[:, :numel])
+        return found
+
+
+def _verbs(asked: Any) -> tuple[Any, ...]:
+    return asked if isinstance(asked, tuple) else (asked,)
+
+
+def _sent(verb: Any) -> Tensor | None:
+    return None if isinstance(verb, Compute | Recv) else verb.buf
+
+
+def _received(verb: Any) -> Tensor | None:
+    if isinstance(verb, AllGather | AllToAll | ReduceScatter):
+        return verb.out
+    return None if isinstance(verb, Compute | Send) else verb.buf
+
+
+def flip(buf: Tensor, bit: float) -> None:
+    """Flips one bit of a buffer; ``bit`` in [0, 1) says which of all.
+
+    >>> buf = torch.zeros(2, dtype=torch.uint8)
+    >>> flip(buf, 0.6)
+    >>> buf
+    tensor([0, 2], dtype=torch.uint8)
+    """
+    bytes_B = buf.view(torch.uint8)
+    place = int(bit * bytes_B.numel() * 8)
+    bytes_B[place // 8] ^= 1 << place % 8
+
+
+def flip_on_the_way(target: Any, bit: float) -> None:
+    """Has a bit flip in what a verb sends, behind its checksum."""
+    start, buf = wire.start, target.buf.clone()
+    flip(buf, bit)
+
+    def spoilt(verb: Any, channel: Any) -> Any:
+        return start(replace(verb, buf=buf) if verb is target else verb, channel)
+
+    wire.start = spoilt
+
+
+def longer(verb: Any) -> Any:
+    """A verb that sends, or awaits, 8 bytes more of each rank."""
+    buf = verb.buf
+    grown = torch.cat([buf, buf.new_zeros(_EXTRA_BYTES // buf.element_size())])
+    if not isinstance(verb, AllGather):
+        return replace(verb, buf=grown)
+    out = buf.new_empty(verb.out.numel() // buf.numel() * grown.numel())
+    return replace(verb, buf=grown, out=out)

@@ -1,0 +1,202 @@
+"""Every Triton kernel compiled ahead of time for GPUs that need not be there.
+
+The kernels are those that gradwire launches: generated ones of every shipped program, for one
+tensor and for several, coders of runs, and the partition of sparse gradients. They are compiled
+with the types, alignment and shapes of a launch. What the assembler gave each is read off the
+compiled object (an ELF file): registers a thread, and the bytes of its stack, which spilled
+registers lie in.
+
+Triton's own ``ptxas`` does the work, so neither a GPU nor CUDA's tools are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.cli.report.table import Row
+from gradwire.compress.onebit import onebit
+from gradwire.contract import registry as load
+from gradwire.dsl.gpu.build import Launcher, launch_shape
+from gradwire.dsl.gpu.render import FIRST, counting, parameters, row
+from gradwire.dsl.gpu.terms import type_of
+from gradwire.dsl.ir import Kernel
+from gradwire.dsl.program import Program
+from gradwire.errors import InvalidSetting, NotInstalled
+from gradwire.kernels.gpu import has_triton
+
+ARCHITECTURES = (80, 90)
+"""The compute capabilities that are compiled for: A100 (sm_80) and H100 (sm_90)."""
+LONG_BLOCK = 65536
+"""A block of ``onebit`` that is longer than one tile."""
+_POINTERS = {"float32": "*fp32", "int32": "*i32", "uint8": "*u8"}
+_SHAPES = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3, "OF": 0, "MOST": 14, "TILE": 1024}
+_SIZES = {"num_entries", "num_blocks", "num_bytes", "block_bytes", "length", "last"}
+_NUMBERS = _SIZES | {"parallel", "serial"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with what a launch tells the compiler of its arguments."""
+
+    name: str
+    kernel: Callable[[], Any]
+    """Gives the function that triton compiles."""
+    types: dict[str, str]
+    constants: dict[str, int] = field(default_factory=dict)
+    is_aligned: bool = False
+    num_warps: int = 4
+
+
+def launches(only: Sequence[str] = ()) -> list[Launch]:
+    """Every kernel that there is, or those whose names begin with one of ``only``."""
+    codecs: dict[str, Program] = {}
+    for kind in (load.load("compress", name) for name in load.names("compress")):
+        if isinstance(kind, type) and issubclass(kind, Program):
+            codecs[kind.__name__] = kind()
+    codecs[f"onebit{LONG_BLOCK}"] = onebit(block=LONG_BLOCK)
+    found = [one for label, codec in codecs.items() for one in _generated(label, codec)]
+    found += _written()
+    return [one for one in found if not only or one.name.startswith(tuple(only))]
+
+
+def _generated(label: str, codec: Program) -> Iterator[Launch]:
+    kernels = codec.kernels().built.kernels
+    launcher = Launcher(*kernels)
+    counts = [counted for kernel in kernels if (counted := counting(kernel)) is not None]
+    for kernel in (*kernels, *counts):
+        shape = launch_shape(row(kernel))
+        warps = shape.pop("num_warps")
+        name = f"{label}/{kernel.name.removeprefix(f'{type(codec).__name__}_')}"
+
+        yield Launch(name, _of(launcher, kernel.name), _types(kernel), shape, True, warps)
+        types = {"table": "*i64", "num_tensors": "i32"}
+        constants = {"ALIGN": 4, **shape}
+        yield Launch(
+            f"{name}, many", _of(launcher, f"{kernel.name}_many"), types, constants, False, warps
+        )
+
+
+def _of(launcher: Launcher, form: str) -> Callable[[], Any]:
+    return lambda: getattr(launcher.module, form)
+
+
+def _giving(kernel: Any) -> Callable[[], Any]:
+    return lambda: kernel
+
+
+def _types(kernel: Kernel) -> dict[str, str]:
+    known = {f"{buffer.name}_": _POINTERS[type_of(buffer)] for buffer in kernel.buffers}
+    known[FIRST] = "*i32"
+    return {name: known.get(name, "i32") for name in parameters(kernel)}
+
+
+def _written() -> Iterator[Launch]:
+    """The kernels that are written by hand."""
+    from gradwire.dsl.gpu import runs_device
+    from gradwire.kernels.sparse.gpu import device
+
+    pointers = {"plain": "*u8", "coded": "*u8"}
+    pointers |= dict.fromkeys(("single", "run", "lengths", "starts"), "*i64")
+    pointers |= dict.fromkeys(("byte", "times", "wrong"), "*i64")
+    of_runs = (runs_device.count_runs, runs_device.write_runs, runs_device.read_runs)
+    of_zen = (device.permute, device.count, device.move, device.hash_entries)
+    for group, kernels, known in (("runs", of_runs, pointers), ("zen", of_zen, {})):
+        for kernel in kernels:
+            names: list[str] = kernel.arg_names
+            constants = {name: _SHAPES[name] for name in names if name in _SHAPES}
+            types = {
+                name: "i32" if name in _NUMBERS else known.get(name, "*i32")
+                for name in names
+                if name not in constants
+            }
+            yield Launch(f"{group}/{kernel.__name__}", _giving(kernel), types, constants)
+
+
+def compiled(launch: Launch, architecture: int) -> Row:
+    """A row of one kernel: registers a thread, bytes of stack and of shared memory.
+
+    ``_ptx`` is its text. Raises triton's own error where it cannot be compiled.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = {**launch.types, **dict.fromkeys(launch.constants, "constexpr")}
+    pointers = [at for at, kind in enumerate(launch.types.values()) if kind.startswith("*")]
+    numbers = [at for at, name in enumerate(launch.types) if name == "num_elements"]
+    aligned = {(at,): [["tt.divisibility", 16]] for at in (*pointers, *numbers)}
+    source = ASTSource(
+        launch.kernel(), types, launch.constants, aligned if launch.is_aligned else None
+    )
+    options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+    made = triton.compile(source, GPUTarget("cuda", architecture, 32), options)
+    registers, stack_bytes = resources(made.asm["cubin"])
+    return {
+        "name": launch.name,
+        "target": f"sm_{architecture}",
+        "registers": registers,
+        "stack_bytes": stack_bytes,
+        "shared_bytes": made.metadata.shared,
+        "warps": launch.num_warps,
+        "_ptx": made.asm["ptx"],
+    }
+
+
+def compile_all(
+    architectures: Sequence[int] = ARCHITECTURES, only: Sequence[str] = ()
+) -> list[Row]:
+    """A row for each kernel and architecture; several are compiled at a time.
+
+    Raises ``NotInstalled`` without triton, and ``InvalidSetting`` where it interprets.
+    """
+    if not has_triton():
+        raise NotInstalled("kernels for a GPU", "triton", "triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise InvalidSetting(
+            "TRITON_INTERPRET is 1, so triton compiles nothing; run: unset TRITON_INTERPRET"
+        )
+    work = [(launch, each) for each in architectures for launch in launches(only)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda one: compiled(*one), work))
+    return [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]
+
+
+# ---- what an assembler leaves in its object ----------------------------------------------------
+
+_HEADER, _SECTION = struct.Struct("<16xHHIQQQIHHHHHH"), struct.Struct("<IIQQQQIIQQ")
+_FRAME_SIZE, _REGISTERS = 0x11, 0x2F
+"""The attributes of section .nv.info that tell a function's stack and registers (EIATTR_*)."""
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """(registers a thread, bytes of stack a thread) of the one kernel of a compiled object.
+
+    A stack of 8 bytes holds the way back from a division that is called, and no register.
+    """
+    *_, start, _, _, _, _, size, count, names_at = _HEADER.unpack_from(cubin)
+    sections = [_SECTION.unpack_from(cubin, start + size * at) for at in range(count)]
+    names = sections[names_at][4]
+    for name_at, _, _, _, offset, length, *_ in sections:
+        if cubin[names + name_at :].startswith(b".nv.info\0"):
+            found = _attributes(cubin[offset : offset + length])
+            return found[_REGISTERS], found[_FRAME_SIZE]
+    raise ValueError("a compiled object without a section .nv.info")
+
+
+def _attributes(section: bytes) -> dict[int, int]:
+    """The largest value of each attribute: a form, a number, a value or the bytes that follow."""
+    at, most = 0, dict.fromkeys((_REGISTERS, _FRAME_SIZE), 0)
+    while at + 4 <= len(section):
+        form, number, size = struct.unpack_from("<BBH", section, at)
+        at += 4
+        if form != 4:  # the value stands in the place of the length
+            continue
+        if number in most:  # of a function, whose number comes first
+            most[number] = max(most[number], struct.unpack_from("<I", section, at + 4)[0])
+        at += size
+    return most

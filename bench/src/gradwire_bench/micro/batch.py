@@ -1,0 +1,183 @@
+"""Batch compression: all gradients of a model encoded by one call, beside a call for each.
+
+And beside one vector of as many elements, which is what encoding tensors apart is to cost little
+more than. Of a sparsifier there is a row of ``selective`` too: it encodes the tensors apart, but
+for the smallest, which it leaves dense, and puts all of them into one payload.
+
+Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients. UGATIT-light's shapes
+follow from that model's definition; they have the number, the total and the largest that the table
+gives. BERT-large's are the catalogue's (398 gradients, the table's total).
+
+Large gradients take as long either way, so there is a row of all and one of the small ones alone,
+those of up to ``SMALL`` elements.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from gradwire.cli.report.table import Row
+from gradwire.compress.selective import selective
+from gradwire.contract import Compressor, Member
+from gradwire.contract.spec import TensorSpec
+from gradwire.planning import catalogue
+from gradwire_bench.micro.kernel import seconds
+
+SMALL = 65536
+"""Elements of the largest gradient that counts as small."""
+
+
+def ugatit_light() -> list[int]:
+    """Elements of UGATIT-light's 148 gradients: two generators, two pairs of discriminators."""
+    halves = [_generator(), _discriminator(7), _discriminator(5)]
+    return [prod(shape) for half in halves for shape in half] * 2
+
+
+def _generator(wide: int = 64, blocks: int = 4) -> list[tuple[int, ...]]:
+    most = 4 * wide
+    down = [(wide, 3, 7, 7), (2 * wide, wide, 3, 3), (most, 2 * wide, 3, 3)]
+    residual = [(most, most, 3, 3)] * (2 * blocks)
+    attention = [(1, most), (1, most), (most, 2 * most, 1, 1), (most,)]
+    style = [(most, most)] * 4
+    adaptive = [(most, most, 3, 3), (most,)] * (2 * blocks)
+    up = [
+        shape
+        for width in (2 * wide, wide)
+        for shape in ((width, 2 * width, 3, 3), (width,), (width,), (width,))
+    ]
+    return [*down, *residual, *attention, *style, *adaptive, *up, (3, wide, 7, 7)]
+
+
+def _discriminator(num_layers: int, wide: int = 64) -> list[tuple[int, ...]]:
+    widths = [3, *(wide * 2**i for i in range(num_layers - 1))]
+    convolutions = [
+        shape for narrow, broad in pairwise(widths) for shape in ((broad, narrow, 4, 4), (broad,))
+    ]
+    most = widths[-1]
+    attention = [(1, most), (1, most), (most, 2 * most, 1, 1), (most,)]
+    return [*convolutions, *attention, (1, most, 4, 4)]
+
+
+def bert_large() -> list[int]:
+    """Elements of BERT-large's gradients."""
+    layers = catalogue.load("bert_large").layers
+    return [tensor.numel for layer in layers for tensor in layer.tensors]
+
+
+MODELS: dict[str, Callable[[], list[int]]] = {
+    "ugatit_light": ugatit_light,
+    "bert_large": bert_large,
+}
+
+
+def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> list[Row]:
+    """A row for each compressor, model and choice of its gradients: encode with error feedback."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows = []
+        for codec in codecs:
+            for model, sizes_of in MODELS.items():
+                sizes = sizes_of()
+                small = [numel for numel in sizes if numel <= SMALL]
+                rows += [_row(codec, model, sizes, rounds), _row(codec, model, small, rounds)]
+                if hasattr(codec, "density"):
+                    rows.append(_selective_row(codec, model, sizes, rounds))
+        return rows
+    finally:
+        torch.set_num_threads(before)
+
+
+def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Row:
+    specs = [TensorSpec(f"gradient {i}", numel) for i, numel in enumerate(sizes)]
+    states = [codec.init(spec) for spec in specs]
+    grad_N, residual_N = _vectors(sum(sizes))
+    grads, residuals = (torch.split(one, [*sizes]) for one in (grad_N, residual_N))
+    buffers = [_buffer(codec, spec) for spec in specs]
+    whole = TensorSpec("all", sum(sizes))
+    whole_state, whole_buffer = codec.init(whole), _buffer(codec, whole)
+
+    def one_by_one() -> None:
+        for state, own_N, kept_N, buffer in zip(states, grads, residuals, buffers, strict=True):
+            codec.encode(state, own_N, residual_N=kept_N, buffer=buffer)
+
+    def one_vector() -> None:
+        codec.encode(whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer)
+
+    taken = _in_turn(
+        [lambda: codec.encode_many(states, grads, residuals, buffers), one_by_one, one_vector],
+        rounds,
+    )
+    batch, single, vector = taken
+    return {
+        "name": f"{type(codec).__name__}/{model}",
+        "num_tensors": len(sizes),
+        "elements": sum(sizes),
+        "batch_s": statistics.median(batch),
+        "call_a_tensor_s": statistics.median(single),
+        "speedup_of_batch": statistics.median(_ratios(single, batch)),
+        **_beside_vector(batch, vector),
+    }
+
+
+def _selective_row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Row:
+    """A row of ``selective`` with this sparsifier; all ranks' merge is no part of it."""
+    exchange = selective(sparsifier=type(codec).__name__)
+    spec = TensorSpec("all", sum(sizes), shapes=tuple((numel,) for numel in sizes))
+    mixed, state, me = exchange.mixed(spec), exchange.init(spec, 2), Member(0, 2)
+    grad_N, residual_N = _vectors(spec.numel)
+    own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
+    whole_state, whole_buffer = codec.init(spec), _buffer(codec, spec)
+    batch, vector = _in_turn(
+        [
+            lambda: mixed.encode(me, mixed.codec, state.codec_T, grad_N, residual_N, own),
+            lambda: codec.encode(whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer),
+        ],
+        rounds,
+    )
+    return {
+        "name": f"selective ({type(codec).__name__})/{model}",
+        "num_tensors": len(sizes),
+        "num_dense": len(mixed.choice.dense),
+        "elements": spec.numel,
+        "batch_s": statistics.median(batch),
+        **_beside_vector(batch, vector),
+    }
+
+
+def _vectors(numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A gradient and a residual."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(numel, generator=draw), torch.zeros(numel)
+
+
+def _buffer(codec: Compressor, spec: TensorSpec) -> torch.Tensor:
+    return torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
+
+
+def _in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """The seconds of each call in each round, after one round that does not count."""
+    timed = partial(seconds, device=torch.device("cpu"))
+    rows = [[timed(call) for call in calls] for _ in range(rounds + 1)]
+    return [list(column) for column in zip(*rows[1:], strict=True)]
+
+
+def _ratios(taken: Sequence[float], beside: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(taken, beside, strict=True)]
+
+
+def _beside_vector(batch: Sequence[float], vector: Sequence[float]) -> Row:
+    """The median of the batch's time over the vector's, and its quartiles."""
+    low, middle, high = statistics.quantiles(_ratios(batch, vector), n=4)
+    return {
+        "one_vector_s": statistics.median(vector),
+        "batch_over_vector": middle,
+        "batch_over_vector_q1": low,
+        "batch_over_vector_q3": high,
+    }

@@ -1,0 +1,293 @@
+"""``bench device``: what gradwire's kernels and training reach on this machine's GPU, in minutes.
+
+Four parts, each of which runs by itself:
+
+* ``kernels``: the device's copy bandwidth; every compressor's encode and decode as a share of it
+  (bytes that must move, by ``gradwire_bench.micro.kernel``), beside eager torch and ``torch.compile``;
+  registers of ``onebit`` at block 65536, whose block is longer than one tile.
+* ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, in two passes and by algorithm 1.
+* ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from
+  pinned memory, and what either takes of a loop of matrix products meanwhile (``offload.py``).
+* ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
+  shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook, and of gradwire.
+
+Times are the device's own (events around calls that are queued one behind the other), so what
+Python takes for a call shows only where a call has to wait for the device. Each row's peers run
+in the same rounds. Once ``minutes`` are over no further row is begun: a row says so instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.cli.report.table import Row
+from gradwire.compress.onebit import onebit
+from gradwire.contract import Compressor
+from gradwire.contract.units import format_rate
+from gradwire.errors import UnknownName, invalid
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.gpu import partition as gpu_partition
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
+
+from . import ahead, kernel_peers, offload
+from .device_rank import SIDES
+
+PARTS = ("kernels", "partition", "offload", "training")
+ZEN_DENSITY = 0.052
+"""The density of ZEN's figure 16."""
+_CALLS = 5
+"""Calls that are queued one behind the other and timed together."""
+_COMPILED_SHARE = 0.5
+"""The share of the minutes after which no peer is compiled any more: a compilation takes 10 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBench:
+    """Settings of ``bench device``: sizes in elements, rates in bytes a second."""
+
+    device: str = "cuda"
+    parts: tuple[str, ...] = PARTS
+    numel: int = 2**26
+    zen_numel: int = 214_000_000
+    offload_bytes: tuple[int, ...] = offload.SIZES_BYTES
+    rounds: int = 5
+    ranks: int = 2
+    rates_bytes_per_s: tuple[float, ...] = (125e6, 1.25e9)
+    width: int = 768
+    num_layers: int = 12
+    steps: int = 5
+    minutes: float = 8.0
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise UnknownName("part", part, PARTS)
+        if self.device not in ("cpu", "cuda"):
+            raise invalid("device", self.device, "cuda or cpu", "leave it out")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            accepted = "a GPU that torch finds"
+            remedy = "run it where there is one; --compile-only needs none, --device cpu tries it"
+            raise invalid("device", "none", accepted, remedy)
+        for name, least in (("numel", 64), ("zen_numel", 1000), ("rounds", 1), ("ranks", 2)):
+            if getattr(self, name) < least:
+                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+
+    @classmethod
+    def small(cls, **settings: Any) -> DeviceBench:
+        """Sizes that show in a minute, on a CPU, that the parts run; no figure of them counts."""
+        sizes: dict[str, Any] = {"numel": 2**16, "zen_numel": 2**20, "rounds": 2, "steps": 2}
+        sizes["offload_bytes"] = offload.SIZES_BYTES[:2]
+        model = {"width": 64, "num_layers": 2, "rates_bytes_per_s": (125e6,)}
+        return cls(**{**sizes, **model, "device": "cpu", **settings})
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The minutes of a measurement, from its begin on."""
+
+    minutes: float
+    start_s: float
+
+    def share(self) -> float:
+        """The share that is over."""
+        return (time.monotonic() - self.start_s) / (60 * self.minutes)
+
+
+def run(
+    bench: DeviceBench, report: Report, *, codecs: Sequence[Compressor] = ()
+) -> tuple[list[Row], list[str]]:
+    """Rows of all parts, and notes: the device's name, and what was left out for want of time."""
+    left, rows = _Left(bench.minutes, time.monotonic()), list[Row]()
+    notes = [f"device: {_name(bench.device)}, torch {torch.__version__}"]
+    if "kernels" in bench.parts:
+        rows += _registers(bench) + _kernels(bench, codecs or shipped(), left, report)
+    if "partition" in bench.parts and _in_time(left, "partition", notes):
+        report(0.6, "partition")
+        rows += _partitions(bench)
+    if "offload" in bench.parts and _in_time(left, "offload", notes):
+        report(0.65, "offload")
+        rows += offload.rows(torch.device(bench.device), bench.offload_bytes, bench.rounds)
+    if "training" in bench.parts:
+        for rate in bench.rates_bytes_per_s:
+            if _in_time(left, f"training at {format_rate(rate)}", notes):
+                rows += _training(bench, rate, report)
+    return rows, notes
+
+
+def _in_time(left: _Left, what: str, notes: list[str]) -> bool:
+    if left.share() < 1:
+        return True
+    notes.append(f"{what} was left out: {left.minutes:g} minutes are over")
+    return False
+
+
+def _name(device: str) -> str:
+    return str(torch.cuda.get_device_name()) if device == "cuda" else "cpu"
+
+
+# ---- kernels -----------------------------------------------------------------------------------
+
+
+def _registers(bench: DeviceBench) -> list[Row]:
+    """Registers of the long block, for this very device."""
+    if bench.device != "cuda":
+        return []
+    major, minor = torch.cuda.get_device_capability()
+    prefix = f"{onebit.__name__}{ahead.LONG_BLOCK}/"
+    return ahead.compile_all((10 * major + minor,), (f"{prefix}encode", f"{prefix}merge"))
+
+
+def _kernels(
+    bench: DeviceBench, codecs: Sequence[Compressor], left: _Left, report: Report
+) -> list[Row]:
+    """A row for the copy, and one for each case of each compressor."""
+    device = torch.device(bench.device)
+    draw = torch.Generator().manual_seed(0)
+    grad_N = torch.randn(bench.numel, generator=draw).to(device)
+    out_N = torch.zeros_like(grad_N)
+    copy_s = median(_taken_s(lambda: out_N.copy_(grad_N), device) for _ in range(bench.rounds + 2))
+    rate = COPY_BYTES * bench.numel / copy_s
+    rows: list[Row] = [{"name": "copy", "kernel_s": copy_s, "bandwidth_bytes_per_s": rate}]
+    for place, codec in enumerate(codecs):
+        name = type(codec).__name__
+        report(0.6 * place / len(codecs), name)
+        if left.share() >= 1:
+            rows.append({"name": name, "note": "left out: no time left"})
+            continue
+        kinds = kernel_peers.KINDS if left.share() < _COMPILED_SHARE else ("eager",)
+        kinds = kinds if bench.device == "cuda" else ("eager",)
+        try:
+            peers = kernel_peers.peers(kinds, bench.device)
+            cases = codec_cases(codec, grad_N, out_N, peers=peers)
+            rows += [_kernel_row(case, grad_N, out_N, bench.rounds) for case in cases]
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            # One that does not run on this device must not hide the others.
+            rows.append({"name": name, "note": f"{type(error).__name__}: {error}".splitlines()[0]})
+    return rows
+
+
+def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) -> Row:
+    """The case after a copy in each round, and its peers after it; medians."""
+    device = grad_N.device
+    copies, ours = list[float](), list[float]()
+    peers: dict[str, list[float]] = {name: [] for name in case.peers}
+    for number in range(-1, rounds):
+        out_N.zero_()  # a sum that grows for ever would end in infinities
+        copied = _taken_s(lambda: out_N.copy_(grad_N), device)
+        taken = _taken_s(case.run, device)
+        beside = {name: _taken_s(peer, device) for name, peer in case.peers.items()}
+        if number < 0:  # the first round compiles and allocates
+            continue
+        copies.append(copied)
+        ours.append(taken)
+        for name, of_peer in beside.items():
+            peers[name].append(of_peer)
+    share = case.bytes_per_element / COPY_BYTES
+    row: Row = {
+        "name": case.name,
+        "kernel_s": median(ours),
+        "fraction_of_copy_bandwidth": share * median(copies) / median(ours),
+    }
+    for name, of_peer_s in peers.items():
+        row[f"{name}_s"] = median(of_peer_s)
+        row[f"speedup_vs_{name}"] = median(of_peer_s) / median(ours)
+    return row
+
+
+def _taken_s(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
+    """The seconds of one call on its device, by ``calls`` that are queued together."""
+    if device.type != "cuda":
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start_s) / calls
+    events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    start, end = events
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+# ---- partition ---------------------------------------------------------------------------------
+
+
+def _partitions(bench: DeviceBench) -> list[Row]:
+    """ZEN's partition of one rank's entries into 8 parts; on a CPU the C++ in place of Triton."""
+    device = torch.device(bench.device)
+    count = round(ZEN_DENSITY * bench.zen_numel)
+    draw = torch.Generator(device).manual_seed(0)
+    drawn_K = torch.randint(
+        bench.zen_numel, (2 * count,), generator=draw, device=device, dtype=torch.int32
+    )
+    distinct_K = torch.unique(drawn_K)
+    kept_K = torch.randperm(distinct_K.numel(), generator=draw, device=device)[:count]
+    indices_K = distinct_K[kept_K.sort().values]
+    values = torch.randn(indices_K.numel(), generator=draw, device=device)
+    given = Entries(indices_K, values), bench.zen_numel, 8, Permutation(bench.zen_numel, seed=1)
+    ways: dict[str, Callable[..., Any]] = {"cpu": partition}
+    if device.type == "cuda":
+        ways = {"two passes": gpu_partition.two_passes, "algorithm 1": gpu_partition.algorithm_1}
+    rows: list[Row] = []
+    for name, way in ways.items():
+        call = functools.partial(way, *given)
+        taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
+        rows.append({"name": f"partition/{name}", "kernel_s": median(taken), "num_entries": count})
+    if device.type == "cuda":
+        _, spill = gpu_partition.algorithm_1(*given)
+        rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
+    return rows
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def _training(bench: DeviceBench, rate: float, report: Report) -> list[Row]:
+    """A row for each way to average, of the same model in the same processes."""
+    settings = {
+        "device": bench.device,
+        "width": bench.width,
+        "num_layers": bench.num_layers,
+        "steps": bench.steps,
+    }
+    with open_hosts(Testbed(hosts=bench.ranks, rate_bytes_per_s=rate)) as hosts:
+        results: list[dict[str, Any]] = run_ranks(
+            hosts,
+            f"{__package__}.device_rank",
+            settings,
+            report=lambda done, what: report(0.7 + 0.3 * done, what),
+            timeout_s=900.0,
+        )
+        link = format_rate(rate) if hosts.shaped else "unshaped loopback"
+    base_s = _step_s(results, SIDES[0])
+    return [
+        {
+            "name": f"training/{side}",
+            "link": link,
+            "num_ranks": bench.ranks,
+            "num_parameters": results[0]["num_parameters"],
+            "steps_per_second": 1 / _step_s(results, side),
+            "speedup_vs_ddp": base_s / _step_s(results, side),
+        }
+        for side in SIDES
+    ]
+
+
+def _step_s(results: Sequence[dict[str, Any]], side: str) -> float:
+    """The median step of the slowest rank."""
+    return max(float(median(one["seconds"][side])) for one in results)

@@ -1,0 +1,139 @@
+"""How long each exchange takes for one gradient on shaped links, beside torch's own all-reduce."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from statistics import mean, median, quantiles
+from typing import Any
+
+from gradwire.cli.report.table import Row
+from gradwire.contract.spec import chunk_bounds
+from gradwire.errors import UnknownName, invalid
+from gradwire.exchange.hosts import TwoLevel
+
+from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
+from .exchange_rank import EXCHANGES, ON_HOSTS, TORCH, exchange_for_row, message_spec
+
+CONSTANT = frozenset({"num_hosts", "ranks_per_host", "link_bytes_per_s", "numel"})
+"""Keys that have one value in all rows of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeBench:
+    """Settings of ``bench exchange``: ``numel`` float32 elements, cut into ``pieces`` messages.
+
+    Where hosts have several ranks, each exchange is measured twice: among all ranks as if each were
+    a host, and on hosts (see `hosts`), where it takes flat vectors.
+    """
+
+    hosts: int = 4
+    ranks_per_host: int = 1
+    rate_bytes_per_s: float = 62_500_000.0
+    numel: int = 10_000_000
+    repeats: int = 7
+    pieces: int = 1
+    only: tuple[str, ...] = ()
+    """Exchanges to measure beside the dense one; all there are if it is empty."""
+
+    def __post_init__(self) -> None:
+        if self.hosts < 2:
+            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        for name in ("ranks_per_host", "numel", "repeats", "pieces"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+        for name in self.only:
+            if name not in EXCHANGES:
+                raise UnknownName("exchange", name, [*EXCHANGES])
+
+    @property
+    def names(self) -> list[str]:
+        """The exchanges that are measured, in turn."""
+        flat = ["dense", *self.only] if self.only else [*EXCHANGES]
+        if self.ranks_per_host == 1:
+            return flat
+        kinds = ((name, EXCHANGES[name].keeps_whole) for name in dict.fromkeys(flat))
+        return [n for name, whole in kinds for n in ([name] if whole else [name, name + ON_HOSTS])]
+
+
+def run(
+    bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0
+) -> list[dict[str, object]]:
+    """One row an exchange. A step's time is that of its slowest rank.
+
+    Bytes are means over hosts' links. The floor is the busiest host's bytes over the link's rate,
+    and None where links are not shaped or the exchange does not state its bytes.
+    """
+    settings = {
+        "numel": bench.numel,
+        "repeats": bench.repeats,
+        "pieces": bench.pieces,
+        "ranks_per_host": bench.ranks_per_host,
+        "exchanges": bench.names,
+        "threads": max(1, len(os.sched_getaffinity(0)) // (bench.hosts * bench.ranks_per_host)),
+    }
+    testbed = Testbed(
+        hosts=bench.hosts,
+        ranks_per_host=bench.ranks_per_host,
+        rate_bytes_per_s=bench.rate_bytes_per_s,
+    )
+    with open_hosts(testbed) as hosts:
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        shaped = hosts.shaped
+    slowest = {name: _slowest(results, name) for name in results[0]}
+    return [_row(bench, name, slowest, results, shaped) for name in results[0]]
+
+
+def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
+    """Seconds of each repeat on the rank that was last."""
+    return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
+
+
+def _row(
+    bench: ExchangeBench,
+    name: str,
+    slowest: dict[str, list[float]],
+    results: list[dict[str, Any]],
+    shaped: bool,
+) -> Row:
+    seconds = slowest[name]
+    spread = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    stated = _stated_bytes("dense" if name == TORCH else name, bench)
+    floor_s = max(stated) / bench.rate_bytes_per_s if shaped and stated else None
+    # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
+    sharers = 1 if shaped else bench.hosts  # hosts, as figures are of a host's link
+    sent = [bytes_ / sharers for r in results for bytes_ in r[name]["sent_bytes"]]
+    return {
+        "name": name,
+        "num_hosts": bench.hosts,
+        "ranks_per_host": bench.ranks_per_host,
+        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "numel": bench.numel,
+        "step_s": median(seconds),
+        "step_p20_s": spread[1],
+        "step_p80_s": spread[7],
+        "speedup_vs_dense": median(slowest["dense"]) / median(seconds),
+        "time_vs_torch": median(seconds) / median(slowest[TORCH]),
+        "formula_bytes_per_step": mean(stated) if stated else None,
+        "wire_bytes_per_step": mean(sent),
+        "floor_s": floor_s,
+        "time_vs_floor": median(seconds) / floor_s if floor_s else None,
+    }
+
+
+def _stated_bytes(name: str, bench: ExchangeBench) -> list[int]:
+    """Bytes that each host sends, by the exchange's own formula; empty if it has none.
+
+    Nor has an exchange among all ranks one, where some of them are on one host.
+    """
+    exchange, per_host = exchange_for_row(name, bench.ranks_per_host), bench.ranks_per_host
+    if per_host > 1 and not isinstance(exchange, TwoLevel):
+        return []
+    specs = [message_spec(b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
+    if isinstance(exchange, TwoLevel):
+        specs, exchange = [exchange.share(spec) for spec in specs], exchange.inner
+    alone = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
+    sent = [None if one is None else [per_host * size for size in one] for one in alone]
+    stated = [ranks for ranks in sent if ranks is not None]
+    return [sum(pieces) for pieces in zip(*stated, strict=True)] if len(stated) == len(sent) else []

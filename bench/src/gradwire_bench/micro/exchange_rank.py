@@ -1,0 +1,125 @@
+"""One rank of ``bench exchange``: takes the same gradient through each exchange, in turn.
+
+The runtime's own engine carries the exchanges; encode and decode are inside the measured time, and
+torch's all_reduce of the same buffer is measured in the same turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.collective.ring import ring
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.contract import Exchange, Member
+from gradwire.contract.registry import load, names
+from gradwire.contract.spec import TensorSpec, chunk_bounds, squarest
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.hosts import on_hosts
+from gradwire.exchange.pair import pair
+from gradwire.kernels.build import backend
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+
+from ..testbed.counters import own_counters
+from ..testbed.ranks import Report
+
+TORCH = "torch-all_reduce"
+_ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
+EXCHANGES: dict[str, Exchange] = {
+    "dense": _ALONE.pop("none"),
+    "ring": pair(none(), ring()),
+    **_ALONE,
+    "onebit-casync_ring": with_error_feedback(pair(onebit(), casync_ring())),
+}
+"""Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
+
+
+ON_HOSTS = "-on_hosts"
+"""The end of the name of an exchange whose hosts' ranks add up their gradients first."""
+
+
+def exchange_for_row(name: str, ranks_per_host: int) -> Exchange:
+    """The exchange of a row, on hosts of so many ranks."""
+    flat = EXCHANGES[name.removesuffix(ON_HOSTS)]
+    return on_hosts(flat, ranks_per_host) if name.endswith(ON_HOSTS) else flat
+
+
+def message_spec(numel: int) -> TensorSpec:
+    """One message's spec: a square matrix, for exchanges that act on matrices, and the rest."""
+    return TensorSpec("grad", numel, shapes=squarest(numel))
+
+
+class _Piecewise:
+    """One gradient through one exchange, cut into messages that the engine interleaves."""
+
+    def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine, pieces: int) -> None:
+        self.exchange, self.engine = exchange, engine
+        bounds = chunk_bounds(grad_N.numel(), pieces)
+        self.parts = [grad_N[a:b] for a, b in bounds]
+        self.members = [Member(engine.rank, engine.world, turn) for turn in range(len(bounds))]
+        self.states: list[Any] = [
+            exchange.init(message_spec(b - a), engine.world) for a, b in bounds
+        ]
+
+    def __call__(self) -> None:
+        ends = [
+            self.engine.launch(i, f"piece {i}", self.exchange.synchronise(m, s, part, part))
+            for i, (m, s, part) in enumerate(
+                zip(self.members, self.states, self.parts, strict=True)
+            )
+        ]
+        self.engine.wait(ends)
+        self.states = [end.result for end in ends]
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds of every repeat, and bytes on the wire of each exchange."""
+    torch.set_num_threads(settings["threads"])
+    numel, repeats, per_host = (settings[key] for key in ("numel", "repeats", "ranks_per_host"))
+    backend()
+    engine = Engine(
+        join(None),
+        num_channels=4,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
+        ranks_per_host=per_host,
+    )
+    torch.manual_seed(dist.get_rank())
+    source_N = torch.randn(numel) * 1e-3
+    work_N = torch.empty_like(source_N)
+    sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
+    for name in settings["exchanges"]:
+        sides[name] = _Piecewise(
+            exchange_for_row(name, per_host), work_N, engine, settings["pieces"]
+        )
+    found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
+    for repeat in range(repeats + 1):
+        for place, (name, side) in enumerate(sides.items()):
+            report((repeat + place / len(sides)) / (repeats + 1), name)
+            work_N.copy_(source_N)
+            seconds, sent_bytes = _timed(side)
+            if repeat:  # the first turn warms up
+                found[name]["seconds"].append(seconds)
+                found[name]["sent_bytes"].append(sent_bytes)
+    engine.close()
+    return found
+
+
+def _timed(side: Callable[[], Any]) -> tuple[float, int]:
+    dist.barrier()
+    before = own_counters()
+    start_s = time.perf_counter()
+    side()
+    seconds = time.perf_counter() - start_s
+    dist.barrier()
+    return seconds, own_counters().since(before).tx_bytes

@@ -1,0 +1,159 @@
+"""Times what ZEN computes on one rank against the transfer that it saves, all in one run, in turn.
+
+A round is: a copy of the vector (what the memory does just then), the partition of this rank's
+entries, the merge of all ranks' entries of one part, its hash bitmap, and the dense vector made of
+the hash bitmaps of all parts. ``zen`` is the sum of the last four, beside the
+seconds that its messages save on a link: the bytes of a dense all-reduce (2 (W - 1) / W of the
+vector) less those pushed and pulled. On a GPU the partition is timed both ways: in two passes, and
+by algorithm 1 with its hash table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from statistics import median, quantiles
+
+import torch
+from torch import Tensor
+
+from gradwire.cli.report.table import Row
+from gradwire.contract.travel import bytes_sent
+from gradwire.errors import NotInstalled, invalid
+from gradwire.kernels.gpu import has_triton
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.kernels.sparse.gpu import partition as gpu
+from gradwire.kernels.sparse.merge import merge
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.parts import parts_of
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_bench.micro.draws import IndexDraws
+from gradwire_bench.micro.kernel import COPY_BYTES, seconds
+
+CPU_STEPS = ("partition", "merge", "encode", "decode")
+_log = logging.getLogger("gradwire")
+Steps = dict[str, Callable[[], object]]
+
+
+def measure(
+    draws: IndexDraws,
+    rate_bytes_per_s: float,
+    threads: int,
+    rounds: int = 15,
+    *,
+    device: str = "cpu",
+) -> list[Row]:
+    """A row a step; on a GPU a row for each form of the partition."""
+    if rounds < 4:
+        raise invalid("rounds", rounds, "at least 4", "leave it out")
+    if device != "cpu":
+        return _on_gpu(draws, rounds, torch.device(device))
+    _log.warning("the Triton forms are not measured here: ask for --device cuda where there is one")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rank = _Rank(draws)
+        times = _in_turn({"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(before)
+    sums = [sum(parts) for parts in zip(*(times[name] for name in CPU_STEPS), strict=True)]
+    rows = [_row(name, taken) for name, taken in times.items()]
+    rows[0]["bandwidth_bytes_per_s"] = COPY_BYTES * draws.numel / median(times["copy"])
+    saved_s = rank.saved_bytes / rate_bytes_per_s
+    whole = _row("zen", sums)
+    whole |= {"saved_s": saved_s, "saved_over_spent": saved_s / median(sums)}
+    return [{**row, "threads": threads} for row in (*rows, whole)]
+
+
+class _Rank:
+    """One rank of ``draws.world`` with all that it reuses from step to step."""
+
+    def __init__(self, draws: IndexDraws) -> None:
+        world, numel = draws.world, draws.numel
+        self.shuffle, pool = Permutation(numel, seed=1), draws.pool()
+        self.parts = parts_of(numel, world, self.shuffle)
+        ranks = [_entries(draws.taken(rank, pool), rank) for rank in range(world)]
+        self.own = ranks[0]
+        self.placed = _room(self.own.num)
+        pushed = [partition(one, numel, world, self.shuffle) for one in ranks]
+        self.given = [one.of(0) for one in pushed]
+        self.summed = _room(sum(one.num for one in self.given))
+        self.pulled = []
+        for part in self.parts:
+            sums = merge([one.of(part.rank) for one in pushed], part.length)
+            self.pulled.append(hash_bitmap().encode(sums, part.length))
+        self.sums = merge(self.given, self.parts[0].length)
+        self.bits = torch.zeros(self.pulled[0].size_bytes, dtype=torch.uint8)
+        self.vector_N, self.out_N = torch.zeros(numel), torch.zeros(numel)
+        length = self.parts[0].length
+        push_bytes = sum(coo().size_bytes(count, length) for count in pushed[0].counts_W[1:])
+        pull_bytes = sum(payload.size_bytes for payload in self.pulled[1:])
+        self.saved_bytes = bytes_sent("all_reduce", 4 * numel, world) - push_bytes - pull_bytes
+
+    def copy(self) -> Tensor:
+        return self.out_N.copy_(self.vector_N)
+
+    def steps(self) -> Steps:
+        numel, world, length = self.out_N.numel(), len(self.parts), self.parts[0].length
+        places_K, values = self.placed
+        return {
+            "partition": lambda: partition(
+                self.own, numel, world, self.shuffle, places_K=places_K, values=values
+            ),
+            "merge": lambda: merge(self.given, length, room=self.summed),
+            "encode": lambda: hash_bitmap().encode(self.sums, length, self.bits),
+            "decode": self._decode,
+        }
+
+    def _decode(self) -> None:
+        self.out_N.zero_()
+        for part, payload in zip(self.parts, self.pulled, strict=True):
+            hash_bitmap().scatter(payload, part, self.out_N, scale=1 / len(self.parts))
+
+
+def _room(num: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(num, dtype=torch.int32), torch.zeros(num)
+
+
+def _entries(indices_K: Tensor, seed: int) -> Entries:
+    draw = torch.Generator().manual_seed(seed)
+    return Entries(indices_K, torch.randn(indices_K.numel(), generator=draw))
+
+
+def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
+    """The paper's figure 16: one tensor's partition, without its transfer."""
+    if not has_triton():
+        raise NotInstalled("the partition on a GPU", "triton", "triton")
+    entries = _entries(draws.taken(0, draws.pool()), 0)
+    held = Entries(entries.indices_K.to(device), entries.values.to(device))
+    where = (held, draws.numel, draws.world, Permutation(draws.numel, seed=1))
+    times = _in_turn(
+        {
+            "two passes": partial(gpu.two_passes, *where),
+            "algorithm 1": partial(gpu.algorithm_1, *where),
+        },
+        rounds,
+        device,
+    )
+    _, spill = gpu.algorithm_1(*where)
+    rows = [_row(name, taken) for name, taken in times.items()]
+    rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
+    return rows
+
+
+def _in_turn(steps: Steps, rounds: int, device: torch.device) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(-1, rounds):
+        for name, step in steps.items():
+            taken = seconds(step, device)
+            if number >= 0:  # the first round compiles, allocates and touches pages
+                times[name].append(taken)
+    return times
+
+
+def _row(name: str, taken: list[float]) -> Row:
+    low, middle, high = quantiles(taken, n=4)
+    return {"name": name, "kernel_s": middle, "kernel_s_q1": low, "kernel_s_q3": high}

@@ -1,0 +1,152 @@
+"""How long each scheme takes to average one sparse gradient on shaped links, beside the dense one.
+
+All sides take their turns in one run, on the same gradients: index sets of stated density, overlap
+and skew (``draws``). What the sets turned out to be is in every row.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from statistics import mean, median, quantiles
+from typing import Any
+
+from torch import Tensor
+
+from gradwire.cli.report.table import Row
+from gradwire.collective.steps.push_pull import PushPull
+from gradwire.compress.nonzero import nonzero
+from gradwire.contract.spec import TensorSpec, chunk_bounds
+from gradwire.errors import UnknownName, invalid
+
+from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.ranks import Report, run_ranks
+from .draws import IndexDraws, SetMeasures
+from .sparse_rank import DENSE, OWN, SCHEMES, exchange_of
+
+CONSTANT = frozenset(
+    {"num_hosts", "link_bytes_per_s", "numel", "density", "overlap", "densification", "skewness"}
+)
+"""Keys that have one value in all rows of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseBench:
+    """Settings of ``bench sparse``: one float32 gradient on ``draws.world`` hosts."""
+
+    draws: IndexDraws
+    rate_bytes_per_s: float = 25_000_000.0
+    repeats: int = 7
+    pieces: int = 1
+    """Messages that the gradient is cut into; the engine has several under way."""
+    schemes: tuple[str, ...] = (*SCHEMES, *OWN)
+    """Schemes that are measured beside the dense all-reduce."""
+
+    def __post_init__(self) -> None:
+        if self.draws.world < 2:
+            raise invalid("hosts", self.draws.world, "at least 2", "a single host sends nothing")
+        for name in ("repeats", "pieces"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+        for name in self.schemes:
+            if name not in (*SCHEMES, *OWN):
+                raise UnknownName("scheme", name, [*SCHEMES, *OWN])
+
+
+def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
+    """One row a scheme. A step's time is that of its slowest rank; bytes are means over ranks.
+
+    ``bound_s`` is what the scheme's own bytes take on the link: of push-pull schemes (n-1)/n of the
+    bytes that a rank pushes and pulls, of others the bytes that the busiest rank sends. It is None
+    where links are not shaped.
+    """
+    world = bench.draws.world
+    settings = {
+        "draws": asdict(bench.draws),
+        "repeats": bench.repeats,
+        "pieces": bench.pieces,
+        "schemes": [*bench.schemes],
+        "threads": max(1, len(os.sched_getaffinity(0)) // world),
+    }
+    with open_hosts(Testbed(hosts=world, rate_bytes_per_s=bench.rate_bytes_per_s)) as hosts:
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        shaped = hosts.shaped
+    pool = bench.draws.pool()
+    sets = [bench.draws.taken(rank, pool) for rank in range(world)]
+    return [_row(bench, name, results, sets, shaped) for name in (DENSE, *bench.schemes)]
+
+
+def _row(
+    bench: SparseBench,
+    name: str,
+    results: list[dict[str, Any]],
+    sets: list[Tensor],
+    shaped: bool,
+) -> Row:
+    seconds = _slowest(results, name)
+    spread = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    stated = _stated(bench, name, sets)
+    bound_s = _bound_bytes(bench, name, sets) / bench.rate_bytes_per_s if shaped else None
+    imbalance = results[0][name]["imbalance"]
+    found = SetMeasures.of(sets, bench.draws.numel)
+    # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
+    sharers = 1 if shaped else bench.draws.world
+    sent = [bytes_ / sharers for result in results for bytes_ in result[name]["sent_bytes"]]
+    return {
+        "name": name,
+        "num_hosts": bench.draws.world,
+        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "numel": bench.draws.numel,
+        "density": len(sets[0]) / bench.draws.numel,
+        "overlap": found.overlap,
+        "densification": found.densification,
+        "skewness": found.skewness,
+        "step_s": median(seconds),
+        "step_p20_s": spread[1],
+        "step_p80_s": spread[7],
+        "speedup_vs_dense": median(_slowest(results, DENSE)) / median(seconds),
+        "formula_bytes_per_step": mean(stated),
+        "wire_bytes_per_step": mean(sent),
+        "bound_s": bound_s,
+        "time_vs_bound": median(seconds) / bound_s if bound_s else None,
+        "push_imbalance": imbalance[0] if imbalance else None,
+        "pull_imbalance": imbalance[1] if imbalance else None,
+    }
+
+
+def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
+    """Seconds of each repeat on the rank that was last."""
+    return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
+
+
+def _pieces(bench: SparseBench, sets: list[Tensor]) -> list[tuple[TensorSpec, list[Tensor]]]:
+    """Each message's spec, and the index sets of all ranks inside it."""
+    found = []
+    for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):
+        inside = [s[(s >= start) & (s < stop)] - start for s in sets]
+        found.append((TensorSpec("grad", stop - start), inside))
+    return found
+
+
+def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
+    """Bytes that each rank sends, by the scheme's formula."""
+    each = []
+    for spec, inside in _pieces(bench, sets):
+        if name in SCHEMES:
+            each.append(SCHEMES[name].bytes_of(nonzero(), spec, inside) or [])
+        else:
+            exchange = exchange_of(name, bench.draws.density)
+            each.append(exchange.expected_bytes(spec, len(sets)) or [])
+    return [sum(ranks) for ranks in zip(*each, strict=True)]
+
+
+def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
+    """Bytes that no rank's link is spared."""
+    scheme, world = SCHEMES.get(name), len(sets)
+    if not isinstance(scheme, PushPull):
+        return max(_stated(bench, name, sets))
+    total = 0.0
+    for spec, inside in _pieces(bench, sets):
+        pushed, pulled = scheme.volumes(nonzero(), spec, inside)
+        total += (world - 1) / world * (mean(pushed) + sum(pulled))
+    return total

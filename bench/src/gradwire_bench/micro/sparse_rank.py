@@ -1,0 +1,162 @@
+"""One rank of ``bench sparse``: takes one sparse gradient through every scheme, in turn."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.compress.nonzero import nonzero
+from gradwire.contract import Exchange, Member
+from gradwire.contract.collective import Collective
+from gradwire.contract.registry import examples, load
+from gradwire.contract.spec import TensorSpec, chunk_bounds
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import residuals
+from gradwire.exchange.pair import pair
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+
+from ..testbed.counters import InterfaceCounters, own_counters
+from ..testbed.ranks import Report
+from .draws import IndexDraws
+
+DENSE = "dense"
+PAPER = "zen_paper"
+OWN = {
+    f"{name}{suffix}": (name, formats)
+    for name in ("oktopk", "spardl")
+    for suffix, formats in (("", "smallest"), ("_paper", "coo"))
+}
+"""The exchanges of their own that make sparse sums, by name, each in its settings and its paper's:
+the name of its file, and its setting ``formats``."""
+SCHEMES: dict[str, Collective] = {
+    type(scheme).__name__: type(scheme)()
+    for scheme in examples("collective")
+    if scheme.dimensions is not None
+} | {PAPER: load("collective", "zen")(formats="paper")}
+"""Every collective that has a place among the paper's schemes (table 3), by name, and zen as the
+paper has it."""
+
+
+def exchange_of(name: str, density: float = 0.01) -> Exchange:
+    """The lossless exchange of a scheme, the dense all-reduce, or an exchange of its own.
+
+    These last take as many elements as ``density`` says, and keep what does not arrive.
+    """
+    if name == DENSE:
+        return exchange_for(load("compress", "none")())
+    if name in OWN:
+        file, formats = OWN[name]
+        return exchange_for(load("compress", file)(density=density, formats=formats))
+    return pair(nonzero(), SCHEMES[name])
+
+
+class TimedScheme:
+    """One scheme with its own states and buffers; a call averages ``work_N`` in place.
+
+    The gradient is cut into ``pieces`` messages, of which the engine has several under way.
+    """
+
+    def __init__(
+        self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine, pieces: int = 1
+    ) -> None:
+        self.name, self.exchange, self.engine = name, exchange, engine
+        bounds = chunk_bounds(work_N.numel(), pieces)
+        self.parts = [work_N[a:b] for a, b in bounds]
+        self.members = [Member(engine.rank, engine.world) for _ in bounds]
+        self.states: list[Any] = [
+            exchange.init(TensorSpec("grad", b - a), engine.world) for a, b in bounds
+        ]
+
+    def __call__(self) -> None:
+        rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
+        ends = [
+            self.engine.launch(i, self.name, self.exchange.synchronise(me, state, part, part))
+            for i, (me, state, part) in rows
+        ]
+        self.engine.wait(ends)
+        self.states = [end.result for end in ends]
+
+    def forget(self) -> None:
+        """Drops what was kept, so that all turns are alike."""
+        for state in self.states:
+            for residual_N in residuals(state).values():
+                residual_N.zero_()
+
+    def kept(self, like_N: Tensor) -> Tensor:
+        """The mean over ranks of what they keep, which arrives later; zeros where nothing does."""
+        kept_N = torch.zeros_like(like_N)
+        parts = zip(self.states, chunk_bounds(like_N.numel(), len(self.parts)), strict=True)
+        for state, (start, stop) in parts:
+            for residual_N in residuals(state).values():
+                kept_N[start:stop] += residual_N
+        if any(residuals(state) for state in self.states):
+            dist.all_reduce(kept_N)
+        return kept_N.div_(self.engine.world)
+
+    @property
+    def imbalance(self) -> tuple[float, float] | None:
+        """Push and pull of the least balanced message."""
+        noted = [me.imbalance for me in self.members if me.imbalance is not None]
+        return (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Seconds and bytes of every repeat, and each scheme's imbalance; all means are compared."""
+    torch.set_num_threads(settings["threads"])
+    draws = IndexDraws(**settings["draws"])
+    engine = Engine(
+        join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
+    source_N = torch.zeros(draws.numel)
+    indices_K = draws.taken(engine.rank, draws.pool()).long()
+    source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
+    work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
+    schemes = (DENSE, *settings["schemes"])
+    pieces = settings["pieces"]
+    sides = [
+        TimedScheme(name, exchange_of(name, draws.density), work_N, engine, pieces)
+        for name in schemes
+    ]
+    found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
+    turns = settings["repeats"] + 1
+    for turn in range(turns):
+        for place, side in enumerate(sides):
+            report((turn + place / len(sides)) / turns, side.name)
+            work_N.copy_(source_N)
+            seconds, moved = timed(side)
+            if turn:
+                found[side.name]["seconds"].append(seconds)
+                found[side.name]["sent_bytes"].append(moved.tx_bytes)
+            else:  # the first turn warms up
+                compare(side.name, side.kept(work_N).add_(work_N), dense_N)
+            side.forget()
+    for side in sides:
+        found[side.name]["imbalance"] = side.imbalance
+    engine.close()
+    return found
+
+
+def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:
+    """Holds every scheme to what the dense all-reduce, the first side, gave."""
+    if name == DENSE:
+        dense_N.copy_(mean_N)
+    elif not torch.allclose(mean_N, dense_N, rtol=1e-5, atol=0.0):
+        worst = float((mean_N - dense_N).abs().max())
+        raise AssertionError(f"{name} is off the dense mean by {worst:.3g}")
+
+
+def timed(side: TimedScheme) -> tuple[float, InterfaceCounters]:
+    """Seconds of one call, and what this rank's interface counted meanwhile."""
+    dist.barrier()
+    before = own_counters()
+    start_s = time.perf_counter()
+    side()
+    seconds = time.perf_counter() - start_s
+    dist.barrier()
+    return seconds, own_counters().since(before)

@@ -1,0 +1,112 @@
+"""HSDP among hosts: native, whose replicas average dense shards, beside exchanges of shards.
+
+gradwire testbed run --hosts 2 --ranks-per-host 2 --rate 200mbit -- python -m gradwire_bench.runs.hsdp
+
+A replica is one host. All sides train the same model in the same processes, in turn: native HSDP,
+``fully_shard`` on one dimension with ``attach(group=mesh["replicate"])`` for each exchange, and the
+same without an average among hosts (``alone``), which no exchange can be faster than.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from gradwire.cli.report.table import Row
+from gradwire.compress.int8 import int8
+from gradwire.compress.none import none
+from gradwire.compress.uniform import uniform
+from gradwire.contract import Compressor
+from gradwire.runtime.attach import attach
+from gradwire_bench.training.tasks import make_task
+from gradwire_bench.workloads.task import TrainingTask
+
+NATIVE, ALONE = "native", "alone"
+EXCHANGES: dict[str, Compressor] = {
+    "uniform, 4 bits": uniform(bitwidth=4),
+    "int8": int8(),
+    "none": none(),
+}
+REPLICAS = 2
+WARM_UP = 2
+"""The steps at the start of each turn that are not measured."""
+
+
+class Side:
+    """One sharded model that takes turns."""
+
+    def __init__(self, name: str, task: TrainingTask, mesh: DeviceMesh, num_steps: int) -> None:
+        torch.manual_seed(0)
+        model: Any = task.make_model()
+        within = mesh if name == NATIVE else mesh["shard"]
+        for child in model.children():
+            for block in child if isinstance(child, nn.ModuleList) else (child,):
+                fully_shard(block, mesh=within)
+        self.model = fully_shard(model, mesh=within)
+        self.handle = None
+        if name in EXCHANGES:
+            self.handle = attach(model, EXCHANGES[name], group=mesh["replicate"])
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        self._task = task
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
+
+    def turn(self) -> float:
+        """The seconds of a step, the median of one turn."""
+        seconds = []
+        for inputs, targets in self._batches:
+            begin_s = time.perf_counter()
+            self._optimizer.zero_grad()
+            loss = self._task.loss(self.model, inputs, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            seconds.append(time.perf_counter() - begin_s)
+        return median(seconds[WARM_UP:])
+
+
+def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
+    """A row a side: the median over turns of a step's seconds, on the slowest rank."""
+    grid = REPLICAS, dist.get_world_size() // REPLICAS
+    mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
+    sides = {name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)}
+    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
+    for turn in range(turns):
+        for place, side in enumerate(sides.values()):
+            dist.barrier()
+            seconds[place, turn] = side.turn()
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    found = [float(row.median()) for row in seconds]
+    for side in sides.values():
+        if side.handle is not None:
+            side.handle.detach()
+    return [
+        {"name": name, "step_s": step_s, "speedup_vs_native": found[0] / step_s}
+        for name, step_s in zip(sides, found, strict=True)
+    ]
+
+
+def main() -> None:
+    """Measures as the command line says; rank 0 prints."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--task", default="perceptron")
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--steps", type=int, default=8, help="steps of a turn")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for row in measure(make_task(chosen.task), chosen.turns, chosen.steps):
+        if dist.get_rank() == 0:
+            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The cost of comparing parameters (``attach(check_every=)``) and payloads (``checksums=``).
+
+gradwire testbed run --hosts 2 --rate 1gbit -- python -m gradwire_bench.runs.integrity --exchange ring
+
+The same model, 20 layers of 40 MB together and 100 ms of computation a step (waits), takes steps
+without checks, with one in 64, with one in each step and with checksums, in turn and in the same
+processes. A turn is 64 steps, of which one is checked where one in 64 is, so its mean has the whole
+cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.cli.report.table import Row
+from gradwire.collective.ring import ring
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.exchange.pair import pair
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.runtime.attach import attach
+from gradwire.runtime.failure.integrity import DEFAULT_CHECK_EVERY
+from gradwire_bench.schedule.replay import Replay, VirtualDevice
+
+SIDES: dict[str, dict[str, Any]] = {
+    "no checks": {"check_every": None},
+    f"one step in {DEFAULT_CHECK_EVERY}": {"check_every": DEFAULT_CHECK_EVERY},
+    "every step": {"check_every": 1},
+    "checksums": {"check_every": None, "checksums": True},
+}
+EXCHANGES: dict[str, Callable[[], Any]] = {
+    "ring": lambda: pair(none(), ring()),
+    "onebit": onebit,
+    "topk": topk,
+}
+"""Exchanges all of whose payloads can have checksums; a library's sums have none."""
+NUM_LAYERS, NUMEL, STEP_S = 20, 500_000, 0.1
+WARM_UP = 3
+"""Steps at the start of each turn that are not measured. Any 64 steps behind them have one that is
+checked, where one in 64 is."""
+
+
+def profile() -> Profile:
+    """20 layers of 2 MB each, a third of 100 ms of them forward, the rest backward."""
+    layers = tuple(
+        Layer(
+            name=f"layer{i}",
+            tensors=(ProfiledTensor(name=f"layer{i}.weight", shape=(NUMEL,)),),
+            forward_s=STEP_S / 3 / NUM_LAYERS,
+            backward_s=STEP_S * 2 / 3 / NUM_LAYERS,
+        )
+        for i in range(NUM_LAYERS)
+    )
+    return Profile(model="waits", source="made up", batch_size=1, layers=layers)
+
+
+class Side:
+    """One model that takes turns, attached with its own checks."""
+
+    def __init__(self, exchange: str, settings: dict[str, Any]) -> None:
+        self._device = VirtualDevice(dist.get_rank())
+        self._model = Replay(profile(), self._device)
+        self.handle = attach(self._model, EXCHANGES[exchange](), **settings)
+
+    def turn(self, num_steps: int) -> float:
+        """The mean seconds of a step."""
+        for step in range(-WARM_UP, num_steps):
+            if step == 0:
+                begin_s = time.perf_counter()
+            self._model().backward()
+        self._device.synchronise()
+        return (time.perf_counter() - begin_s) / num_steps
+
+
+def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
+    """A row a side: the median over turns of a step's mean seconds on the slowest rank.
+
+    ``fraction_overhead`` compares turns that followed each other; it is the median of these.
+    """
+    sides = [Side(exchange, settings) for settings in SIDES.values()]
+    seconds_ST = torch.zeros(len(sides), turns, dtype=torch.float64)
+    for turn in range(turns):
+        for place, side in enumerate(sides):
+            dist.barrier()
+            seconds_ST[place, turn] = side.turn(num_steps)
+    dist.all_reduce(seconds_ST, op=dist.ReduceOp.MAX)
+    for side in sides:
+        side.handle.detach()
+    plain = seconds_ST[0].tolist()
+    return [
+        {
+            "name": name,
+            "step_s": median(own),
+            "fraction_overhead": median(a / b - 1 for a, b in zip(own, plain, strict=True)),
+        }
+        for name, own in zip(SIDES, seconds_ST.tolist(), strict=True)
+    ]
+
+
+def main() -> None:
+    """Measures as the command line says; rank 0 prints."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--steps", type=int, default=DEFAULT_CHECK_EVERY, help="steps of a turn")
+    options.add_argument("--exchange", choices=EXCHANGES, default="ring")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for row in measure(chosen.turns, chosen.steps, chosen.exchange):
+        if dist.get_rank() == 0:
+            print({key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The price of gradwire where the network is free: training steps on loopback, beside DDP's.
+
+All sides train the same model in the same processes, in turn. Ranks share the machine's cores, so
+what the machine does beside shows in ``step_s``. ``processor_s`` counts the work of all threads of
+a rank, and is the figure to trust on a busy machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from gradwire.cli.report.table import Row
+from gradwire.contract.registry import names
+from gradwire.errors import UnknownName, invalid
+from gradwire_bench.testbed.hosts import Testbed, loopback_hosts
+from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_bench.training.tasks import make_task
+
+from .loopback_rank import DDP, UNDER_DDP
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopbackBench:
+    """The settings of a measurement: ``turns`` of ``iterations`` steps of each side."""
+
+    ranks: int = 2
+    task: str = "perceptron"
+    turns: int = 8
+    iterations: int = 10
+    compressors: tuple[str, ...] = ("none",)
+
+    def __post_init__(self) -> None:
+        for name, least in (("ranks", 2), ("turns", 2), ("iterations", 1)):
+            if getattr(self, name) < least:
+                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+        for name in self.compressors:
+            if name not in names("compress"):
+                raise UnknownName("compressor", name, names("compress"))
+        make_task(self.task)
+
+    @property
+    def rows(self) -> list[str]:
+        """The sides, in turn: DDP, each compressor by ``attach``, and each under DDP."""
+        return [DDP, *self.compressors, *(UNDER_DDP + name for name in self.compressors)]
+
+
+def run(bench: LoopbackBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
+    """A row a side; a step's time is its slowest rank's.
+
+    ``speedup_vs_ddp`` is the median over turns of DDP's median step over that of the same turn.
+    """
+    settings = {
+        "task": bench.task,
+        "turns": bench.turns,
+        "iterations": bench.iterations,
+        "rows": bench.rows,
+    }
+    with loopback_hosts(Testbed(hosts=bench.ranks)) as hosts:
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+    base = [median(turn) for turn in _turns_s([result[DDP] for result in results])]
+    return [_row(bench, name, base, [result[name] for result in results]) for name in bench.rows]
+
+
+def _turns_s(ranks: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """The seconds of each turn's steps on the slowest rank."""
+    turns = zip(*(rank["seconds"] for rank in ranks), strict=True)
+    return [[max(step) for step in zip(*turn, strict=True)] for turn in turns]
+
+
+def _row(
+    bench: LoopbackBench, name: str, base: Sequence[float], ranks: Sequence[dict[str, Any]]
+) -> Row:
+    turns = _turns_s(ranks)
+    low, *_, high = quantiles([step for turn in turns for step in turn], n=5, method="inclusive")
+    speedups = [one / median(turn) for one, turn in zip(base, turns, strict=True)]
+    return {
+        "name": name,
+        "num_hosts": bench.ranks,
+        "step_s": median(step for turn in turns for step in turn),
+        "step_p20_s": low,
+        "step_p80_s": high,
+        "speedup_vs_ddp": median(speedups),
+        "processor_s": median(turn for rank in ranks for turn in rank["processor_s"]),
+    }

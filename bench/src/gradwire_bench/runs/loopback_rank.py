@@ -1,0 +1,73 @@
+"""A rank of ``bench loopback``: it trains one model by DDP and by gradwire, in turn."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.contract.registry import load
+from gradwire.runtime.attach import attach
+from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.training.tasks import make_task
+from gradwire_bench.workloads.task import TrainingTask
+
+DDP, UNDER_DDP = "ddp", "ddp+"
+"""The row of DDP by itself, and the begin of the name of a row of a DDP model that is attached."""
+WARM_UP = 3
+"""The steps at the start of each turn that are not measured."""
+
+
+class _Side:
+    """One model that takes turns; its batches are drawn before, as they cost the same on all."""
+
+    def __init__(self, name: str, task: TrainingTask, num_steps: int) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = task.make_model()
+        under_ddp = name == DDP or name.startswith(UNDER_DDP)
+        if under_ddp:
+            self.model = DistributedDataParallel(self.model)
+        compressor = name.removeprefix(UNDER_DDP)
+        self.handle = None if name == DDP else attach(self.model, load("compress", compressor)())
+        self._optimizer = task.make_optimizer(self.model.parameters())
+        self._task = task
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self._batches = [task.batch(step, rank, world) for step in range(WARM_UP + num_steps)]
+
+    def turn(self) -> tuple[list[float], float]:
+        """The seconds of each step, and the processor seconds of one."""
+        ends_s, began_s = [time.perf_counter()], 0.0
+        for step, (inputs, targets) in enumerate(self._batches):
+            if step == WARM_UP:
+                began_s = time.process_time()
+            self._optimizer.zero_grad()
+            self._task.loss(self.model, inputs, targets).backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            ends_s.append(time.perf_counter())
+        processor_s = (time.process_time() - began_s) / (len(self._batches) - WARM_UP)
+        steps = [b - a for a, b in itertools.pairwise(ends_s)]
+        return steps[WARM_UP:], processor_s
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """This rank's step seconds, a list for each turn, and the processor seconds of each row."""
+    torch.set_num_threads(1)
+    task, turns = make_task(settings["task"]), settings["turns"]
+    sides = {name: _Side(name, task, settings["iterations"]) for name in settings["rows"]}
+    found: dict[str, Any] = {name: {"seconds": [], "processor_s": []} for name in sides}
+    for turn in range(turns):
+        for place, (name, side) in enumerate(sides.items()):
+            report((turn + place / len(sides)) / turns, name)
+            dist.barrier()
+            seconds, processor_s = side.turn()
+            found[name]["seconds"].append(seconds)
+            found[name]["processor_s"].append(processor_s)
+    for side in sides.values():
+        if side.handle is not None:
+            side.handle.detach()
+    return found

@@ -1,0 +1,238 @@
+"""Hosts to run ranks on: shaped ones where the machine allows it, else plain loopback."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from gradwire.errors import TestbedUnavailable, invalid
+
+from ._orphans import end_orphans
+from .counters import LOOPBACK, InterfaceCounters, read_counters
+from .netns import (
+    INTERFACE,
+    MAX_HOSTS,
+    Namespaces,
+    Privilege,
+    host_address,
+    open_namespaces,
+    shape,
+)
+from .tc import choose_shaper
+
+_logger = logging.getLogger("gradwire")
+
+
+MAX_RANKS_PER_HOST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Testbed:
+    """The settings of a testbed: hosts on one switch, with full duplex links of equal rate.
+
+    ``ranks_per_host`` ranks share a host's link. What they send each other does not cross it.
+
+    ``rate_bytes_per_s`` is the rate of Ethernet frames in each direction of each host's link (use
+    `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it. ``burst_s`` is how much
+    unused time a link saves up: after a pause the bytes of so many seconds pass at once (see `tc`
+    for why it is not zero). ``congestion_control`` is set inside the hosts only; "" keeps the
+    machine's own.
+    """
+
+    __test__: ClassVar[bool] = False  # pytest must not collect it
+
+    hosts: int = 4
+    ranks_per_host: int = 1
+    rate_bytes_per_s: float = 62_500_000.0
+    mtu: int = 1500
+    burst_s: float = 0.0025
+    congestion_control: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= MAX_HOSTS:
+            raise invalid(
+                "hosts", self.hosts, f"between 1 and {MAX_HOSTS}", "4 is a good number to start"
+            )
+        if not 1 <= self.ranks_per_host <= MAX_RANKS_PER_HOST:
+            accepted = f"between 1 and {MAX_RANKS_PER_HOST}"
+            raise invalid("ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1")
+        if not 12_500 <= self.rate_bytes_per_s <= 12.5e9:
+            raise invalid(
+                "rate_bytes_per_s",
+                self.rate_bytes_per_s,
+                "between 12500 (100kbit) and 12.5e9 (100gbit)",
+                'units.parse_rate("500mbit") gives bytes per second',
+            )
+        if not 576 <= self.mtu <= 65_000:
+            raise invalid("mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500")
+        if not 0 <= self.burst_s <= 1:
+            raise invalid(
+                "burst_s", self.burst_s, "between 0 and 1 second", "0.0025 is the default"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Hosts that exist now; entry i of every tuple belongs to host i.
+
+    Rank r runs on host r // ``ranks_per_host``. ``shaped`` tells whether ``rate_bytes_per_s`` is
+    enforced; on plain loopback it is not, and all hosts share one address and one interface.
+    ``master_port`` is free on host 0.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    interface: str
+    rate_bytes_per_s: float
+    shaped: bool
+    master_port: int
+    ranks_per_host: int = 1
+    namespaces: Namespaces | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of all hosts."""
+        return len(self) * self.ranks_per_host
+
+    def command_on(self, host: int, command: list[str]) -> list[str]:
+        """The command that runs ``command`` on a host."""
+        if self.namespaces is None:
+            return command
+        return [*self.namespaces.enter(self.namespaces.pids[host]), *command]
+
+    def change_rate(self, settings: Testbed) -> None:
+        """Gives all links the rate of other settings, in the midst of whatever they carry.
+
+        Raises ``TestbedUnavailable`` where links are not shaped.
+        """
+        if self.namespaces is None:
+            raise TestbedUnavailable("plain loopback has no rate that can be changed")
+        given = settings.rate_bytes_per_s, settings.mtu, settings.burst_s
+        shape(self.namespaces, choose_shaper(*given))
+
+    def read_counters(self) -> tuple[InterfaceCounters, ...]:
+        """Counters of every host's interface, read inside the host."""
+        if self.namespaces is None:
+            return (read_counters(Path("/proc/net/dev"), self.interface),) * len(self)
+        return tuple(
+            read_counters(Path(f"/proc/{pid}/net/dev"), self.interface)
+            for pid in self.namespaces.pids
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """The kind of shaped hosts that this machine can make, and one sentence on why (not)."""
+
+    kind: Literal["root", "user namespace", "none"]
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.kind != "none"
+
+
+def _privileges() -> tuple[Privilege, ...]:
+    # A container's root may lack the right to make namespaces and still have user namespaces.
+    return ("root", "user namespace") if os.geteuid() == 0 else ("user namespace",)
+
+
+def _open_first(stack: ExitStack, settings: Testbed) -> Namespaces:
+    shaper = choose_shaper(settings.rate_bytes_per_s, settings.mtu, settings.burst_s)
+    reason = TestbedUnavailable("no way tried")
+    for privilege in _privileges():
+        try:
+            return stack.enter_context(
+                open_namespaces(
+                    num_hosts=settings.hosts,
+                    shaper=shaper,
+                    mtu=settings.mtu,
+                    congestion_control=settings.congestion_control,
+                    privilege=privilege,
+                )
+            )
+        except TestbedUnavailable as problem:
+            reason = problem
+    raise reason
+
+
+@contextmanager
+def shaped_hosts(settings: Testbed) -> Iterator[Hosts]:
+    """Hosts with shaped links for the length of a ``with`` block.
+
+    Leaving the block ends whatever still runs on them. Raises TestbedUnavailable where the machine
+    cannot do it; see `available` and `open_hosts`.
+    """
+    with ExitStack() as stack:
+        spaces = _open_first(stack, settings)
+        yield Hosts(
+            names=tuple(f"host{host}" for host in range(settings.hosts)),
+            addresses=tuple(host_address(host) for host in range(settings.hosts)),
+            interface=INTERFACE,
+            rate_bytes_per_s=settings.rate_bytes_per_s,
+            shaped=True,
+            ranks_per_host=settings.ranks_per_host,
+            master_port=29500,  # every host has all ports to itself
+            namespaces=spaces,
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+@contextmanager
+def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
+    """Hosts without namespaces or limits for a ``with`` block: every host is this machine."""
+    end_orphans()
+    yield Hosts(
+        names=tuple(f"host{host}" for host in range(settings.hosts)),
+        addresses=("127.0.0.1",) * settings.hosts,
+        interface=LOOPBACK,
+        rate_bytes_per_s=settings.rate_bytes_per_s,
+        shaped=False,
+        ranks_per_host=settings.ranks_per_host,
+        master_port=_free_port(),
+    )
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    _logger.warning(sentence)
+
+
+@contextmanager
+def open_hosts(settings: Testbed) -> Iterator[Hosts]:
+    """Shaped hosts where the machine allows it, else loopback and one logged sentence."""
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(shaped_hosts(settings))
+        except TestbedUnavailable as problem:
+            _say_once(f"no shaped links, running on plain loopback at full speed: {problem}")
+            hosts = stack.enter_context(loopback_hosts(settings))
+        yield hosts
+
+
+def available() -> Availability:
+    """Whether shaped hosts can be made: it really makes and removes one, in about 50 ms."""
+    try:
+        with shaped_hosts(Testbed(hosts=1)) as hosts:
+            assert hosts.namespaces is not None
+            kind = hosts.namespaces.privilege
+    except TestbedUnavailable as problem:
+        return Availability(kind="none", reason=str(problem))
+    how = "as root" if kind == "root" else "in a user namespace, without root"
+    return Availability(kind=kind, reason=f"shaped hosts can be made {how}")

@@ -1,0 +1,262 @@
+"""Network namespaces joined by a bridge, made without leaving a trace on the machine.
+
+Bridge, links and hosts all live in namespaces held by one process (`_holder.py`), not under names
+in ``/run/netns``. So two testbeds cannot collide, the machine's own interfaces, routes and
+firewall are neither used nor touched, and a killed owner leaves nothing behind. The same way works
+with and without root; without root the holder is root inside a user namespace of its own.
+
+    holder's namespace:  gwbridge = port0 port1 ...       port i  tbf: host i's downlink
+    host i's namespace:  eth0, 10.77.0.(i+1), lo          eth0    tbf: host i's uplink
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gradwire.errors import TestbedUnavailable, invalid
+
+from ._orphans import end_orphans, mark
+from .tc import Shaper
+
+INTERFACE = "eth0"
+MAX_HOSTS = 254
+_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")  # often not in a user's PATH
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2 (iproute-tc on some)", "nsenter": "util-linux"}
+_START_S = 30.0
+
+Privilege = Literal["root", "user namespace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespaces:
+    """Running namespaces: ``pids[i]`` is a process that sits in host i and does nothing."""
+
+    holder_pid: int
+    pids: tuple[int, ...]
+    privilege: Privilege
+
+    def enter(self, pid: int) -> list[str]:
+        """Words to put before a command so that it runs in that process' network."""
+        words = [find_tool("nsenter"), "--target", str(pid), "--net"]
+        if self.privilege == "user namespace":
+            words += ["--user", "--preserve-credentials"]
+        return [*words, "--"]
+
+
+def find_tool(name: str) -> str:
+    """Path of a system program, looked for in the system folders too.
+
+    Raises TestbedUnavailable when it is not installed.
+    """
+    path = os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS))
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise TestbedUnavailable(f"{name!r} is not installed (package {_PACKAGES[name]})")
+    return found
+
+
+def host_address(host: int) -> str:
+    """IPv4 address of a host; only other hosts of the same testbed can see it."""
+    return f"10.77.0.{host + 1}"
+
+
+def _hardware_address(host: int) -> str:
+    return f"02:67:77:00:00:{host + 1:02x}"
+
+
+def _bridge_lines(pids: Sequence[int], mtu: int) -> list[str]:
+    # addrgenmode none: no IPv6 chatter, so that counters show the program's traffic only.
+    quiet = "addrgenmode none"
+    lines = [
+        "link add gwbridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+        f"link set gwbridge mtu {mtu} {quiet}",
+        "link set gwbridge up",
+    ]
+    for host, pid in enumerate(pids):
+        lines += [
+            f"link add port{host} mtu {mtu} type veth peer name {INTERFACE} mtu {mtu} "
+            f"address {_hardware_address(host)} netns {pid}",
+            f"link set port{host} master gwbridge {quiet}",
+            f"link set port{host} up",
+        ]
+    return lines
+
+
+def _host_lines(host: int, num_hosts: int, segment_bytes: int) -> list[str]:
+    # Permanent neighbours: no ARP, so a quiet network's counters stand still.
+    others = [other for other in range(num_hosts) if other != host]
+    return [
+        "link set lo up",
+        f"link set {INTERFACE} addrgenmode none gso_max_size {segment_bytes}",
+        f"link set {INTERFACE} up",
+        f"addr add {host_address(host)}/24 dev {INTERFACE}",
+        *(
+            f"neigh replace {host_address(other)} lladdr {_hardware_address(other)} "
+            f"nud permanent dev {INTERFACE}"
+            for other in others
+        ),
+    ]
+
+
+def _batch(enter: Sequence[str], tool: str, lines: Sequence[str]) -> None:
+    command = [*enter, find_tool(tool), "-batch", "-"]
+    done = subprocess.run(
+        command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return
+    said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    raise TestbedUnavailable(_explain_batch(tool, said))
+
+
+def _explain_batch(tool: str, said: str) -> str:
+    lowered = said.lower()
+    if "unknown device type" in lowered or "not supported" in lowered:
+        return f"the kernel lacks bridge or veth interfaces ({tool}: {said})"
+    if tool == "tc" and ("qdisc" in lowered or "no such file" in lowered):
+        return f"the kernel has no tbf shaper (tc: {said})"
+    if "not permitted" in lowered:
+        return f"no permission to configure a network of its own ({tool}: {said})"
+    return f"{tool} failed: {said}"
+
+
+def _wire_up(spaces: Namespaces, shaper: Shaper, mtu: int) -> None:
+    in_bridge = spaces.enter(spaces.holder_pid)
+    num_hosts = len(spaces.pids)
+    _batch(in_bridge, "ip", _bridge_lines(spaces.pids, mtu))
+    for host, pid in enumerate(spaces.pids):
+        _batch(spaces.enter(pid), "ip", _host_lines(host, num_hosts, shaper.segment_bytes))
+    shape(spaces, shaper)
+
+
+def shape(spaces: Namespaces, shaper: Shaper) -> None:
+    """Gives all links another rate, also while bytes are on their way."""
+    ports = [shaper.line(f"port{host}") for host in range(len(spaces.pids))]
+    _batch(spaces.enter(spaces.holder_pid), "tc", ports)
+    for pid in spaces.pids:
+        _batch(spaces.enter(pid), "tc", [shaper.line(INTERFACE)])
+
+
+def set_link(spaces: Namespaces, host: int, *, up: bool) -> None:
+    """Pulls the plug of a host's link, or puts it back."""
+    lines = [f"link set port{host} {'up' if up else 'down'}"]
+    _batch(spaces.enter(spaces.holder_pid), "ip", lines)
+
+
+def set_reach(spaces: Namespaces, host: int, others: Collection[int]) -> None:
+    """Has what a host sends arrive at ``others`` only; it goes to an address that nobody has."""
+    lines = []
+    for other in range(len(spaces.pids)):
+        address = _hardware_address(other if other in others else -1)
+        if other != host:
+            lines.append(
+                f"neigh replace {host_address(other)} lladdr {address} nud permanent "
+                f"dev {INTERFACE}"
+            )
+    _batch(spaces.enter(spaces.pids[host]), "ip", lines)
+
+
+def shape_one(spaces: Namespaces, host: int, shaper: Shaper) -> None:
+    """Gives one host's link another rate, in both directions."""
+    _batch(spaces.enter(spaces.holder_pid), "tc", [shaper.line(f"port{host}")])
+    _batch(spaces.enter(spaces.pids[host]), "tc", [shaper.line(INTERFACE)])
+
+
+def join_network(spaces: Namespaces, host: int) -> None:
+    """Moves this process, which must have one thread, into a host's network."""
+    kinds = ("user", "net") if spaces.privilege == "user namespace" else ("net",)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in kinds:
+        with Path(f"/proc/{spaces.pids[host]}/ns/{kind}").open("rb") as space:
+            if libc.setns(space.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"the {kind} namespace of a host")
+
+
+def _start_holder(
+    privilege: Privilege, num_hosts: int, congestion_control: str
+) -> subprocess.Popen[str]:
+    script = str(Path(__file__).with_name("_holder.py"))
+    mode = "root" if privilege == "root" else "user"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", script, mode, str(num_hosts), congestion_control],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **mark()},
+        start_new_session=True,  # Ctrl-C is for the owner, who closes the holder in good order
+    )
+
+
+def _stop_holder(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdin.close()
+    try:
+        holder.wait(timeout=_START_S)
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def _congestion_controls() -> str:
+    listing = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    return (
+        listing.read_text(encoding="ascii").strip()
+        if listing.exists()
+        else "see the kernel's own list"
+    )
+
+
+def _read_pids(holder: subprocess.Popen[str], congestion_control: str) -> tuple[int, ...]:
+    assert holder.stdout is not None
+    word, _, rest = holder.stdout.readline().strip().partition(" ")
+    if word == "ready":
+        return tuple(int(pid) for pid in rest.split())
+    if word == "congestion":
+        raise invalid(
+            "congestion_control",
+            congestion_control,
+            f"one that this kernel allows in namespaces ({_congestion_controls()})",
+            "leave it empty to keep the machine's own",
+        )
+    raise TestbedUnavailable(
+        f"the kernel does not let this user make network namespaces ({rest or 'holder ended'})"
+    )
+
+
+@contextmanager
+def open_namespaces(
+    *,
+    num_hosts: int,
+    shaper: Shaper,
+    mtu: int,
+    congestion_control: str,
+    privilege: Privilege,
+) -> Iterator[Namespaces]:
+    """Makes the namespaces and shaped links, and takes them and all processes in them away.
+
+    Raises TestbedUnavailable with one sentence naming the missing part.
+    """
+    if not sys.platform.startswith("linux"):
+        raise TestbedUnavailable("network namespaces need Linux")
+    for tool in _PACKAGES:
+        find_tool(tool)
+    end_orphans()
+    holder = _start_holder(privilege, num_hosts, congestion_control)
+    try:
+        pids = _read_pids(holder, congestion_control)
+        spaces = Namespaces(holder_pid=holder.pid, pids=pids, privilege=privilege)
+        _wire_up(spaces, shaper, mtu)
+        yield spaces
+    finally:
+        _stop_holder(holder)

@@ -1,0 +1,115 @@
+"""Runs a rank program on all ranks of all hosts and collects the results.
+
+A rank program is a module with ``measure(settings, report) -> result``, which lies beside what it
+measures; settings and results are plain JSON. Ranks meet by torch.distributed over the hosts'
+links; files carry the results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from .hosts import Hosts
+from .launch import launch
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+_POLL_S = 0.2
+
+
+def run_ranks(
+    hosts: Hosts, program: str, settings: dict[str, Any], *, report: Report, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all hosts.
+
+    Returns every rank's result; raises ``RankFailed`` with the last lines of a rank that fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
+        place = Path(folder)
+        (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        over = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
+        watcher.start()
+        try:
+            command = [sys.executable, "-P", "-m", __name__, program, folder, _home(program)]
+            launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
+        finally:
+            over.set()
+            watcher.join()
+        return [
+            json.loads(_result(place, rank).read_text(encoding="utf-8"))
+            for rank in range(hosts.num_ranks)
+        ]
+
+
+def _home(program: str) -> str:
+    """The folder that the outermost package of a module lies in."""
+    package = importlib.import_module(program.partition(".")[0])
+    assert package.__file__ is not None, f"{package.__name__} has no __init__.py"
+    return str(Path(package.__file__).resolve().parents[1])
+
+
+def _result(place: Path, rank: int) -> Path:
+    return place / f"result-{rank}.json"
+
+
+def _watch(progress: Path, report: Report, over: threading.Event) -> None:
+    """Passes on rank 0's last report until all is over."""
+    seen = ""
+    while not over.wait(_POLL_S):
+        text = progress.read_text(encoding="utf-8") if progress.exists() else ""
+        if text and text != seen:
+            seen = text
+            fraction, _, what = text.partition(" ")
+            report(float(fraction), what)
+
+
+@contextmanager
+def launched_group() -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """One rank's program: joins the group, measures, writes the result."""
+    program, folder, home = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    if home not in sys.path:
+        sys.path.insert(0, home)  # what lies beside src/ is not installed
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+
+    def report(fraction: float, what: str) -> None:
+        if dist.get_rank() == 0:
+            draft = folder / "progress.new"
+            draft.write_text(f"{fraction} {what}", encoding="utf-8")
+            draft.replace(folder / "progress")
+
+    with launched_group():
+        result = importlib.import_module(program).measure(settings, report)
+        _result(folder, dist.get_rank()).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

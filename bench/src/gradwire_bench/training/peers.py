@@ -1,0 +1,219 @@
+"""Peers: what other people's packages make of a trainer, where they can be imported.
+
+None of them comes with gradwire, and none is fetched. Accelerate is one of the frameworks that
+gradwire's extra installs; torchft is installed as torchft-nightly. The others are read from folders
+that ``bench train --peers`` names: ``demo.py`` of bloc97/DeMo (which needs einops), ``powersgd`` of
+epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion, DEFT's
+``gradient_reducers`` of kljp/deft.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import replace
+from importlib import import_module
+from importlib.machinery import PathFinder
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.errors import invalid
+
+from .muon import TIMES_RATE, hidden, rate_of_adamw
+from .trainer import Trainer
+
+RANK = 4
+"""The rank of PowerSGD: that of gradwire's default."""
+DENSITY = 0.01
+"""The density of top-k: that of gradwire's default."""
+RANK_FRACTION = 0.25
+"""Dion's rank as a share of a matrix's smaller extent, at which it sends less than all of it."""
+
+Join = Callable[[Trainer, Any, int], Trainer]
+"""A function that makes a peer's trainer of one that averages nothing, for a period of so many
+steps; it is given the peer's module."""
+
+
+class Peer(NamedTuple):
+    """The module that a peer is imported from, and what it makes of a trainer."""
+
+    module: str
+    join: Join
+
+
+def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
+    """DeMo is the optimizer, of signs; it begins with the task's learning rate."""
+    extents = max(param.dim() for param in made.plain.parameters())
+    if extents > 2:
+        accepted = "one of matrices and vectors, which are all that peer-demo takes"
+        raise invalid("task", made.task.name, accepted, "leave one of them out, by --only")
+    rate = made.optimizer.param_groups[0]["lr"]
+    return replace(made, optimizer=demo.DeMo(made.plain.parameters(), lr=rate))
+
+
+def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
+    """Dion is the optimizer of matrices, and its own AdamW that of all else."""
+    rate = rate_of_adamw(made.optimizer)
+    matrices = [param for param in hidden(made.plain) if param.dim() == 2]
+    others = [param for param in made.plain.parameters() if param not in set(matrices)]
+    groups = [
+        {"params": matrices, "lr": TIMES_RATE * rate},
+        {"params": others, "algorithm": "adamw"},
+    ]
+    # It compiles itself, which takes a minute, more than the trainings here.
+    torch.compiler.set_stance("force_eager")
+    optimizer = dion.Dion(
+        groups, replicate_mesh=dist.group.WORLD, lr=rate, rank_fraction=RANK_FRACTION
+    )
+    return replace(made, optimizer=optimizer)
+
+
+def _powersgd(made: Trainer, powersgd: Any, period: int) -> Trainer:
+    """Its ``optimizer_step``, which keeps errors in ``.grad``, where ``zero_grad`` drops them."""
+    params = list(made.plain.parameters())
+    aggregator = powersgd.PowerSGD(
+        params, config=powersgd.Config(rank=RANK, start_compressing_after_num_steps=period)
+    )
+    errors = [torch.zeros_like(param) for param in params]
+
+    def average() -> None:
+        grads = [param.grad for param in params if param.grad is not None]
+        assert len(grads) == len(params), "a parameter was not used"
+        torch._foreach_add_(errors, grads)
+        means = aggregator.aggregate(errors)  # it leaves what it lost in its argument
+        for param, mean in zip(params, means, strict=True):
+            param.grad = mean
+
+    return replace(made, after_backward=average)
+
+
+def _grace_topk(made: Trainer, helper: Any, period: int) -> Trainer:
+    """Top-k with a residual and an all-gather, tensor by tensor."""
+    exchange = helper.grace_from_params(
+        {
+            "compressor": "topk",
+            "memory": "residual",
+            "communicator": "allgather",
+            "compress_ratio": DENSITY,
+            "world_size": dist.get_world_size(),
+        }
+    )
+
+    def average() -> None:
+        for name, param in made.plain.named_parameters():
+            if param.grad is not None:
+                param.grad = exchange.step(param.grad, name)
+
+    return replace(made, after_backward=average)
+
+
+def _deft(made: Trainer, reducers: Any, period: int) -> Trainer:
+    """DEFT's authors' own reducer, and the memory of what it left that their trainings keep."""
+    params = list(made.plain.parameters())
+    # Its constructor draws 134 million numbers, a gigabyte of them, which this reducer never reads.
+    reducer = object.__new__(reducers.DeftReducer)
+    vars(reducer).update(n_workers=dist.get_world_size(), rank=dist.get_rank(), device="cpu")
+    vars(reducer).update(compression=DENSITY, iteration=-1, timer=_untimed)
+    memories = [torch.zeros_like(param) for param in params]
+
+    def average() -> None:
+        grads = [param.grad for param in params if param.grad is not None]
+        assert len(grads) == len(params), "a parameter was not used"
+        torch._foreach_add_(grads, memories)
+        means: list[Tensor] = list(grads)
+        with redirect_stdout(sys.stderr):  # it prints figures
+            reducer.reduce(grads, means, memories)
+        for param, mean in zip(params, means, strict=True):
+            param.grad = mean
+
+    return replace(made, after_backward=average)
+
+
+def _untimed(what: str, verbosity: int = 0) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _accelerate(made: Trainer, local_sgd: Any, period: int) -> Trainer:
+    """LocalSGD of Accelerate: parameters are averaged every ``period`` steps."""
+    accelerator = import_module("accelerate").Accelerator(cpu=True)
+    model = accelerator.prepare_model(made.plain)
+    local = local_sgd.LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=period)
+    local.__enter__()
+    return replace(made, model=model, after_step=local.step)
+
+
+class _Unfailing:
+    """Stands in for torchft's ``Manager`` among ranks of which none is lost.
+
+    Its own asks a server for leave at each exchange, so this favours the peer.
+    """
+
+    _use_async_quorum = False
+
+    def __init__(self) -> None:
+        self._commits = 0
+
+    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> dist.Work:
+        """Averages over ranks, in place; the peer waits for what is returned."""
+        tensor.div_(dist.get_world_size())
+        work: dist.Work = dist.all_reduce(tensor, async_op=True)
+        return work
+
+    def should_commit(self) -> bool:
+        self._commits += 1
+        return True
+
+    def current_step(self) -> int:
+        return self._commits
+
+    def start_quorum(self) -> None:
+        """All ranks are there."""
+
+    def allow_state_dict_read(self) -> None:
+        """Nobody reads it."""
+
+    disallow_state_dict_read = allow_state_dict_read
+
+    def register_state_dict_fn(self, key: str, load: object, save: object) -> None:
+        """Nobody calls them."""
+
+
+def _torchft_local_sgd(made: Trainer, torchft: Any, period: int) -> Trainer:
+    torchft.LocalSGD(_Unfailing(), made.plain, made.optimizer, period).__enter__()
+    return made
+
+
+def _torchft_diloco(made: Trainer, torchft: Any, period: int) -> Trainer:
+    """DiLoCo's outer optimizer; parameters one by one, as its buckets drop some."""
+    outer = torch.optim.SGD(made.plain.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    torchft.DiLoCo(_Unfailing(), [made.plain], made.optimizer, outer, period).__enter__()
+    return made
+
+
+PEERS: dict[str, Peer] = {
+    "peer-demo": Peer("demo", _demo),
+    "peer-dion": Peer("dion", _dion),
+    "peer-powersgd": Peer("powersgd", _powersgd),
+    "peer-grace-topk": Peer("grace_dl.dist.helper", _grace_topk),
+    "peer-deft": Peer("gradient_reducers", _deft),
+    "peer-accelerate": Peer("accelerate.local_sgd", _accelerate),
+    "peer-torchft-local_sgd": Peer("torchft.local_sgd", _torchft_local_sgd),
+    "peer-torchft-diloco": Peer("torchft.local_sgd", _torchft_diloco),
+}
+"""Trainers by name that need a package of others."""
+
+
+def is_there(name: str, folders: Iterable[str]) -> bool:
+    """Whether a peer's package is in one of these folders, or is installed."""
+    package = PEERS[name].module.partition(".")[0]
+    return PathFinder.find_spec(package, [*folders, *sys.path]) is not None
+
+
+def joined(name: str, made: Trainer, period: int) -> Trainer:
+    """The trainer of a peer, made of one that averages nothing."""
+    peer = PEERS[name]
+    return peer.join(made, import_module(peer.module), period)

@@ -1,0 +1,216 @@
+"""Trainers: models that train on real ranks, by gradwire's methods and by what torch itself has.
+
+Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a function that starts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.compress.none import none
+from gradwire.compress.sparseloco import sparseloco
+from gradwire.contract import Compressor
+from gradwire.contract.registry import load
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.runtime.attach import attach
+from gradwire.runtime.local_steps.local_steps import local_steps
+from gradwire.runtime.local_steps.outer import DILOCO, MakeOuter
+
+from ..workloads.task import TrainingTask
+from ..workloads.train import Schedule
+from .methods import method
+from .muon import MuonWithAdamW, rate_of_adamw
+from .peers import PEERS, RANK, joined
+from .trainer import Trainer
+
+PERIOD = 20
+"""Local steps between two exchanges, where a method takes local steps and its name says no other
+period behind an @."""
+
+
+SLOWMO: MakeOuter = partial(torch.optim.SGD, lr=1.0, momentum=0.4)
+"""The outer optimizer of SlowMo (Wang et al., ICLR 2020): parameters become the ranks' mean, moved
+on by a slow momentum. It suits periods of few steps, for which DiLoCo's goes too far."""
+Start = Callable[[TrainingTask, int, int], Trainer]
+"""A function that makes a trainer of a task for so many steps; all ranks call it together. The last
+argument is the period of local steps."""
+
+
+def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
+    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``bench.methods``."""
+    base, period = split_period(name)
+    if base in OTHERS:
+        return OTHERS[base](task, num_steps, period)
+    if base in PEERS:
+        plain = _first_values(task)
+        return joined(base, _trainer(task, plain, plain, num_steps), period)
+    recipe = method(name)(task, num_steps)
+    plain = _first_values(task)
+    attach(plain, recipe.exchange)
+    return _trainer(recipe.task, plain, plain, num_steps)
+
+
+def check_trainer(name: str) -> None:
+    """Raises ``InvalidSetting`` for a name of no trainer."""
+    base, _ = split_period(name)
+    if base in OTHERS or base in PEERS:
+        return
+    try:
+        method(name)
+    except InvalidSetting as error:
+        raise invalid(
+            "method", name, f"{', '.join((*OTHERS, *PEERS))} or a method", str(error)
+        ) from None
+
+
+def split_period(name: str) -> tuple[str, int]:
+    """A trainer's name without its period, and the period.
+
+    A period divides ``PERIOD``, so that all ranks hold one model wherever models are scored. Raises
+    ``InvalidSetting`` for another one, and where a trainer has none.
+
+    >>> split_period("local_steps-4bit@5"), split_period("topk")
+    (('local_steps-4bit', 5), ('topk', 20))
+    """
+    base, at, told = name.partition("@")
+    if not at:
+        return name, PERIOD
+    if base not in LOCAL:
+        raise invalid("method", name, f"a period behind {', '.join(LOCAL)} alone", f"write {base}")
+    if not told.isdecimal() or not int(told) or PERIOD % int(told):
+        accepted = f"a number that divides {PERIOD}"
+        raise invalid("local steps", told, accepted, f"write {base}@{PERIOD // 4}")
+    return base, int(told)
+
+
+def _first_values(task: TrainingTask) -> nn.Module:
+    torch.manual_seed(task.seed)
+    return task.make_model()
+
+
+def _trainer(task: TrainingTask, model: nn.Module, plain: nn.Module, num_steps: int) -> Trainer:
+    optimizer = task.make_optimizer(plain.parameters())
+    return Trainer(task, model, plain, optimizer, Schedule(num_steps, num_steps // 10))
+
+
+def _hooked(
+    task: TrainingTask, num_steps: int, state: object = None, hook: Any = None, **settings: Any
+) -> Trainer:
+    plain = _first_values(task)
+    model = DistributedDataParallel(plain, **settings)
+    if hook is not None:
+        model.register_comm_hook(state, hook)
+    return _trainer(task, model, plain, num_steps)
+
+
+def _ddp(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    return _hooked(task, num_steps)
+
+
+def _ddp_fp16(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    return _hooked(task, num_steps, None, default_hooks.fp16_compress_hook)
+
+
+def _ddp_powersgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    """Torch's PowerSGD, which begins with the full learning rate, in one bucket.
+
+    With more buckets it hangs on gloo: collectives of one bucket wait in callbacks for another's.
+    """
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=num_steps // 10
+    )
+    return _hooked(task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6)
+
+
+def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    """Torch's post-local SGD: DDP at first, then ``period`` local steps between two averages.
+
+    Averages fall on multiples of ``period``, where models are scored.
+    """
+    first = period * max(1, round(num_steps / 10 / period)) - 1
+    alone, _ = dist.new_subgroups(group_size=1)  # type: ignore[no-untyped-call]
+    state = PostLocalSGDState(  # type: ignore[no-untyped-call]
+        None, alone, first, post_local_gradient_allreduce=False
+    )
+    made = _hooked(task, num_steps, state, post_localSGD_hook)
+    averager = PeriodicModelAverager(period=period, warmup_steps=first)
+    made.after_step = lambda: averager.average_parameters(made.plain.parameters())
+    return made
+
+
+def _by_muon(compressor: Compressor) -> Start:
+    """Trainers whose optimizer is Muon, behind an exchange of gradients."""
+
+    def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+        plain = _first_values(task)
+        attach(plain, compressor)
+        return _with_muon(_trainer(task, plain, plain, num_steps))
+
+    return begin
+
+
+def _with_muon(made: Trainer) -> Trainer:
+    optimizer = MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
+    return replace(made, optimizer=optimizer)
+
+
+def _locally(compressor: Compressor, outer: MakeOuter = DILOCO, *, muon: bool = False) -> Start:
+    """Trainers of local steps, whose pseudo-gradients are then exchanged."""
+
+    def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+        plain = _first_values(task)
+        made = _trainer(task, plain, plain, num_steps)
+        made = _with_muon(made) if muon else made
+        local_steps(plain, made.optimizer, compressor, every=period, outer=outer)
+        return made
+
+    return begin
+
+
+def _auto(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+    """Gradwire's own choice, which begins with dense steps that measure."""
+    plain = _first_values(task)
+    attach(plain, "auto")
+    return _trainer(task, plain, plain, num_steps)
+
+
+DDP = "ddp"
+"""The trainer that others are compared with."""
+_FOUR_BITS: Compressor = load("compress", "uniform")(bitwidth=4)
+OTHERS: dict[str, Start] = {
+    DDP: _ddp,
+    "ddp-fp16": _ddp_fp16,
+    "ddp-powersgd": _ddp_powersgd,
+    "ddp-local_sgd": _ddp_local_sgd,
+    "auto": _auto,
+    "local_steps": _locally(none()),
+    "local_steps-4bit": _locally(_FOUR_BITS),
+    "local_steps-sparse": _locally(sparseloco()),
+    "slowmo-4bit": _locally(_FOUR_BITS, SLOWMO),
+    "ddp-muon": lambda task, num_steps, period: _with_muon(_hooked(task, num_steps)),
+    "muon-4bit": _by_muon(_FOUR_BITS),
+    "muloco-4bit": _locally(_FOUR_BITS, SLOWMO, muon=True),
+}
+"""Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
+``local_steps`` have DiLoCo's outer optimizer. Muon beneath local steps is MuLoCo's recipe (Thérien
+et al., arXiv 2505.23725)."""
+LOCAL = (
+    *("ddp-local_sgd", "local_steps", "local_steps-4bit", "local_steps-sparse", "slowmo-4bit"),
+    "muloco-4bit",
+    *("peer-accelerate", "peer-torchft-local_sgd", "peer-torchft-diloco"),
+)
+"""Trainers that take local steps: their names may have a period behind them."""

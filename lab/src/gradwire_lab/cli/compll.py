@@ -1,0 +1,157 @@
+"""Show and time compressors written in CompLL's language, shipped ones and your own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradwire.cli.commands._inputs import read_settings
+from gradwire.cli.commands._own import TEXT, check_no_text, made_with, module_of, program_of_text
+from gradwire.cli.report.output import emit, progress
+from gradwire.errors import invalid
+
+app = typer.Typer(no_args_is_help=True)
+
+CHECKED_NUMEL = 25_000_000
+
+Name = Annotated[str, typer.Argument(help="A compressor (gradwire list compress), or a file.")]
+ProgramSettings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of it, as bitwidth=2.")
+]
+PromisedTraits = Annotated[
+    list[str] | None,
+    typer.Option("--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."),
+]
+More = Annotated[
+    list[Path] | None, typer.Option("--with", help="A further text of the same program.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class Target(StrEnum):
+    """The form in which a program is shown."""
+
+    ir = "ir"
+    cpp = "cpp"
+    triton = "triton"
+
+
+@app.callback()
+def compll() -> None:
+    """Show and time compressors written in CompLL's language, shipped ones and your own."""
+
+
+@app.command()
+def show(
+    name: Name,
+    target: Annotated[Target, typer.Option(help="In which form.")] = Target.cpp,
+    settings: ProgramSettings = None,
+    trait: PromisedTraits = None,
+    more: More = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a program becomes: the expressions of the IR, C++ or Triton.
+
+    NAME is a shipped compressor, a Python file with a Program, or a .compll text.
+    """
+    rows: list[dict[str, object]] = []
+    for codec in programs(name, settings, trait, more):
+        text = rendered(codec, target)
+        rows.append({"name": type(codec).__name__, "target": target.value, "text": text})
+        if not as_json:
+            print(text.rstrip("\n"))
+    if as_json:
+        emit("compll show", rows, as_json=True, title="")
+
+
+@app.command()
+def bench(
+    name: Name,
+    settings: ProgramSettings = None,
+    trait: PromisedTraits = None,
+    more: More = None,
+    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = CHECKED_NUMEL,
+    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    as_json: AsJson = False,
+) -> None:
+    """Time a program's encode, decode and merge against a copy, both in one run, in turn."""
+    from gradwire_bench.micro import kernel
+
+    for what, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
+        if value < least:
+            raise invalid(what, value, f"at least {least}", "leave it out")
+    codecs = programs(name, settings, trait, more)
+    with progress("compll bench"):
+        rows = kernel.measure(numel, threads, rounds, codecs)
+    emit("compll bench", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+# ---- programs ----------------------------------------------------------------------------------
+
+
+def programs(
+    name: str, settings: list[str] | None, traits: list[str] | None, more: list[Path] | None
+) -> list[Any]:
+    """The programs of a file or of a name, under these settings."""
+    path = Path(name)
+    if path.suffix == TEXT:
+        made = [program_of_text(path, more or [], traits or [])]
+        _check_no_matrices(name, made)
+    else:
+        check_no_text(traits, more)
+        made = _from_python(path) if path.suffix == ".py" else [_shipped(name)]
+    given = read_settings(settings or [])
+    return [made_with(one, given, name) for one in made]
+
+
+def _shipped(name: str) -> Any:
+    from gradwire.contract.registry import load
+    from gradwire.dsl.program import Program
+
+    found = load("compress", name)
+    _check_no_matrices(name, [found])
+    if not (isinstance(found, type) and issubclass(found, Program)):
+        raise invalid("NAME", name, "a compressor written in the language", "try terngrad")
+    return found
+
+
+def _check_no_matrices(name: str, values: Iterable[object]) -> None:
+    """Refuses a program of matrices, which has no kernels of its own."""
+    from gradwire.dsl.lowrank import MatrixProgram
+
+    if any(isinstance(value, type) and issubclass(value, MatrixProgram) for value in values):
+        accepted = "a program that becomes C++ or Triton; torch carries those of matrices out"
+        raise invalid("NAME", name, accepted, f"time it by gradwire bench exchange --only {name}")
+
+
+def _from_python(path: Path) -> list[Any]:
+    """The programs that a file defines."""
+    from gradwire.dsl.program import Program
+
+    module = module_of(path)
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    found = [value for value in own if issubclass(value, Program)]
+    if not found:
+        _check_no_matrices(path.stem, own)
+        raise invalid("FILE", str(path), "one that defines a Program", "see docs/compll.md")
+    return found
+
+
+def rendered(codec: Any, target: Target) -> str:
+    """All kernels of a program in one form."""
+    from gradwire.dsl import ir
+    from gradwire.dsl.gpu.render import render_triton
+
+    built = codec.kernels().built
+    if target is Target.ir:
+        return "\n\n".join(ir.listing(kernel) for kernel in built.kernels)
+    return render_triton(*built.kernels) if target is Target.triton else str(built.text)

@@ -1,0 +1,115 @@
+"""A gradient's magnitudes as estimators of thresholds see them: a histogram, from above.
+
+Letters: B bins that hold something, by rising magnitude. Zeros and what is not finite are in none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels import magnitudes
+
+_NOT_FINITE = 0x7F80
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the magnitudes above a threshold, each less the threshold."""
+
+    mean: float
+    variance: float
+
+
+class Magnitudes:
+    """How many elements have which magnitude, to 8 bits of significand.
+
+    A bin stands for its middle in sums, and thresholds are taken to the nearest edge: either is off
+    by 0.4 % at most. What reaches an edge is counted exactly. Of ``numel`` elements in all,
+    ``num_elements`` are in a bin.
+    """
+
+    def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
+        self.numel = int(counts_B2.sum())
+        start, stop = torch.searchsorted(bins_B, bins_B.new_tensor([1, _NOT_FINITE])).tolist()
+        bits_B, counts_B2 = bins_B[start:stop] << 16, counts_B2[start:stop].double()
+        self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
+        self._counts_B2 = counts_B2
+        self._edges: list[float] = bits_B.view(torch.float32).tolist()
+        self._levels: list[float] = self._levels_B.tolist()
+        powers_3B = torch.stack([self._levels_B**power for power in range(3)])
+        from_above_3B = (counts_B2.sum(1) * powers_3B).flip(1).cumsum(1).flip(1)
+        sums: list[list[float]] = from_above_3B.tolist()
+        self._reaching, self._sums, self._squares = sums
+        self.num_elements = int(self._reaching[0]) if self._reaching else 0
+
+    @classmethod
+    def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
+        """The magnitudes of gradient plus residual; the residual holds this sum afterwards."""
+        return cls(*magnitudes.histogram(grad_N, residual_N))
+
+    def num_reaching(self, threshold: float) -> int:
+        """How many elements are no smaller than the edge that is nearest to ``threshold``.
+
+        Beyond the largest edge it is the last one: something is always sent.
+        """
+        return int(self._reaching[self._place(threshold)])
+
+    def edge_within(self, threshold: float, num_asked: int, least: float, most: float) -> float:
+        """The edge that is nearest to ``threshold`` where ``least`` to ``most`` elements reach it.
+
+        Otherwise it is the edge at which the number within these bounds is nearest, as a factor, to
+        ``num_asked``, fewer than ``num_elements``. Where one bin holds too many for that, as of
+        equal elements, it is the edge of this bin: more than ``most`` reach it.
+        """
+        place = self._place(threshold)
+        if not least <= self._reaching[place] <= most:
+            place = self._nearest(num_asked, least, most)
+        return self._edges[place]
+
+    def _nearest(self, num_asked: int, least: float, most: float) -> int:
+        """The bin whose edge ``edge_within`` falls back on."""
+        # The first edge that no more than what is asked for reach: their numbers fall.
+        fewer = bisect_left(self._reaching, -float(num_asked), key=lambda n: -n)
+        more = fewer - 1
+        if fewer == len(self._reaching) or self._reaching[fewer] < least:
+            return more
+        is_nearer = self._reaching[more] * self._reaching[fewer] <= num_asked * num_asked
+        return more if is_nearer and self._reaching[more] <= most else fewer
+
+    def between(self, low: float, high: float) -> bool:
+        """Whether some element lies between: whether both let pass another number."""
+        return self._place(high) - self._place(low) > 1
+
+    @property
+    def largest(self) -> float:
+        return self._levels[-1]
+
+    @property
+    def signed(self) -> Moments:
+        """Mean and variance of the elements with their signs."""
+        balance_B = self._counts_B2[:, 0] - self._counts_B2[:, 1]
+        mean = float((balance_B * self._levels_B).sum()) / self.num_elements
+        square = self._squares[0] / self.num_elements
+        return Moments(mean, max(0.0, square - mean * mean))
+
+    @property
+    def mean_log(self) -> float:
+        """The mean of the logarithms of all magnitudes."""
+        counts: list[float] = self._counts_B2.sum(1).tolist()
+        logs = (count * log(level) for count, level in zip(counts, self._levels, strict=True))
+        return sum(logs) / self.num_elements
+
+    def above(self, threshold: float) -> Moments:
+        """The moments of the magnitudes that reach ``threshold``, each less ``threshold``."""
+        place = self._place(threshold)
+        num = self._reaching[place]
+        mean, square = self._sums[place] / num, self._squares[place] / num
+        return Moments(mean - threshold, max(0.0, square - mean * mean))
+
+    def _place(self, threshold: float) -> int:
+        """The first bin whose middle is no smaller, or the last."""
+        return min(bisect_left(self._levels, threshold), len(self._levels) - 1)

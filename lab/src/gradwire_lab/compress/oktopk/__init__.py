@@ -1,0 +1,165 @@
+"""oktopk: the elements that reach one threshold on each rank and another one in the sum.
+
+Source: Li and Hoefler, PPoPP 2022, "Near-optimal sparse allreduce for distributed deep learning"
+    (Ok-Topk): balanced split and reduce, balance and gather; constants of its published code.
+Differences from the paper:
+    - A threshold that fewer than half of what is asked for reach, or more than twice as many, is
+      found anew in that step: the rank's own by looking again, that of sums by gathering all sums,
+      or, of too many, twice what is asked for, of each region its share of them.
+    - Regions are even in the first step, and are cut anew in step 1, 65, 129 ...
+    - Entries are not evened out among ranks before the gather, as in the published code; what each
+      rank sends is padded to the largest.
+    - Places are relative to their region, in the shortest code (``sparse/choose``), where the paper
+      sends 4 bytes each. With ``formats="coo"`` it is the paper's form.
+    - Values are divided by W before they are added, and sums travel in the gradient's dtype.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
+    end 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
+    Where ranks keep disagreeing about an element's sign, it is large on each and small in the sum:
+    it is selected, not averaged, and stays in the residuals, which grow with it.
+Density: exactly as asked in every 32nd step, from half to twice as much in the others.
+Wire: with k = density * N, k / W of them in a region of L elements,
+    8 (W-1)                         how many elements it sends to each, to each (all-to-all)
+    (W-1) * LIST(k / W)             the elements of others' regions; values in the working dtype
+    16 (W-1)                        how many sums it has, and how many of these reach the threshold
+    (W-1) * LIST(k / W)             the sums that do; padded to the largest region's, and in every
+                                    32nd step all sums; values in the gradient's dtype
+    with LIST(K) = K values and the least of 4 K (COO), ceil(L / 8) (hash bitmap) and
+    ceil(K b / 8) + ceil((K + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / K))
+    (``elias_fano``) bytes, rounded up to 8. In every 64th step an all-reduce of W-1 borders of 8
+    bytes. In COO of float32 the lists are 4 k (W-1)/W words of 4 bytes; the paper's bound,
+    6 k (W-1)/W, counts evening out as well.
+State: step, int64; thresholds_2, float64, the rank's own and that of sums, 0 where it is to be
+    found; cuts_C, int64, the regions' inner borders. All but the own threshold are the same on all
+    ranks.
+Contributed: this rank's values at what it selected and the mean has. What it selected and the mean
+    has not goes back to its residual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.collective.steps.sizes import SIZE_BYTES
+from gradwire.compress._coo import check_addressable, share_of
+from gradwire.compress._residual import as_working
+from gradwire.contract import Exchange, Layout, Member, Selection, Traits, synchronise_alone
+from gradwire.contract.bounds import check_share
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import AllReduce, Steps
+
+from .._lists import FORMATS, check_formats
+from .regions import Regions, even_cuts, slots_of, write_cuts
+from .sums import TOLD_BYTES, Turn, no_entries
+from .threshold import FEWEST, MOST, Taken, put_back, select_own
+
+EXACT_STEPS = 32
+"""Thresholds are found exactly in each of so many steps."""
+CUT_STEPS = 64
+"""Regions are cut anew in each of so many steps."""
+
+
+class OktopkState(NamedTuple):
+    """The step, the thresholds (a rank's own and that of sums) and the regions' inner borders."""
+
+    step: Tensor
+    thresholds_2: Tensor
+    cuts_C: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class oktopk(Exchange):
+    """Averages about a ``density`` share of the elements, the largest of the sum of all ranks.
+
+    Each rank selects about as many of its own, and of their sums the largest are taken.
+    ``density`` is k/n in (0, 1]; ``formats`` says how elements are written: in the "smallest" of
+    several formats, or in "coo" alone, as in the paper. All ranks have the same.
+
+    >>> from gradwire.exchange.by_name import run_local
+    >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
+    >>> run_local(oktopk(density=0.25), grads)[0][0]
+    tensor([4., 0., 0., 0.])
+    """
+
+    density: float = 0.01
+    formats: str = "smallest"
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.SPARSE,
+        exact_size=False,
+        contraction=True,
+        error_feedback=True,
+        density_range=(FEWEST, MOST),
+    )
+
+    def __post_init__(self) -> None:
+        check_share("oktopk density", self.density)
+        check_formats("oktopk formats", self.formats)
+
+    def init(self, spec: TensorSpec, world: int) -> OktopkState:
+        check_addressable("oktopk", spec)
+        return OktopkState(
+            torch.zeros(1, dtype=torch.int64, device="cpu"),
+            torch.zeros(2, dtype=torch.float64, device="cpu"),
+            even_cuts(spec.numel, world),
+        )
+
+    def synchronise(
+        self,
+        me: Member,
+        state: OktopkState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[OktopkState]:
+        if me.world == 1:
+            me.selection = None
+            yield from synchronise_alone(grad_N, out_N, residual_N)
+            return state
+        numel, step = grad_N.numel(), int(state.step)
+        asked = share_of(self.density, numel)
+        own, shared = state.thresholds_2.tolist()
+        is_exact = step % EXACT_STEPS == 0
+        cuts_C = state.cuts_C
+        if is_cut := step % CUT_STEPS == 1:
+            cuts_C = me.scratch("cuts", me.world - 1, grad_N, torch.int64)
+
+        def select() -> Taken:
+            taken = select_own(me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked)
+            if is_cut:
+                write_cuts(taken.entries.indices_K, numel, cuts_C)
+            return taken
+
+        taken: Taken = yield me.sized(
+            "encode", select, numel, lambda: Taken(no_entries(grad_N, asked), 1.0)
+        )
+        if is_cut:
+            yield AllReduce(cuts_C)
+            cuts_C = cuts_C // me.world
+        turn = Turn(me, Regions.of(cuts_C, numel, FORMATS[self.formats]), asked, grad_N, out_N)
+        sums = yield from turn.reduce(taken.entries)
+        shared, arrived = yield from turn.gather(sums, 0.0 if is_exact else shared)
+        if residual_N is not None:
+            yield me.sized(
+                "decode",
+                lambda: put_back(me, taken.entries, out_N, residual_N),
+                numel,
+            )
+        me.selection = Selection(self.density * numel, taken.entries.num, arrived)
+        thresholds_2 = torch.tensor([taken.threshold, shared], dtype=torch.float64, device="cpu")
+        return OktopkState(state.step + 1, thresholds_2, cuts_C)
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        """Bytes that each rank sends in most steps: of even regions, at steady thresholds."""
+        if world == 1:
+            return [0]
+        regions = Regions.of(even_cuts(spec.numel, world), spec.numel, FORMATS[self.formats])
+        shares = regions.shares(share_of(self.density, spec.numel))
+        pushed = slots_of(regions, shares, working_dtype(spec.dtype))
+        told = SIZE_BYTES + TOLD_BYTES + max(slots_of(regions, shares, spec.dtype))
+        return [(world - 1) * told + sum(pushed) - own for own in pushed]
+
+
+EXAMPLES = (oktopk(), oktopk(density=0.3), oktopk(density=0.3, formats="coo"))

@@ -1,0 +1,194 @@
+"""Sums of regions, and the mean that all ranks make of them: a step behind the selection.
+
+Source: Ok-Topk (PPoPP 2022), algorithm 1: split and reduce, then balance and allgatherv.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.collective.steps.entries import Packed, decoded, merged_entries, split
+from gradwire.collective.steps.push import push
+from gradwire.contract import Member
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import working_dtype
+from gradwire.contract.verbs import AllGather, Steps
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.parts import Part
+from gradwire.kernels.sparse.scatter import scatter_entries
+
+from .regions import Regions, slots_of
+from .threshold import FEWEST, MOST, SHARED, entries_at, entries_reaching, largest_entries, least
+
+_TOLD = 2
+"""Numbers that a rank tells of its sums: how many there are, and how many reach the threshold."""
+TOLD_BYTES = _TOLD * torch.int64.itemsize
+"""Bytes of these numbers on the wire."""
+
+
+class _Listed(NamedTuple):
+    """The sums that are gathered."""
+
+    counts: list[int]
+    """How many each rank sends."""
+    is_all: bool
+    """All that there are, and not only those that reach the threshold."""
+    is_exact: bool
+    """The largest of them are the mean, and tell the threshold for the next step."""
+
+
+class Turn:
+    """One rank's step behind the selection: the sums of its region, then the mean of all."""
+
+    def __init__(
+        self, me: Member, regions: Regions, asked: int, grad_N: Tensor, out_N: Tensor
+    ) -> None:
+        self.me, self.regions, self.asked, self.out_N = me, regions, asked, out_N
+        self.sum_dtype, self.dtype = working_dtype(grad_N.dtype), grad_N.dtype
+
+    def reduce(self, taken: Entries) -> Steps[Entries]:
+        """Sends each rank what lies in its region; returns the own region's sums over W."""
+        me, regions = self.me, self.regions
+        shares = regions.shares(self.asked)
+        sent, counts = yield me.sized(
+            "encode",
+            lambda: self._pack(regions.parts(taken)),
+            taken.num,
+            lambda: (self._slots(shares), shares),
+        )
+        clear = me.sized("decode", self.out_N.zero_, self.out_N.numel())
+        length = regions.length(me.rank)
+        form_of = partial(regions.form, me.rank, dtype=self.sum_dtype)
+        arrived = yield from push(me, sent, counts, form_of, length, beside=clear, like=self.out_N)
+        sums: Entries = yield me.sized(
+            "merge", lambda: self._add(arrived), self.asked, lambda: no_entries(self.out_N, 0)
+        )
+        return sums
+
+    def gather(self, sums: Entries, threshold: float) -> Steps[tuple[float, int]]:
+        """Writes the mean: what of the sums reaches ``threshold``, or the largest if that is 0.
+
+        Returns the threshold for the next step and how many elements arrived.
+        """
+        me, regions = self.me, self.regions
+        share = regions.shares(self.asked)[me.rank]
+        chosen, told = yield me.sized(
+            "encode",
+            lambda: self._choose(sums, threshold),
+            self.asked,
+            lambda: (sums, [share] * _TOLD),
+        )
+        listed = yield from self._agree(told, threshold)
+        layouts = [regions.form(rank, k, self.dtype)[1] for rank, k in enumerate(listed.counts)]
+        size = max(layout.slot_bytes for layout in layouts)
+        own = me.scratch("own gather", size, self.out_N, torch.uint8, varies=True)
+        whole = me.scratch("gathered", me.world * size, self.out_N, torch.uint8, varies=True)
+
+        def pack() -> None:
+            form, layout = regions.form(me.rank, listed.counts[me.rank], self.dtype)
+            cut = self._cut(sums if listed.is_all else chosen, listed.counts[me.rank])
+            form.encode(cut, regions.length(me.rank), own[: layout.size_bytes])
+
+        def write() -> tuple[float, int]:
+            arrived = self._joined(split(whole, [size] * me.world), listed.counts)
+            if not listed.is_exact:
+                self._put(arrived)
+                return SHARED.corrected(threshold, arrived.num, self.asked), arrived.num
+            best = largest_entries(me, "best", arrived.values.to(self.sum_dtype), self.asked)
+            self._put(entries_at(arrived, best))
+            return least(best.values), best.num
+
+        yield me.sized("encode", pack, self.asked)
+        yield AllGather(whole, own)
+        result: tuple[float, int] = yield me.sized(
+            "decode", write, self.asked, lambda: (threshold, self.asked)
+        )
+        return result
+
+    def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
+        """Tells all ranks how many sums this one has, and how many of them reach ``threshold``."""
+        me, regions = self.me, self.regions
+        own_T = me.told("own told", _TOLD).copy_(torch.tensor(told))
+        told_WT = me.told("told", _TOLD * me.world)
+        yield AllGather(told_WT, own_T)
+        shares = regions.shares(self.asked)
+        of_each = [rank for rank in range(me.world) for _ in range(_TOLD)]
+        flat = me.sizes(
+            told_WT,
+            [regions.length(rank) for rank in of_each],
+            unit="elements",
+            ranks=of_each,
+            usual=[shares[rank] for rank in of_each],
+        )
+        reach_W, most = flat[1::_TOLD], round(MOST * self.asked)
+        count = sum(reach_W)
+        if not threshold or count < FEWEST * self.asked:
+            return _Listed(flat[::_TOLD], is_all=True, is_exact=True)
+        if count <= most:
+            return _Listed(reach_W, is_all=False, is_exact=False)
+        # At least 1 of each region that has any: what is not finite goes before all else.
+        quotas = [-(-most * reach // count) for reach in reach_W]
+        return _Listed(quotas, is_all=False, is_exact=True)
+
+    def _slots(self, counts: list[int]) -> list[Tensor]:
+        sizes = slots_of(self.regions, counts, self.sum_dtype)
+        return split(
+            self.me.scratch("pushed", sum(sizes), self.out_N, torch.uint8, varies=True), sizes
+        )
+
+    def _pack(self, parts: list[Entries]) -> tuple[list[Tensor], list[int]]:
+        counts = [part.num for part in parts]
+        slots = self._slots(counts)
+        for rank, (slot, part) in enumerate(zip(slots, parts, strict=True)):
+            form, layout = self.regions.form(rank, part.num, self.sum_dtype)
+            form.encode(part, self.regions.length(rank), slot[: layout.size_bytes])
+        return slots, counts
+
+    def _add(self, arrived: list[Packed]) -> Entries:
+        """Adds up what all ranks sent, in rank order, rounded to what travels."""
+        length = self.regions.length(self.me.rank)
+        ranks = decoded(self.me, arrived, [length] * self.me.world, 1)
+        total = merged_entries(self.me, ranks, length, self.sum_dtype, 1 / self.me.world)
+        return total._replace(values=total.values.to(self.dtype))
+
+    def _choose(self, sums: Entries, threshold: float) -> tuple[Entries, list[int]]:
+        """The sums that reach ``threshold``, and what this rank tells of both."""
+        if not threshold:
+            return sums, [sums.num, sums.num]
+        most = min(sums.num, round(MOST * self.asked))
+        found = entries_reaching(self.me, "sums", sums.values.to(self.sum_dtype), threshold, most)
+        return entries_at(sums, found), [sums.num, found.num]
+
+    def _cut(self, listed: Entries, count: int) -> Entries:
+        """The ``count`` largest of these sums."""
+        if listed.num == count:
+            return listed
+        return entries_at(
+            listed, largest_entries(self.me, "cut", listed.values.to(self.sum_dtype), count)
+        )
+
+    def _joined(self, slots: list[Tensor], counts: list[int]) -> Entries:
+        """All regions' entries one behind the other, by index of the whole gradient."""
+        messages = []
+        for rank, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            form, layout = self.regions.form(rank, count, self.dtype)
+            messages.append(Packed(form, Payload(layout, slot[: layout.size_bytes])))
+        lengths = [self.regions.length(rank) for rank in range(self.me.world)]
+        each = decoded(self.me, messages, lengths, 1)
+        shifted = [
+            part.indices_K + edge for part, edge in zip(each, self.regions.edges, strict=False)
+        ]
+        return Entries(torch.cat(shifted), torch.cat([part.values for part in each]))
+
+    def _put(self, mean: Entries) -> None:
+        scatter_entries(mean, Part(self.out_N.numel()), self.out_N)
+
+
+def no_entries(like: Tensor, count: int) -> Entries:
+    """The entries of a simulation, which have a number and no content."""
+    values_K = like.new_empty(count, dtype=working_dtype(like.dtype))
+    return Entries(like.new_empty(count, dtype=torch.int32), values_K)

@@ -1,0 +1,42 @@
+"""cupcake: groups of gradients, each sparsified as one, cut where the last one arrives earliest.
+
+Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable Communication-Efficient
+    Distributed Training" (MLSys 2023): one compression for a group of tensors, and a fusion that
+    balances what compressions cost against what waits for them. The paper itself was not at hand:
+    read from its public code, and from what SSFusion (sections II-D and IV-B) says of it.
+Differences from the paper: cuts are found by an exact dynamic programme (``planning/fusion.py``),
+    where published code halves its way to one split. Costs are the cluster's lines, where the code
+    measures steps. Of numbers of groups that tie, the smallest is taken. The merge of what arrives
+    is not in the cost. Gradients of different dtypes are never in one group.
+Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
+    group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
+    the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
+    groups are the same, and are encoded on gradwire's compute lane beside it.
+Order: backward; the next forward starts when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import SparseCost, arrivals, best_fusion, flat_plan
+
+
+def cupcake(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compressor: str = "dgc",
+    density: float = 0.01,
+    inline: bool = True,
+) -> Plan:
+    """The plan of the groups whose sparsified gradients have all arrived earliest."""
+    cost = SparseCost.of(cluster, compressor, density)
+    groups = best_fusion(arrivals(profile), cost)
+    return flat_plan("cupcake", profile, groups, compressor, density, inline)
+
+
+EXAMPLES = (cupcake, partial(cupcake, compressor="topk", density=0.1, inline=False))

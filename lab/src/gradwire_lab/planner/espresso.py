@@ -1,0 +1,267 @@
+"""espresso: each tensor by itself takes the option after which the iteration is shortest.
+
+Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full Potential
+    of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys 2023), algorithms 1 (which
+    tensors to compress, and how) and 2 (which of them to offload to the CPU).
+Differences from the paper:
+    - It is written from accounts of the paper, as SSFusion gives one (section V-A), not from its
+      own text.
+    - One level of links. So the options are: uncompressed by an all-reduce, or compressed and sent
+      whole to all ("indivisible": an all-gather) or in parts that ranks merge ("divisible": push
+      and pull by ``casync_ps``). The paper has trees of such choices within and among hosts.
+    - An encode "on the GPU" is one within the backward pass, and one that is offloaded is one on
+      the compute lane, by the host for gradients in host memory. A device makes both itself, as
+      ``runtime/device/offload.py`` serves ``selective`` alone. Copies are in the measured lines.
+    - Algorithm 2 offloads tensors of a group from the one that is farthest from the output layer.
+      Its reason, that they come earlier, fits the nearest. Both are tried.
+    - Where there are more than 500 combinations of how many to offload in each group, groups are
+      gone through in turn until none gains; the paper searches them all.
+    - Costs are the cluster's lines and the clock of ``gradwire_lab/planning/lanes.py``; the paper's are measured
+      curves and its own timeline.
+Settings: compressor, a sparsifier by name, and its density; divisible, whether push and pull is an
+    option, which among many ranks takes seconds to price; offload, whether algorithm 2 is carried
+    out.
+Order: backward, a message for each tensor, one at a time; the next forward starts when all
+    communication has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from math import prod
+
+from gradwire.errors import invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
+
+from ..planning.lanes import TimedMessage, carry_s, end_of, link_times, ready_times
+
+MOST_COMBINED = 500
+"""The most combinations of offloaded tensors that are all tried."""
+
+
+def espresso(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compressor: str = "dgc",
+    density: float = 0.01,
+    divisible: bool = False,
+    offload: bool = True,
+) -> Plan:
+    """The plan of Espresso for this profile and cluster."""
+    for what, given in (("divisible", divisible), ("offload", offload)):
+        if not isinstance(given, bool):
+            raise invalid(what, given, "True or False", "leave it out")
+    exchanges = _exchanges(compressor, density, divisible)
+    lanes = _Lanes.of(profile, cluster, compressor, exchanges)
+    if cluster.num_ranks > 1:
+        select(lanes)
+        if offload:
+            take_off(lanes)
+    messages = tuple(map(lanes.message, range(len(lanes.tensors))))
+    used = {message.exchange for message in messages}
+    return Plan(
+        planner="espresso",
+        model=profile.model,
+        settings={
+            "compressor": compressor,
+            "density": density,
+            "divisible": divisible,
+            "offload": offload,
+        },
+        messages=messages,
+        exchanges={name: one for name, one in exchanges.items() if name in used},
+    )
+
+
+def _exchanges(compressor: str, density: float, divisible: bool) -> dict[str, ExchangeSetting]:
+    codec = sparsifier(compressor, density)
+    collectives = ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
+    return {
+        f"{compressor} by {collective}": ExchangeSetting(
+            compressor=compressor,
+            settings={"density": density},
+            collective=collective,
+            error_feedback=codec.traits.error_feedback,
+        )
+        for collective in collectives
+    }
+
+
+@dataclass
+class _Lanes:
+    """The tensors in backward order with the seconds of their options, and what is chosen so far.
+
+    Letters: L tensors.
+    """
+
+    tensors: list[ProfiledTensor]
+    layers: list[int]
+    """The layer of each tensor, counted in backward order."""
+    backward_s: list[float]
+    """Seconds of each layer, in backward order."""
+    inline: LineFit
+    beside: LineFit
+    carries_s: dict[str, list[float]]
+    """Seconds on the wire of each tensor by each option; ``DENSE`` is one of them."""
+    options: list[str] = field(init=False)
+    offloaded: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.options = [DENSE] * len(self.tensors)
+        self.offloaded = [False] * len(self.tensors)
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        compressor: str,
+        exchanges: dict[str, ExchangeSetting],
+    ) -> _Lanes:
+        backward = list(reversed(profile.layers))
+        placed = [
+            (tensor, place)
+            for place, layer in enumerate(backward)
+            for tensor in reversed(layer.tensors)
+            if tensor.numel
+        ]
+        tensors = [tensor for tensor, _ in placed]
+        carries_s = {DENSE: [cluster.all_reduce_s(one.size_bytes) for one in tensors]}
+        alike = {(one.numel, one.dtype): one for one in tensors}
+        for name, exchange in exchanges.items() if cluster.num_ranks > 1 else ():
+            alone_s = {key: carry_s([one], exchange, cluster) for key, one in alike.items()}
+            carries_s[name] = [alone_s[one.numel, one.dtype] for one in tensors]
+        codec = cluster.codecs.get(compressor)
+        return cls(
+            tensors=tensors,
+            layers=[place for _, place in placed],
+            backward_s=[layer.backward_s for layer in backward],
+            inline=cluster.inline_line(compressor) or NOTHING,
+            beside=NOTHING if codec is None else codec.encode,
+            carries_s=carries_s,
+        )
+
+    def timed(self) -> tuple[list[float], list[TimedMessage]]:
+        """When layers are ready, and the messages, under the present choice."""
+        inline_s = [0.0] * len(self.backward_s)
+        messages = []
+        for place, option in enumerate(self.options):
+            layer, numel = self.layers[place], self.tensors[place].numel
+            works: tuple[tuple[int, float], ...] = ()
+            if option != DENSE and self.offloaded[place]:
+                works = ((layer, self.beside.seconds(numel)),)
+            elif option != DENSE:
+                inline_s[layer] += self.inline.seconds(numel)
+            messages.append(TimedMessage(layer, works, self.carries_s[option][place]))
+        return ready_times(self.backward_s, inline_s), messages
+
+    def seconds(self) -> float:
+        """F: when the next forward pass may begin, under the present choice."""
+        return end_of(*self.timed())
+
+    def before_bubbles(self) -> int:
+        """The number of tensors that are sent before the last gap on the link.
+
+        What is sent before a gap would end no earlier behind it if it were shorter.
+        """
+        start_s, end_s = link_times(*self.timed())
+        behind = range(len(start_s) - 1, 0, -1)
+        return next((n for n in behind if start_s[n] > end_s[n - 1] * (1 + 1e-12)), 0)
+
+    def shortest(self, place: int) -> str:
+        """The compressed option of a tensor that is on the wire for the least time.
+
+        All take the same encode, so no other one makes the iteration shorter.
+        """
+        compressed = (option for option in self.carries_s if option != DENSE)
+        return min(compressed, key=lambda option: self.carries_s[option][place])
+
+    def message(self, place: int) -> PlannedMessage:
+        tensor, option = self.tensors[place], self.options[place]
+        is_inline = option != DENSE and not self.offloaded[place]
+        return PlannedMessage(
+            chunks=chunks_in([Arrival(tensor, 0.0)]),
+            exchange=option,
+            inline=(tensor.name,) if is_inline else (),
+        )
+
+
+def select(lanes: _Lanes) -> None:
+    """Algorithm 1: the largest first, the option of least F while all others stay as they are.
+
+    Of tensors of one size the one closest to the output layer goes first. Tensors sent before a
+    bubble stay uncompressed, and are dropped.
+    """
+    falling = sorted(
+        range(len(lanes.tensors)), key=lambda place: (-lanes.tensors[place].size_bytes, place)
+    )
+    best_s, dropped = lanes.seconds(), lanes.before_bubbles()
+    for place in falling:
+        if place < dropped:
+            continue
+        lanes.options[place] = lanes.shortest(place)
+        if (found_s := lanes.seconds()) < best_s:
+            best_s, dropped = found_s, lanes.before_bubbles()
+        else:
+            lanes.options[place] = DENSE
+
+
+def take_off(lanes: _Lanes) -> None:
+    """Algorithm 2: of each group of equal size and option, how many go to the compute lane."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place, option in enumerate(lanes.options):
+        if option != DENSE:
+            groups.setdefault((lanes.tensors[place].numel, option), []).append(place)
+    nearest = list(groups.values())
+    farthest = [group[::-1] for group in nearest]
+    found = []
+    for ordered in (farthest, nearest):
+        counts, seconds = _least_counts(
+            [len(group) for group in ordered], partial(_offloaded_s, lanes, ordered)
+        )
+        found.append((seconds, sum(counts), counts, ordered))
+    _, _, counts, ordered = min(found, key=lambda one: one[:2])
+    _offloaded_s(lanes, ordered, counts)
+
+
+def _offloaded_s(lanes: _Lanes, ordered: list[list[int]], counts: Iterable[int]) -> float:
+    """F with the first tensors of each group offloaded, so many of each."""
+    lanes.offloaded = [False] * len(lanes.tensors)
+    for group, count in zip(ordered, counts, strict=True):
+        for place in group[:count]:
+            lanes.offloaded[place] = True
+    return lanes.seconds()
+
+
+def _least_counts(
+    sizes: Sequence[int], seconds_of: Callable[[Sequence[int]], float]
+) -> tuple[Sequence[int], float]:
+    """The numbers, one up to each size, of least seconds; the smallest of those that tie."""
+    if prod(size + 1 for size in sizes) <= MOST_COMBINED:
+        every = product(*(range(size + 1) for size in sizes))
+        return min(((counts, seconds_of(counts)) for counts in every), key=lambda one: one[1])
+    best = [0] * len(sizes)
+    best_s, before_s = seconds_of(best), float("inf")
+    while best_s < before_s:
+        before_s = best_s
+        for group, size in enumerate(sizes):
+            for count in range(size + 1):
+                tried = [*best[:group], count, *best[group + 1 :]]
+                if (found_s := seconds_of(tried)) < best_s:
+                    best, best_s = tried, found_s
+    return best, best_s
+
+
+EXAMPLES = (
+    espresso,
+    partial(espresso, compressor="topk", density=0.1),
+    partial(espresso, density=0.25, offload=False),
+)

@@ -1,0 +1,211 @@
+"""selective_fusion: neighbours are fused, and each is dense or sparsified where there is time.
+
+Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026, sections IV-B to
+    IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's offloading (Wang et al.,
+    EuroSys 2023).
+Differences from the paper: it is of no paper. From SSFusion it differs in these:
+    - What is dense, what is sparsified in the backward pass and what on the compute lane is decided
+      together with the fusion, by when backward pass, lane and link have all ended. SSFusion fuses
+      first, excludes by size against the message before, and offloads what is left.
+    - So it sends whole tensors dense, large ones too, while the link has nothing else to do.
+    - The density of what is sparsified is not lowered to make up for that.
+    - Neighbours may be sparsified as one vector too, as Cupcake does. With ``divisible`` they may
+      also be pushed to the ranks that sum them up, and pulled (``casync_ps``), one of Espresso's
+      schemes. It takes fewer bytes on slow links, and sparsifies the mean once more.
+    - Plans of other planners, dense ones and sparsified ones, are compared with its own by the
+      simulator, and the fastest is returned. So under the model it is never slower than they.
+Settings: sparsifier by name, and its density; every_tensor, whether something of every tensor is
+    sent in each step. Then no neighbours are sparsified as one vector, of which a tensor of small
+    gradients may send nothing for many steps. divisible, whether push and pull are tried, which
+    among many ranks takes long to price.
+Order: backward, a group's all-reduce before its all-gather; one message at a time, or several
+    where that is faster; the next forward starts when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gradwire.errors import invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
+from gradwire.planning.fusion import sparsifier as sparsifier_of
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import TIE, iteration_s
+
+from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
+from ..planning.mixing_search import first_groups
+from .cupcake import cupcake
+from .espresso import espresso
+from .omgs import omgs
+
+APART, AS_ONE, PUSHED_PULLED = "each by itself", "as one", "as one, pushed and pulled"
+CREDITS = (2, 4)
+"""Numbers of messages at once that are tried for the fastest plan; 1 unless another gains."""
+
+
+def selective_fusion(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    sparsifier: str = "dgc",
+    density: float = 0.01,
+    every_tensor: bool = False,
+    divisible: bool = False,
+) -> Plan:
+    """The fastest plan found that fuses dense and sparsified gradients."""
+    for what, given in (("every_tensor", every_tensor), ("divisible", divisible)):
+        if not isinstance(given, bool):
+            raise invalid(what, given, "True or False", "leave it out")
+    exchanges = _exchanges(sparsifier, density)
+    offloaded = espresso(
+        profile, cluster, compressor=sparsifier, density=density, divisible=divisible
+    )
+    found = [offloaded, *_others(profile, cluster, sparsifier, density, every_tensor)]
+    if cluster.num_ranks > 1 and arrivals(profile):
+        three = exchanges[APART], exchanges[AS_ONE], density
+        pushed = exchanges[PUSHED_PULLED] if divisible else None
+        cost = MixedCost.of(profile, cluster, *three, pushed)
+        own = _own(cost, every_tensor, _groups_of(offloaded, cost))
+        found += [_planned(profile, cost, groups, exchanges) for groups in own]
+    best_s, _, best = min(
+        ((iteration_s(plan, profile, cluster), place, plan) for place, plan in enumerate(found)),
+        key=lambda one: one[:2],
+    )
+    for credit in CREDITS if best.credit == 1 else ():
+        several = best.model_copy(update={"credit": credit})
+        several_s = iteration_s(several, profile, cluster)
+        if several_s < best_s * (1 - TIE):
+            best_s, best = several_s, several
+    settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
+    settings |= {"every_tensor": every_tensor, "divisible": divisible}
+    return best.model_copy(update={"planner": "selective_fusion", "settings": settings})
+
+
+def _exchanges(sparsifier: str, density: float) -> dict[str, ExchangeSetting]:
+    codec = sparsifier_of(sparsifier, density)
+    apart = ExchangeSetting(
+        compressor="selective",
+        settings={"sparsifier": sparsifier, "density": density, "num_dense": 0},
+        error_feedback=True,
+    )
+    as_one = ExchangeSetting(
+        compressor=sparsifier,
+        settings={"density": density},
+        collective="allgather_sparse",
+        error_feedback=codec.traits.error_feedback,
+    )
+    pushed = as_one.model_copy(update={"collective": "casync_ps"})
+    return {APART: apart, AS_ONE: as_one, PUSHED_PULLED: pushed}
+
+
+def _others(
+    profile: Profile, cluster: Cluster, sparsifier: str, density: float, every_tensor: bool
+) -> Iterator[Plan]:
+    """Plans of other planners; with ``every_tensor`` none that selects from several as one."""
+    yield from (planner(profile, cluster) for planner in (_dense, wfbp, ddp, mgwfbp))
+    for variant in VARIANTS:
+        yield ssfusion(profile, cluster, variant=variant, sparsifier=sparsifier, density=density)
+    if not every_tensor:
+        for inline in (True, False):
+            settings: dict[str, Any] = {"compressor": sparsifier, "density": density}
+            yield cupcake(profile, cluster, inline=inline, **settings)
+            yield omgs(profile, cluster, inline=inline, **settings)
+
+
+def _dense(profile: Profile, cluster: Cluster) -> Plan:
+    """All-reduces of the groups after which the last one arrives earliest.
+
+    At a density of 0.5 the entries of a sparsified tensor, 8 bytes each, take as many bytes as the
+    dense tensor. So the fusion for sparsified gradients serves dense ones too. Gradients of 16 bits
+    are counted as if they had 32.
+    """
+    line = cluster.line("all_reduce")
+    cost = SparseCost(density=0.5, encode=NOTHING, gather=line, tells_sizes=False)
+    messages = (
+        PlannedMessage(chunks=chunks_in(group)) for group in best_fusion(arrivals(profile), cost)
+    )
+    return Plan(planner="dense", model=profile.model, messages=tuple(messages))
+
+
+def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
+    """The groups of a plan of ``espresso``: a tensor each, in backward order."""
+    found = []
+    for place, message in enumerate(plan.messages):
+        way = Way.INLINE if message.inline else Way.EARLY
+        if message.exchange == DENSE:
+            way = Way.DENSE
+        elif plan.exchanges[message.exchange].collective == "casync_ps":
+            way = Way.PUSHED_INLINE if message.inline else Way.PUSHED_AT_LAUNCH
+        found.append(MixedGroup(place, place + 1, (way,)))
+    return found
+
+
+def _own(cost: MixedCost, every_tensor: bool, seed: list[MixedGroup]) -> Iterator[list[MixedGroup]]:
+    """The best groups of each search, every change that gains made.
+
+    Push and pull compute on the lane between their transfers, which the clock of the search does
+    not see. So searches with and without them are both judged by the simulator.
+    """
+    gathering = replace(cost, pushed=None)
+    searches = [(gathering, False)] + [(gathering, True)] * (not every_tensor)
+    if cost.pushed is not None:
+        searches.append((cost, not every_tensor))
+    for own, as_one in searches:
+        every = list(first_groups(own, as_one=as_one))
+        if own is cost or (cost.pushed is None and not as_one):
+            every.append(seed)
+        found = (improved(groups, own, as_one=as_one) for groups in every)
+        yield min(found, key=lambda one: one[1])[0]
+
+
+def _planned(
+    profile: Profile,
+    cost: MixedCost,
+    groups: list[MixedGroup],
+    exchanges: dict[str, ExchangeSetting],
+) -> Plan:
+    messages = [message for group in groups for message in _messages(group, cost)]
+    used = {message.exchange for message in messages}
+    return Plan(
+        planner="selective_fusion",
+        model=profile.model,
+        messages=tuple(messages),
+        exchanges={name: one for name, one in exchanges.items() if name in used},
+    )
+
+
+def _messages(group: MixedGroup, cost: MixedCost) -> Iterator[PlannedMessage]:
+    def those(*ways: Way) -> list[Arrival]:
+        return [Arrival(cost.tensors[place], 0.0) for place in group.places(*ways)]
+
+    def names(*ways: Way) -> tuple[str, ...]:
+        return tuple(one.tensor.name for one in those(*ways))
+
+    if dense := those(Way.DENSE):
+        yield PlannedMessage(chunks=chunks_in(dense))
+    if apart := those(Way.EARLY, Way.INLINE):
+        yield PlannedMessage(
+            chunks=chunks_in(apart),
+            exchange=APART,
+            inline=names(Way.INLINE),
+            early=names(Way.EARLY),
+        )
+    if whole := those(*WHOLE):
+        exchange = PUSHED_PULLED if group.ways[0] in PUSHED else AS_ONE
+        inline = names(Way.ONE_INLINE, Way.PUSHED_INLINE)
+        yield PlannedMessage(chunks=chunks_in(whole), exchange=exchange, inline=inline)
+
+
+EXAMPLES = (
+    selective_fusion,
+    partial(selective_fusion, sparsifier="topk", density=0.1, every_tensor=True),
+)

@@ -1,0 +1,333 @@
+"""Fusion of gradients that travel in different ways: dense, or sparsified here or there.
+
+A group is neighbours in backward order. Its dense tensors travel by an all-reduce, and the others
+behind it by an all-gather: each sparsified by itself, within the backward pass or on the compute
+lane as it comes, or the whole group as one vector. ``MixedCost`` says what groups cost, and
+``improved`` changes groups for as long as the clock of ``lanes.py`` gains by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire.planning.data.plan import ExchangeSetting
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.fusion import ENTRY_BYTES, NOTHING, SparseCost
+
+from .lanes import TimedMessage, carry_s, end_of, ready_times
+
+
+class Way(IntEnum):
+    """The way of one tensor; all tensors of a group that is sparsified as one have the same."""
+
+    DENSE = 0
+    EARLY = 1
+    """Sparsified by itself on the compute lane, as soon as it is there."""
+    INLINE = 2
+    """Sparsified by itself within the backward pass."""
+    ONE_INLINE = 3
+    """Sparsified with its whole group, within the backward pass."""
+    ONE_AT_LAUNCH = 4
+    """Sparsified with its whole group, on the compute lane when the last of it is there."""
+    PUSHED_INLINE = 5
+    """Sparsified like ``ONE_INLINE``, pushed to the ranks that sum it up, and pulled."""
+    PUSHED_AT_LAUNCH = 6
+    """Sparsified like ``ONE_AT_LAUNCH``, pushed and pulled."""
+
+
+PUSHED = (Way.PUSHED_INLINE, Way.PUSHED_AT_LAUNCH)
+WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH, *PUSHED)
+
+
+class MixedGroup(NamedTuple):
+    """Tensors ``start`` up to, not including, ``stop`` in backward order, and the way of each."""
+
+    start: int
+    stop: int
+    ways: tuple[Way, ...]
+
+    def places(self, *ways: Way) -> list[int]:
+        """The places of the tensors that go in one of these ways."""
+        return [place for place, way in enumerate(self.ways, self.start) if way in ways]
+
+
+class TimedGroup(NamedTuple):
+    """The encodes of one group within the backward pass, and its messages."""
+
+    inline: tuple[tuple[int, float], ...]
+    """Seconds of encodes behind each layer that has any, layers in backward order."""
+    messages: tuple[TimedMessage, ...]
+
+
+class TensorCost(NamedTuple):
+    """One tensor's elements, its bytes dense and sparsified, and the seconds of both encodes."""
+
+    numel: int
+    size_bytes: int
+    sent_bytes: int
+    inline_s: float
+    beside_s: float
+
+
+@dataclass
+class MixedCost:
+    """The seconds that groups of one model take on one cluster. Letters: L tensors, K layers."""
+
+    tensors: list[ProfiledTensor]
+    """In backward order."""
+    layers: list[int]
+    """The layer of each tensor, counted in backward order."""
+    backward_s: list[float]
+    """Seconds of each layer, in backward order."""
+    cluster: Cluster
+    sparse: SparseCost
+    beside: LineFit
+    """The encode on the compute lane, over elements."""
+    apart_behind: LineFit
+    """Computations behind the all-gather of tensors sparsified apart, over their elements."""
+    one_behind: LineFit
+    """Computations behind the all-gather of a group that was sparsified as one."""
+    pushed: LineFit | None
+    """Push and pull of a group, with all that is computed on the way; None where it is no way."""
+    costs: list[TensorCost] = field(init=False)
+    """The cost of each tensor."""
+    _known: dict[MixedGroup, TimedGroup] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.costs = [
+            TensorCost(
+                numel=one.numel,
+                size_bytes=one.size_bytes,
+                sent_bytes=ENTRY_BYTES * self.sparse.entries(one.numel),
+                inline_s=self.sparse.encode_s(one.numel),
+                beside_s=self.beside.seconds(one.numel),
+            )
+            for one in self.tensors
+        ]
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        apart: ExchangeSetting,
+        one: ExchangeSetting,
+        density: float,
+        pushed: ExchangeSetting | None = None,
+    ) -> MixedCost:
+        """The cost for exchanges of sparsified tensors: each by itself, and all as one."""
+        backward = list(reversed(profile.layers))
+        placed = [
+            (tensor, place)
+            for place, layer in enumerate(backward)
+            for tensor in reversed(layer.tensors)
+            if tensor.numel
+        ]
+        sparse = SparseCost.of(cluster, one.compressor, density)
+        codec = cluster.codecs.get(one.compressor)
+        return cls(
+            tensors=[tensor for tensor, _ in placed],
+            layers=[place for _, place in placed],
+            backward_s=[layer.backward_s for layer in backward],
+            cluster=cluster,
+            sparse=sparse,
+            beside=NOTHING if codec is None else codec.encode,
+            apart_behind=_behind(apart, sparse, cluster),
+            one_behind=_behind(one, sparse, cluster),
+            pushed=None if pushed is None else _pushed(pushed, cluster),
+        )
+
+    def whole_ways(self, num_tensors: int, as_one: bool) -> tuple[Way, ...]:
+        """The ways of a group as one vector; of several tensors only if ``as_one``."""
+        if not as_one and num_tensors > 1:
+            return ()
+        return WHOLE if self.pushed is not None else WHOLE[:2]
+
+    def seconds(self, groups: Iterable[MixedGroup]) -> float:
+        """When the backward pass and all messages of these groups have ended."""
+        inline_s = [0.0] * len(self.backward_s)
+        messages: list[TimedMessage] = []
+        for group in groups:
+            timed = self._known.get(group) or self.timed(group)
+            for layer, seconds in timed.inline:
+                inline_s[layer] += seconds
+            messages += timed.messages
+        return end_of(ready_times(self.backward_s, inline_s), messages)
+
+    def timed(self, group: MixedGroup) -> TimedGroup:
+        """The seconds of one group, by itself."""
+        made = self._as_one(group) if group.ways[0] in WHOLE else self._apart(group)
+        self._known[group] = made
+        return made
+
+    def _as_one(self, group: MixedGroup) -> TimedGroup:
+        numel = sum(one.numel for one in self.costs[group.start : group.stop])
+        last = self.layers[group.stop - 1]
+        way = group.ways[0]
+        if way in PUSHED:
+            assert self.pushed is not None
+            carry = self.pushed.measured_s(numel)
+        else:
+            carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
+        if way in (Way.ONE_INLINE, Way.PUSHED_INLINE):
+            inline = ((last, self.sparse.encode_s(numel)),)
+            return TimedGroup(inline, (TimedMessage(last, (), carry),))
+        works = ((last, self.beside.seconds(numel)),)
+        return TimedGroup((), (TimedMessage(last, works, carry),))
+
+    def _apart(self, group: MixedGroup) -> TimedGroup:
+        inline: list[tuple[int, float]] = []
+        works: list[tuple[int, float]] = []
+        dense_bytes = gathered_bytes = numel = 0
+        dense_last = sparse_last = 0
+        own = slice(group.start, group.stop)
+        for way, one, layer in zip(group.ways, self.costs[own], self.layers[own], strict=True):
+            if way == Way.DENSE:
+                dense_bytes, dense_last = dense_bytes + one.size_bytes, layer
+                continue
+            numel, sparse_last = numel + one.numel, layer
+            gathered_bytes += one.sent_bytes
+            if way == Way.INLINE:
+                inline.append((layer, one.inline_s))
+            else:
+                works.append((layer, one.beside_s))
+        messages = []
+        if dense_bytes:
+            carry = self.cluster.all_reduce_s(dense_bytes)
+            messages.append(TimedMessage(dense_last, (), carry))
+        if numel:
+            carry = self.sparse.gather_bytes_s(gathered_bytes) + self.apart_behind.seconds(numel)
+            messages.append(TimedMessage(max(dense_last, sparse_last), tuple(works), carry))
+        return TimedGroup(tuple(inline), tuple(messages))
+
+
+def _behind(exchange: ExchangeSetting, cost: SparseCost, cluster: Cluster) -> LineFit:
+    """The line, over elements, of what an exchange computes behind its all-gather."""
+    if cluster.num_ranks == 1:
+        return NOTHING
+    few, many = 10_000, 10_000_000
+    low_s, high_s = (
+        max(
+            0.0,
+            carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster)
+            - cost.gather_s(numel),
+        )
+        for numel in (few, many)
+    )
+    slope = max(0.0, high_s - low_s) / (many - few)
+    return LineFit(alpha_s=max(0.0, low_s - slope * few), per_unit_s=slope)
+
+
+_PRICED = (1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+"""Numbers of elements at which push and pull are priced."""
+_LEAST_S = 1e-12
+"""Added to the seconds that a line is fitted to, which may not be 0."""
+
+
+def _pushed(exchange: ExchangeSetting, cluster: Cluster) -> LineFit:
+    """Seconds over elements, by simulation; in proportion between two sizes."""
+    return fit_line(
+        (numel, carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster) + _LEAST_S)
+        for numel in _PRICED
+    )
+
+
+MOST_TRIED = 2500
+"""The most changes of groups that are tried; each takes about a tenth of a millisecond."""
+
+
+def improved(
+    groups: Sequence[MixedGroup], cost: MixedCost, *, as_one: bool = True, most: int = MOST_TRIED
+) -> tuple[list[MixedGroup], float]:
+    """Groups that end no later, and when they end: every change that gains is kept.
+
+    Changes are of one tensor's way, of a whole group's, and of borders. It ends when none gains, or
+    when ``most`` were tried. Without ``as_one`` no two tensors come to be sparsified as one.
+    """
+    best, best_s = list(groups), cost.seconds(groups)
+    tried, gained = 0, True
+    while gained and tried < most:
+        gained = False
+        place = 0
+        while place < len(best) and tried < most:
+            for start, stop, instead in _changes(best, place, cost, as_one):
+                tried += 1
+                other = [*best[:start], *instead, *best[stop:]]
+                other_s = cost.seconds(other)
+                if other_s < best_s * (1 - 1e-9):
+                    best, best_s, gained = other, other_s, True
+                    break
+                if tried >= most:
+                    break
+            else:
+                place += 1
+            place = min(place, len(best))
+    return best, best_s
+
+
+Change = tuple[int, int, tuple[MixedGroup, ...]]
+"""Groups ``start:stop`` of a list, and those in their place."""
+
+
+def _changes(
+    groups: list[MixedGroup], place: int, cost: MixedCost, as_one: bool
+) -> Iterator[Change]:
+    """The changes of one group, and of its border with the next."""
+    group = groups[place]
+    start, stop, ways = group
+    numels = [one.numel for one in cost.costs[start:stop]]
+    for way in cost.whole_ways(stop - start, as_one):
+        if way != ways[0]:
+            yield place, place + 1, (MixedGroup(start, stop, (way,) * len(ways)),)
+    if ways[0] not in WHOLE:
+        falling = sorted(range(len(ways)), key=lambda one: -numels[one])
+        for one in falling[:MOST_FLIPPED]:
+            for way in (Way.EARLY, Way.INLINE, Way.DENSE):
+                if way != ways[one]:
+                    changed = (*ways[:one], way, *ways[one + 1 :])
+                    yield place, place + 1, (MixedGroup(start, stop, changed),)
+    for cut in sorted({1, (stop - start) // 2, stop - start - 1} - {0, stop - start}):
+        parts = (
+            MixedGroup(start, start + cut, ways[:cut]),
+            MixedGroup(start + cut, stop, ways[cut:]),
+        )
+        yield place, place + 1, parts
+    if place + 1 < len(groups):
+        yield from _of_border(groups, place, cost, as_one)
+
+
+MOST_FLIPPED = 24
+"""The most tensors of a group, the largest, whose own ways are changed."""
+
+
+def _of_border(
+    groups: list[MixedGroup], place: int, cost: MixedCost, as_one: bool
+) -> Iterator[Change]:
+    (start, middle, before), (_, stop, after) = groups[place : place + 2]
+    if cost.tensors[middle - 1].dtype != cost.tensors[middle].dtype:
+        return
+    is_whole = before[0] in WHOLE or after[0] in WHOLE
+    if is_whole and (before[0] != after[0] or not as_one):
+        return
+    both = (*before, *after)
+    yield place, place + 2, (MixedGroup(start, stop, both),)
+    for cut in (middle - 4, middle - 1, middle + 1, middle + 4):
+        if start < cut < stop:
+            parts = (
+                MixedGroup(start, cut, both[: cut - start]),
+                MixedGroup(cut, stop, both[cut - start :]),
+            )
+            yield place, place + 2, parts
+
+
+def borders_of_dtypes(tensors: Sequence[ProfiledTensor]) -> list[int]:
+    """The places between two tensors of different dtypes, which no group may hold."""
+    return [
+        place for place, (one, other) in enumerate(pairwise(tensors), 1) if one.dtype != other.dtype
+    ]

@@ -1,0 +1,83 @@
+"""Inputs of several verbs: a model, a cluster, lists of figures, settings of a planner."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...contract.bounds import check_whole
+from ...contract.units import parse_bytes, parse_rate
+from ...errors import invalid
+from ...planning.data.cluster import Cluster, check_rate
+from ...planning.data.stored import MOST_RANKS
+
+RANKS = 8
+RATE = "10gbit"
+
+
+def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
+    """The cluster of a file, at another size or rate where one is given; else one as stated."""
+    rate_bytes_per_s = None if rate is None else parse_rate(rate)
+    if num_ranks is not None:
+        check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)
+    if rate_bytes_per_s is not None:
+        check_rate("rate", rate_bytes_per_s)
+    if path is None:
+        return Cluster(
+            num_ranks=RANKS if num_ranks is None else num_ranks,
+            rate_bytes_per_s=parse_rate(RATE) if rate_bytes_per_s is None else rate_bytes_per_s,
+        )
+    cluster = Cluster.load(path)
+    if num_ranks is None and rate_bytes_per_s is None:
+        return cluster
+    return cluster.scaled(num_ranks=num_ranks, rate_bytes_per_s=rate_bytes_per_s)
+
+
+def read_ranks(text: str | None) -> list[int | None]:
+    """Numbers of ranks such as ``8,16,32``; [None] where none is given.
+
+    >>> read_ranks("8, 16"), read_ranks(None)
+    ([8, 16], [None])
+    """
+    if text is None:
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        accepted = "whole numbers, 1 or more, with commas between them"
+        raise invalid("ranks", text, accepted, "write --ranks 8,16,32")
+    return [int(word) for word in words]
+
+
+def read_rates(text: str | None) -> list[str | None]:
+    """Link rates such as ``1gbit,10gbit``, each checked; [None] where none is given."""
+    if text is None:
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        parse_rate(word)
+    return [*words]
+
+
+def read_settings(given: Sequence[str]) -> dict[str, object]:
+    """Settings from words such as ``credit=4``; sizes may carry their unit.
+
+    >>> read_settings(["credit=4", "partition_bytes=4MiB"])
+    {'credit': 4, 'partition_bytes': 4194304}
+    """
+    found: dict[str, object] = {}
+    for word in given:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise invalid("--set", word, "name=value", "write --set credit=4")
+        found[name] = _value(name, text)
+    return found
+
+
+def _value(name: str, text: str) -> object:
+    if name.endswith("_bytes"):
+        return parse_bytes(text)
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return text

@@ -1,0 +1,148 @@
+"""Decide what is sent together, in which pieces and in which order; show and explain a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...contract.units import format_rate
+from ...errors import InvalidSetting, invalid
+from ...planning import catalogue
+from ...planning.catalogue import load_or_read
+from ...planning.check import check
+from ...planning.data.cluster import Cluster
+from ...planning.data.plan import Plan, PlannedMessage
+from ...planning.data.profile import Profile
+from ...planning.explain import alternatives, explain, own_reasons
+from ...planning.exposed import Account
+from ...planning.periods import period_sentences
+from ...planning.plan import plan as make_plan
+from ..report.output import emit, progress
+from ._inputs import RANKS, RATE, read_cluster, read_settings
+
+app = typer.Typer()
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None, typer.Option(help="A model of the catalogue, or a profile's file.")
+    ] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="Who plans (gradwire list planner), else usbyte.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the planner, as trials=0.")
+    ] = None,
+    tune: Annotated[bool, typer.Option(help="Search the settings not given.")] = False,
+    show: Annotated[Path | None, typer.Option(help="Read this plan instead.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
+    ranks: Annotated[int | None, typer.Option(help=f"Number of ranks, else {RANKS}.")] = None,
+    rate: Annotated[str | None, typer.Option(help=f"Rate of each link, else {RATE}.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan (JSON) here.")] = None,
+    why: Annotated[
+        bool, typer.Option("--explain", help="Say why, and what else there is.")
+    ] = False,
+    period: Annotated[int | None, typer.Option(help="Explain local steps of it too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decide what is sent together, in which pieces and in which order; show and explain a plan.
+
+    Without --cluster: uncompressed all-reduces on a ring, 65 us a hop.
+    """
+    where = read_cluster(cluster, ranks, rate)
+    if show is not None:
+        if planner or settings or tune:
+            accepted = "given without --planner, --set and --tune"
+            raise invalid("--show", str(show), accepted, "leave it out to plan again")
+        made = Plan.load(show)
+        profile = load_or_read(model) if model else _profile_of(made)
+        check(made, profile)
+    elif model is None:
+        raise InvalidSetting("no model was given; write --model vgg16, or --show plan.json")
+    else:
+        profile, given = load_or_read(model), read_settings(settings or ())
+        with progress("planning"):
+            made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
+    if out is not None:
+        made.save(out)
+    title = f"{made.planner} for {made.model}, {where.num_ranks} ranks at " + format_rate(
+        where.rate_bytes_per_s
+    )
+    if why or period is not None:
+        _emit_reasons(made, profile, where, title, period, as_json)
+    else:
+        emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
+
+
+def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
+    """A row a message, in issue order, with its times under the model."""
+    account = Account.of(plan, profile, cluster)
+    timing, ready_s = account.timing, account.ready_s()
+    rows: list[dict[str, object]] = []
+    for number, message in enumerate(plan.messages):
+        behind, hidden_s = account.hidden_behind(number)
+        start_s, end_s = timing.message_start_s[number], timing.message_end_s[number]
+        row: dict[str, object] = {"name": str(number), "sends": _contents(message)}
+        if plan.credit > 1:
+            row["lane"] = number % plan.credit
+        if any(one.after for one in plan.messages):
+            row["after"] = list(message.after)
+        if any(one.inline or one.early for one in plan.messages):
+            row["encoded_inline"], row["encoded_early"] = len(message.inline), len(message.early)
+        rows.append(
+            row
+            | {
+                "size_bytes": timing.message_bytes[number],
+                "ready_s": ready_s[number],
+                "start_s": start_s,
+                "end_s": end_s,
+                "fraction_hidden": hidden_s / (end_s - start_s) if end_s > start_s else 1.0,
+                "behind": behind,
+            }
+        )
+    return rows
+
+
+def _contents(message: PlannedMessage, most: int = 1) -> str:
+    words = [f"{c.tensor}[{c.start}:{c.stop}]" for c in message.chunks[:most]]
+    more = len(message.chunks) - most
+    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+
+
+def _emit_reasons(
+    plan: Plan, profile: Profile, cluster: Cluster, title: str, period: int | None, as_json: bool
+) -> None:
+    """The sentences, then the table of planners; as JSON they stand in the plan's own row.
+
+    A planner that explains itself has compared plans already, and needs no table.
+    """
+    explains_itself = own_reasons(plan) is not None
+    with progress("explaining"):
+        sentences = explain(plan, profile, cluster)
+        if period is not None:
+            sentences += period_sentences(plan, profile, cluster, period)
+        rows: list[dict[str, object]] = [{"name": plan.planner}]
+        if not explains_itself:
+            rows = alternatives(plan, profile, cluster)
+    if as_json:
+        own = next(row for row in rows if row["name"] == plan.planner)
+        own["reasons"] = sentences
+    else:
+        print(f"{title}\n")
+        for sentence in sentences:
+            print(f"* {sentence}")
+        print()
+    if as_json or not explains_itself:
+        emit("plan", rows, as_json=as_json, title="planners, this one with its settings")
+
+
+def _profile_of(plan: Plan) -> Profile:
+    if plan.model in catalogue.names():
+        return catalogue.load(plan.model)
+    raise InvalidSetting(
+        f"the plan is for {plan.model!r}, which the catalogue lacks; "
+        "give its profile with --model profile.json"
+    )

@@ -1,0 +1,296 @@
+"""Measure a model's layers, and what messages and compressors cost on a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...contract.registry import names
+from ...contract.units import parse_rate
+from ...errors import InvalidSetting, invalid
+from ...planning import catalogue
+from ...planning.data.cluster import PRIMITIVES, Cluster
+from ...planning.data.profile import Profile
+from ..report.output import Fractions, emit, progress
+from ..report.table import Row
+from . import _sparsity
+
+if TYPE_CHECKING:
+    from torch import nn
+
+app = typer.Typer()
+
+HOSTS, RATE = 4, "500mbit"
+TIMEOUT_S = 900.0
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="FILE.py:function, which returns (model, step); or a model of the catalogue, to "
+            "measure only the cluster."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for profile.json and cluster.json.")] = Path(
+        "profile"
+    ),
+    hosts: Annotated[
+        int | None, typer.Option(help=f"Measure that many shaped hosts, else {HOSTS}.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help=f"Measure shaped hosts with such links, else {RATE}.")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
+    codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
+    sparsity: _sparsity.Wanted = False,
+    batches: _sparsity.Batches = None,
+    sparsifier: _sparsity.Sparsifier = None,
+    settings: _sparsity.SparsifierSettings = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a model's layers, and what messages and compressors cost on a cluster.
+
+    step() runs one forward and backward on one batch. Started by torchrun, the cluster is the group
+    of its ranks, each of which profiles; otherwise --hosts or --rate asks for shaped hosts.
+    """
+    if iterations is not None and iterations < 1:
+        raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
+    zeros = _sparsity.SparsityAsked.of(sparsity, batches, sparsifier, settings)
+    own = _from_file(model) if ":" in model else None
+    if own is None:
+        catalogue.load(model)  # or an error that lists the names
+        zeros.refuse(model)
+    asked = own is None or hosts is not None or rate is not None
+    with _together() if sparsity else nullcontext():
+        measured = None if own is None else _profiled(own, iterations, zeros)
+        cluster = _cluster(hosts, rate, codecs, asked)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    _save(measured, cluster, out)
+    _show(measured, cluster, as_json)
+    if picture is not None:
+        _draw(measured, cluster, picture, model)
+    if not as_json:
+        typer.echo(f"written to {out}")
+
+
+def _together() -> AbstractContextManager[None]:
+    """The group of ranks that torchrun started, for what is measured in it; else nothing."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return nullcontext()
+    from gradwire_bench.testbed.ranks import launched_group
+
+    return launched_group()
+
+
+def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, made in (("profile.json", measured), ("cluster.json", cluster)):
+        if made is not None:
+            made.save(folder / name)
+
+
+def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, title: str) -> None:
+    """The picture, and one more beside it where gradients are sparse."""
+    from ..report import fits
+
+    fits.draw(() if measured is None else measured.layers, cluster, picture, title=title)
+    zeros = None if measured is None else measured.sparsity
+    if zeros is not None and zeros.tensors:
+        from ..report import sparsity
+
+        sparsity.draw(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
+
+
+def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
+    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return _on_hosts(hosts or HOSTS, rate or RATE, codecs) if asked else None
+    if hosts is not None:
+        raise invalid("--hosts", hosts, "left out under torchrun", "the ranks are the cluster")
+    return _launched(rate, codecs)
+
+
+Made = tuple["nn.Module", Callable[[], object]]
+
+
+def _from_file(where: str) -> Made:
+    """The (model, step) that ``function`` of ``FILE.py`` returns."""
+    from torch import nn
+
+    name, _, function = where.rpartition(":")
+    path = Path(name)
+    remedy = "write gradwire profile train.py:build, where build() returns (model, step)"
+    if not path.is_file():
+        raise invalid("model", where, "FILE.py:function with a file that exists", remedy)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise invalid("model", where, "FILE.py:function with a Python file", remedy)
+    module = importlib.util.module_from_spec(spec)
+    # As Python does for a script: its neighbours can be imported, and classes find their module.
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise invalid("model", where, f"a function that {path.name} defines", remedy)
+    made: Any = build()
+    if not (
+        isinstance(made, tuple)
+        and len(made) == 2
+        and isinstance(made[0], nn.Module)
+        and callable(made[1])
+    ):
+        raise InvalidSetting(
+            f"{function}() of {path.name} must return (model, step), a torch.nn.Module and a "
+            f"callable, got {type(made).__name__}; {remedy}"
+        )
+    return made
+
+
+def _profiled(made: Made, iterations: int | None, zeros: _sparsity.SparsityAsked) -> Profile:
+    from ...planning.measure.layers import NUM_WARM_UP
+    from ...planning.measure.layers import profile as profile_model
+
+    model, step = made
+    total = None if iterations is None else NUM_WARM_UP + iterations
+    with progress("profiling", total=total) as advance:
+        found = profile_model(model, step, iterations=iterations, advance=advance)
+    return found.with_sparsity(zeros.measure(model, step)) if zeros.wanted else found
+
+
+def _compressors(wanted: bool) -> tuple[str, ...]:
+    return names("compress") if wanted else ()
+
+
+def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
+    """Measures shaped hosts of the testbed, or the loopback where none can be made."""
+    from gradwire_bench.testbed.hosts import Testbed, open_hosts
+    from gradwire_bench.testbed.ranks import run_ranks
+
+    from ...planning.measure import links_rank
+
+    if hosts < 2:
+        raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
+    testbed = Testbed(hosts=hosts, rate_bytes_per_s=parse_rate(rate))
+    with open_hosts(testbed) as made, progress(f"measuring {hosts} hosts", total=1) as advance:
+        bench = links_rank.LinksBench(
+            compressors=_compressors(codecs),
+            rate_bytes_per_s=testbed.rate_bytes_per_s if made.shaped else None,
+            threads=max(1, len(os.sched_getaffinity(0)) // hosts),
+        )
+        report = Fractions(advance)
+        found = run_ranks(
+            made, links_rank.__name__, asdict(bench), report=report, timeout_s=TIMEOUT_S
+        )
+    return Cluster.parse(found[0]["cluster"])
+
+
+def _launched(rate: str | None, codecs: bool) -> Cluster:
+    """Measures the group that torchrun started."""
+    from gradwire_bench.testbed.ranks import launched_group
+
+    from ...planning.measure.links_rank import LinksBench, measure_group_links
+
+    bench = LinksBench(
+        compressors=_compressors(codecs),
+        rate_bytes_per_s=None if rate is None else parse_rate(rate),
+    )
+    with progress("measuring the ranks", total=1) as advance, launched_group():
+        return measure_group_links(bench, Fractions(advance))
+
+
+def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:
+    sections: dict[str, list[Row]] = {}
+    if measured is not None:
+        sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
+        sections["a step"] = _step_rows(measured)
+    zeros = None if measured is None else measured.sparsity
+    if zeros is not None:
+        said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
+        sections[f"{said}: {zeros.source}"] = _sparsity.rows(zeros)
+    if cluster is not None:
+        sections[f"messages: {cluster.source}"] = _link_rows(cluster)
+    if cluster is not None and cluster.codecs:
+        sections["codecs, by a million elements"] = _codec_rows(cluster)
+    if as_json:
+        rows = [{**row, "section": title} for title, rows in sections.items() for row in rows]
+        emit("profile", rows, as_json=True, title="")
+        return
+    for title, rows in sections.items():
+        emit("profile", rows, as_json=False, title=title)
+        typer.echo()
+
+
+def _layer_rows(measured: Profile) -> list[Row]:
+    step_s = measured.forward_s + measured.backward_s
+    return [
+        {
+            "name": layer.name,
+            "size_bytes": layer.size_bytes,
+            "forward_s": layer.forward_s,
+            "backward_s": layer.backward_s,
+            "fraction_of_step": (layer.forward_s + layer.backward_s) / step_s if step_s else 0.0,
+        }
+        for layer in measured.layers
+    ]
+
+
+def _step_rows(measured: Profile) -> list[Row]:
+    facts = measured.measurement
+    assert facts is not None
+    return [
+        {
+            "name": "step",
+            "size_bytes": measured.size_bytes,
+            "forward_s": measured.forward_s,
+            "backward_s": measured.backward_s,
+            "step_s": facts.step_s,
+            "step_with_hooks_s": facts.hooked_step_s,
+            "fraction_slowdown": facts.slowdown,
+            "iterations": facts.iterations,
+            "profiling_s": facts.profiling_s,
+        }
+    ]
+
+
+def _link_rows(cluster: Cluster) -> list[Row]:
+    return [
+        {
+            "name": verb,
+            "alpha_s": line.alpha_s,
+            "alpha_error_s": line.alpha_error_s,
+            "beta_s_per_byte": line.per_unit_s,
+            "beta_error_s_per_byte": line.per_unit_error_s,
+            "fraction_residual": line.residual,
+        }
+        for verb, line in cluster.collectives.items()
+    ]
+
+
+def _codec_rows(cluster: Cluster) -> list[Row]:
+    return [
+        {
+            "name": f"{name} {primitive}",
+            "alpha_s": line.alpha_s,
+            "alpha_error_s": line.alpha_error_s,
+            "million_s": 1e6 * line.per_unit_s,
+            "million_error_s": 1e6 * line.per_unit_error_s,
+            "fraction_residual": line.residual,
+        }
+        for name, fit in cluster.codecs.items()
+        for primitive in PRIMITIVES
+        for line in (getattr(fit, primitive),)
+        if not line.is_nothing
+    ]

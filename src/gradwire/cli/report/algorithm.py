@@ -1,0 +1,326 @@
+"""The page of an algorithm: its file's header, what it declares, sends and keeps, and its figures.
+
+``gradwire list NAME`` prints it, and the documentation has it as a page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ...contract import Compressor, Exchange
+from ...contract.registry import KINDS, load, names
+from ...contract.spec import TensorSpec
+from ...contract.state import leaves
+from ...errors import IncompatiblePair
+from ...exchange.by_name import exchange_for
+from ...exchange.error_feedback import with_error_feedback
+from ...exchange.pair import pair, suited
+from ...planning.measure.memory import NUMEL, WORLD, bytes_an_element
+from .table import Row, markdown
+
+SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))
+"""The gradient whose bytes a page states: a matrix of float32."""
+WORLDS = (2, 4, 16)
+PER_ELEMENT = "bytes an element"
+KEPT = "kept bytes an element"
+HEADS = {
+    "compress": ("compressor", "exchange", "scheme", "method"),
+    "collective": ("exchange", "scheme"),
+    "planner": ("planner",),
+}
+"""First cells of those tables of measurements that have a row for an algorithm of a kind."""
+
+_FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+){0,3}(?: \([^)]*\))?):(?: |$)")
+_CONTRIBUTED = re.compile(r"(?<=\. )Contributed: ")
+_CODE = re.compile(r"(`+)(.+?)\1")
+_SPECIAL = re.compile(r"([\\\[\]]|\*(?! )|(?<! )\*|\b_|_\b)")
+
+
+def page(kind: str, name: str, measured: str | None) -> str:
+    """The page of an algorithm as Markdown.
+
+    ``kind`` is a key of ``load.KINDS``. ``measured`` is the text of the page of measurements, of
+    which all rows that name the algorithm are shown, or None where that page is not at hand.
+    """
+    algorithm = load(kind, name)
+    lead, *fields = header_of(kind, name)
+    parts = [f"# {_escaped(name)}", f"{KINDS[kind].capitalize()}: {lead}"]
+    declared = {
+        "arguments": settings(algorithm),
+        "declares": traits(algorithm),
+        "exchange": [exchange(algorithm())] if kind == "compress" else [],
+    }
+    parts += [f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x]
+    parts += fields
+    if kind == "compress":
+        parts += ["## Bytes and memory", _SENT_BY_A_COMPRESSOR, markdown(_sent(algorithm()))]
+        parts += [_KEPT, markdown([_kept(exchange_for(algorithm()))])]
+    if kind == "collective":
+        parts += ["## Bytes", _SENT_BY_A_COLLECTIVE, markdown(_carried(algorithm()))]
+    if kind == "planner":
+        command = f"gradwire plan --model resnet50 --planner {name} --explain"
+        parts += ["## Figures", f"`{command}` says what this planner does for a model, and why."]
+    if kind in HEADS:
+        parts += ["## Measured", *_figures(kind, name, measured)]
+    return "\n\n".join(parts) + "\n"
+
+
+_SENT_BY_A_COMPRESSOR = (
+    f"A gradient of {SPEC.numel:,} float32, a square matrix, with the default settings: computed "
+    "from the layouts. Where sizes vary these are typical ones. Plain float32 has 4 bytes an "
+    "element."
+)
+_KEPT = (
+    f"Bytes an element that a rank of {WORLD} keeps beside weights and gradients, counted while "
+    f"this page was made: a matrix of {NUMEL:,} random float32 that travels alone. All messages "
+    "share what is `passing`. One that holds several gradients keeps a copy of them besides (4)."
+)
+_SENT_BY_A_COLLECTIVE = (
+    f"The most that one rank sends of a gradient of {SPEC.numel:,} float32 through compressors "
+    "with their default settings, computed from the layouts; and what a rank of "
+    f"{WORLD} keeps beside weights and gradients, counted with {NUMEL:,} elements."
+)
+
+
+def description(kind: str, name: str) -> str:
+    """The first line of an algorithm's file, without its own name before it and the period."""
+    line = _docstring(kind, name).partition("\n")[0].rstrip(".")
+    head, colon, rest = line.partition(": ")
+    return rest if colon and len(head) <= 2 * len(name) + 8 else line
+
+
+def header_of(kind: str, name: str) -> list[str]:
+    """The header of an algorithm's file as paragraphs of Markdown, its first line in front."""
+    _, _, rest = _docstring(kind, name).partition("\n")
+    return [f"{_escaped(description(kind, name))}.", *map(_paragraph, _paragraphs(rest))]
+
+
+def _paragraphs(header: str) -> Iterator[str]:
+    """Fields, items of lists ("- ..."), formulas (indented) and other text, each on one line."""
+    for block in re.split(r"\n\s*\n", header.strip("\n")):
+        lines = block.split("\n")
+        if all(line.startswith("    ") for line in lines):
+            yield block
+            continue
+        found: list[str] = []
+        for line in lines:
+            is_item, is_in_item = line.startswith("    - "), bool(found) and found[-1][:2] == "- "
+            begins = not found or is_item or (is_in_item and not line.startswith("      "))
+            if begins or _FIELD.match(line):
+                found.append(line.strip())
+            else:
+                found[-1] += f" {line.strip()}"
+        yield from found
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of a header as Markdown; an indented one is Markdown's code already."""
+    if text.startswith("    "):
+        return text
+    if text.startswith("- "):
+        return f"- {_escaped(text[2:])}"
+    if field := _FIELD.match(text):
+        text = f"**{field[1]}:** {_escaped(text[field.end() :])}".strip()
+        return _CONTRIBUTED.sub("**Contributed:** ", text)
+    return _escaped(text)
+
+
+def settings(algorithm: Any) -> list[str]:
+    """The settings that are given by keyword: fields of a compressor, arguments of a planner."""
+    made = {
+        field.name: field.default_factory()
+        for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
+        if field.default_factory is not dataclasses.MISSING
+    }
+    return [
+        p.name if p.default is p.empty else f"{p.name}={_shown(made.get(p.name, p.default))}"
+        for p in inspect.signature(algorithm).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    ]
+
+
+def traits(algorithm: Any) -> list[str]:
+    """A compressor's promises, or a collective's needs of one, as words."""
+    promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
+    if promised is not None:
+        return _words(promised)
+    return [f"needs {word}" for word in _words(needed)] if needed is not None else []
+
+
+def exchange(algorithm: Any) -> str:
+    """The exchange that an algorithm gets when it is given alone."""
+    is_codec = isinstance(algorithm, Compressor)
+    name = type(suited(algorithm)).__name__ if is_codec else "its own"
+    return f"{name} + error feedback" if algorithm.traits.error_feedback else name
+
+
+def overview(kind: str) -> list[Row]:
+    """A row for each algorithm of a kind, with what compressors send and keep.
+
+    Bytes are those of an element, and of a rank among the largest of ``WORLDS``.
+    """
+    rows: list[Row] = []
+    for name in names(kind):
+        rows.append({"name": _link(kind, name), "what it does": _escaped(description(kind, name))})
+        if kind == "compress":
+            *_, sent, kept = _sent(load(kind, name)())
+            rows[-1] |= {"sent": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}
+    return rows
+
+
+def trained(measured: str) -> list[Row]:
+    """The rows of the first table of compressors on the page of measurements, as they are there."""
+    found = next(one for one in tables(measured) if one.head[0] == HEADS["compress"][0])
+    return [
+        {"name": _link("compress", name), **dict(zip(found.head[1:], figures, strict=True))}
+        for name, *figures in found.rows
+    ]
+
+
+def _link(kind: str, text: str) -> str:
+    """An algorithm's name, which settings may follow, as a link to its page if it has one."""
+    name = text.partition("(")[0]
+    shown = _escaped(text)
+    return f"[{shown}]({page_path(kind, name)})" if name in names(kind) else shown
+
+
+def page_path(kind: str, name: str) -> str:
+    """The place of an algorithm's page among those of all."""
+    return f"{kind.replace('.', '-')}/{name}.md"
+
+
+class Measurements(NamedTuple):
+    """A table of a page of measurements, with its section and the paragraph that introduces it."""
+
+    section: str
+    said: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def tables(text: str) -> Iterator[Measurements]:
+    """All tables of a page of Markdown, in order.
+
+    >>> [found] = tables("## Speed\\n\\nIn s:\\n\\n| a | s |\\n| --- | --- |\\n| b | 2 |")
+    >>> found
+    Measurements(section='Speed', said='In s:', head=['a', 's'], rows=[['b', '2']])
+    """
+    section = said = ""
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("#"):
+            section, said = block.lstrip("# ").partition("\n")[0], ""
+        elif block.lstrip().startswith("| "):
+            head, _, *rows = (
+                [one.strip() for one in line.strip().strip("|").split("|")]
+                for line in block.strip().split("\n")
+            )
+            yield Measurements(section, said, head, rows)
+        else:
+            said = " ".join(block.split())
+
+
+def _docstring(kind: str, name: str) -> str:
+    return inspect.getdoc(importlib.import_module(f"gradwire.{kind}.{name}")) or ""
+
+
+def _escaped(text: str) -> str:
+    """Text of a docstring as Markdown, in which only what stands in backticks is code."""
+    found, end = [], 0
+    for code in _CODE.finditer(text):
+        found += [_plain(text[end : code.start()]), f"`{code[2]}`"]
+        end = code.end()
+    return "".join([*found, _plain(text[end:])])
+
+
+def _plain(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text).replace("<", "&lt;")
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(f"`{word}`" if "=" in word else _escaped(word) for word in words)
+
+
+def _shown(default: object) -> str:
+    return str(default).removeprefix("torch.")
+
+
+def _words(declared: Any) -> list[str]:
+    words: list[str] = []
+    for field in dataclasses.fields(declared):
+        value = getattr(declared, field.name)
+        if isinstance(value, Enum):
+            words.append(str(value.value))
+        elif value is True:
+            words.append(field.name.replace("_", " "))
+        elif value and field.name == "layouts":
+            words.append(" or ".join(layout.value for layout in value))
+    return words
+
+
+def _sent(algorithm: Any) -> list[Row]:
+    """Bytes of a payload, of what a rank sends by the default exchange, and of what it keeps."""
+    whole = exchange_for(algorithm)
+    found: dict[str, int | None] = {}
+    if isinstance(algorithm, Compressor):
+        found["payload"] = algorithm.typical(SPEC).size_bytes
+    for world in WORLDS:
+        sent = whole.expected_bytes(SPEC, world)
+        found[f"sent by a rank, of {world}"] = None if sent is None else max(sent)
+    found["kept from step to step"] = sum(
+        tensor.nbytes for _, tensor in leaves(whole.init(SPEC, WORLDS[-1]))
+    )
+    return [_row(name, size_bytes) for name, size_bytes in found.items()]
+
+
+def _row(name: str, size_bytes: int | None) -> Row:
+    per_element = None if size_bytes is None else size_bytes / SPEC.numel
+    return {"name": name, "size_bytes": size_bytes, PER_ELEMENT: per_element}
+
+
+def _kept(whole: Exchange) -> Row:
+    """Bytes an element that a rank keeps, by kind and together."""
+    found = bytes_an_element(whole)
+    each = {kind: round(size, 2) for kind, size in found.items() if size >= 0.005}
+    return {**each, "together": round(sum(found.values()), 2)}
+
+
+def _carried(collective: Any) -> list[Row]:
+    """Bytes that a rank sends of payloads of three kinds, or why the collective refuses them."""
+    rows: list[Row] = []
+    for name in ("none", "onebit", "topk"):
+        codec = load("compress", name)()
+        try:
+            made = pair(codec, collective)
+        except IncompatiblePair as error:
+            rows.append({"name": name, "": f"refused: {str(error).partition(': ')[2]}"})
+            continue
+        sent = {f"among_{world}_bytes": max(made.expected_bytes(SPEC, world)) for world in WORLDS}
+        whole = with_error_feedback(made) if codec.traits.error_feedback else made
+        rows.append({"name": name, **sent, KEPT: _kept(whole)["together"]})
+    return rows
+
+
+def _figures(kind: str, name: str, measured: str | None) -> list[str]:
+    """Every row of the page of measurements that names an algorithm, with what was done."""
+    if measured is None:
+        return ["The page of measurements is in the source repository: `docs/measured.md`."]
+    found = []
+    for one in tables(measured):
+        rows = [row for row in one.rows if _names(row[0], name, alone=kind == "compress")]
+        if one.head[0] in HEADS[kind] and rows:
+            lines = [one.head, ["---"] * len(one.head), *rows]
+            shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            found += [f"**{one.section}:** {one.said}", shown]
+    return found or ["`docs/measured.md` has no figure that is of this algorithm alone."]
+
+
+def _names(text: str, name: str, *, alone: bool) -> bool:
+    """Whether a row's first cell is of an algorithm: it stands in front, or anywhere in it."""
+    words = re.findall(r"\w+", text.lower())
+    return name in (words[:1] if alone else words)

@@ -1,0 +1,139 @@
+"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ...version import __version__
+from . import table
+
+
+def emit(
+    command: str,
+    rows: list[dict[str, object]],
+    *,
+    as_json: bool,
+    title: str,
+    hidden: Collection[str] = (),
+    notes: Collection[str] = (),
+) -> None:
+    """Prints a verb's result on stdout; keys in ``hidden`` only as JSON.
+
+    ``rows`` each have a ``name`` and plain values with their unit in the key. As JSON it is one
+    object ``{"command", "version", "machine", "rows"}``; figures that are not finite become null.
+    ``notes`` are printed below the rows, and stand under that key where there are any.
+    """
+    if as_json:
+        result = {
+            "command": command,
+            "version": __version__,
+            "machine": machine(),
+            "rows": [{key: _plain_value(value) for key, value in row.items()} for row in rows],
+        }
+        if notes:
+            result["notes"] = list(notes)
+        print(json.dumps(result, indent=2, allow_nan=False))
+        return
+    rows = table.without(rows, hidden)
+    console = Console()
+    if console.is_terminal:
+        console.print(table.rich_table(rows, title=title))
+    else:
+        print(table.plain(rows, title=title))
+    for note in notes:
+        print(f"\n{note}")
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def machine() -> dict[str, object]:
+    """The things that figures depend on: processor, memory, system and the versions in use."""
+    return {
+        "cpu": cpu_model(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": installed_version("torch"),
+        "gradwire": __version__,
+    }
+
+
+def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system has it, or what kind it is where the system has none."""
+    if listing.exists():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model") and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed distribution, found without importing it; None if absent."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Shows that work of more than two seconds goes on; on stderr, and only on a terminal.
+
+    Yields ``advance(amount=1, note="")``. Without ``total`` the bar only says that it lives.
+
+        with progress("measuring", total=3) as advance:
+            for size in sizes:
+                measure(size)
+                advance(note=f"{size} bytes")
+    """
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _advance_nothing
+        return
+    fields = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    with Progress(*fields, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=total, note="")
+
+        def advance(amount: float = 1, note: str = "") -> None:
+            bar.update(task, advance=amount, note=note)
+
+        yield advance
+
+
+def _advance_nothing(amount: float = 1, note: str = "") -> None:
+    pass
+
+
+class Fractions:
+    """Turns reports of how much is done, (fraction, what), into advances of a `progress` bar."""
+
+    def __init__(self, advance: Callable[..., None]) -> None:
+        self._advance = advance
+        self._done = 0.0
+
+    def __call__(self, fraction: float, what: str) -> None:
+        self._advance(fraction - self._done, what)
+        self._done = fraction

@@ -1,0 +1,107 @@
+"""Entries in collectives of sparse payloads: reading them, adding them up, writing the sums.
+
+Values are multiplied by 1 / W before they are added, so that no sum of finite gradients overflows
+where their mean does not. Ranks add in one order, so all of them hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...contract import Compressor, Member
+from ...contract.payload import Format, Payload
+from ...contract.spec import TensorSpec, working_dtype
+from ...contract.tensorwise import Joined
+from ...kernels.sparse.entries import Entries, num_units
+from ...kernels.sparse.format import SparseFormat
+from ...kernels.sparse.merge import merge
+from ...kernels.sparse.parts import Part
+from ...kernels.sparse.scatter import scatter_entries
+
+
+def num_entries(form: Format) -> int:
+    """How many indices a sparse payload of this layout has."""
+    if isinstance(form, Joined):
+        assert form.num_entries is not None, "asked of a payload that was received"
+        return form.num_entries
+    return next(part.numel for part in form if part.name == "indices")
+
+
+def value_dtype(codec: Compressor, spec: TensorSpec) -> torch.dtype:
+    """The dtype in which a codec's values travel: its payload's own, else the working dtype."""
+    dtypes = [part.dtype for part in codec.format(spec) if part.name == "values"]
+    return dtypes[0] if dtypes else working_dtype(spec.dtype)
+
+
+def expected_union(taken: float, total: int, world: int) -> float:
+    """How many of ``total`` units ``world`` ranks take that take ``taken`` each, independently."""
+    return total * (1 - (1 - taken / total) ** world) if total else 0.0
+
+
+def split(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Views of the buffer's front, one behind the other."""
+    return [buffer[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+def merged_entries(
+    me: Member, ranks: Sequence[Entries], num_places: int, dtype: torch.dtype, scale: float = 1.0
+) -> Entries:
+    """``scale`` times the ranks' sums, in the member's buffers: the same ones at every call."""
+    most, like = sum(entries.num for entries in ranks), ranks[0].values
+    places_K = me.scratch("merged places", most, like, torch.int32, varies=True)
+    values = me.scratch("merged values", most * ranks[0].width, like, dtype, varies=True)
+    return merge(ranks, num_places, scale=scale, dtype=dtype, room=(places_K, values))
+
+
+class Packed(NamedTuple):
+    """Units of one part in a sparse format, as they came."""
+
+    form: SparseFormat
+    payload: Payload
+
+
+def decoded(
+    me: Member, messages: Sequence[Packed], lengths: Sequence[int], width: int
+) -> list[Entries]:
+    """The entries of messages; each is of a part of so many places. Valid until the next call."""
+    counts = [message.payload["values"].numel() // width for message in messages]
+    like = messages[0].payload["values"]
+    rooms = split(me.passing("decoded", sum(counts), like, torch.int32), counts)
+    return [
+        form.decode(payload, length, width, room=room)
+        for (form, payload), length, room in zip(messages, lengths, rooms, strict=True)
+    ]
+
+
+def cleared(
+    me: Member, codec: Compressor, all_of: Payload | None, grad_N: Tensor, out_N: Tensor
+) -> None:
+    """Makes zeros of ``out_N``.
+
+    Where that is the gradient, and ``all_of`` it is known, only what is not zero is written.
+    """
+    if all_of is not None and out_N.data_ptr() == grad_N.data_ptr():
+        indices_K, _ = codec.entries(all_of)
+        size = indices_K.numel() * codec.width
+        if size * _LINE < out_N.numel():
+            zeros = me.passing("zeros", size, out_N, out_N.dtype).zero_()
+            part = Part(num_units(out_N.numel(), codec.width))
+            scatter_entries(Entries(indices_K, zeros, codec.width), part, out_N)
+            return
+    out_N.zero_()
+
+
+_LINE = 16
+"""float32 in a line of memory: where more are there, all lines are written anyway."""
+
+
+def scaled_entries(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
+    """The entries with all values multiplied in ``dtype``; in place where they are of that."""
+    values = entries.values
+    own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
+    return entries._replace(values=own)

@@ -1,0 +1,112 @@
+"""Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without loss.
+
+They are never made dense: what comes in and goes out are row numbers and rows. Two kinds of ways,
+each named by a collective: everyone gets everyone's rows and adds them up, or every row goes to the
+rank that serves it, by its hash (ZEN) or its place, and the sums come back. All give the same bits.
+A row that some rank has, be it all zeros, is in the mean.
+
+Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN (OSDI 2025),
+    section 4, for embeddings.
+Differences: row counts are told first, and the way follows from them. Gathered rows are padded to
+    the largest count, so every rank may have touched another number of rows, or none.
+Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 bytes and its values
+    for each row; served, what the collective sends of units that are rows (its pulls never dense).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...contract import Member
+from ...contract.collective import Collective
+from ...contract.payload import Payload
+from ...contract.spec import working_dtype
+from ...contract.verbs import AllGather, Compute, Steps
+from ...kernels.sparse.entries import Entries
+from ...kernels.sparse.formats.coo import coo
+from .cut import Cut, cached_parts
+from .entries import merged_entries
+from .push_pull import PushPull
+from .sizes import tell_count
+
+Rows = tuple[Tensor, Tensor]
+"""Row numbers int64, ascending and without duplicates, and their values_RC."""
+
+
+def average_rows(
+    me: Member, rows: Rows, num_rows: int, choose: Callable[[list[int]], Collective]
+) -> Steps[Rows]:
+    """The mean over ranks of rows of a table of ``num_rows``.
+
+    Ranks may differ in how many rows they have, not in their length. ``choose`` is given all ranks'
+    counts and names the way, one that carries rows; it decides alike on all of them.
+    """
+    rows_R, values_RC = rows
+    counts = yield from tell_count(me, rows_R.numel(), num_rows, unit="rows")
+    me.way = me.imbalance = None
+    if max(counts) == 0:
+        return rows
+    way = choose(counts)
+    assert way.carries_rows, way
+    me.way = type(way).__name__
+    units = Entries(rows_R.to(torch.int32), values_RC.reshape(-1), values_RC.shape[1])
+    if isinstance(way, PushPull):
+        return (yield from _served(me, way, units, num_rows))
+    return (yield from _gathered(me, counts, units, num_rows))
+
+
+def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> Steps[Rows]:
+    width, dtype = units.width, units.values.dtype
+    layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
+    size = max(layout.slot_bytes for layout in layouts)
+    own = me.scratch("own", size, units.values, torch.uint8, varies=True)
+    gathered = me.scratch("gathered", me.world * size, units.values, torch.uint8, varies=True)
+
+    def pack() -> None:
+        coo().encode(units, num_rows, own[: layouts[me.rank].size_bytes])
+
+    yield Compute("pack", pack, units.values.numel())
+    yield AllGather(gathered, own)
+
+    def merge() -> Rows:
+        ranks = [
+            coo().decode(Payload(layout, slot[: layout.size_bytes]), num_rows, width)
+            for layout, slot in zip(layouts, gathered.chunk(me.world), strict=True)
+        ]
+        sums = merged_entries(me, ranks, num_rows, working_dtype(dtype), 1 / me.world)
+        return sums.indices_K.long(), sums.values.to(dtype, copy=True).view(-1, width)
+
+    mean: Rows = yield Compute("merge", merge, sum(counts) * width)
+    return mean
+
+
+def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Steps[Rows]:
+    """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
+    width, dtype = units.width, units.values.dtype
+    parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
+    cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
+    like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
+    sent, counts = yield Compute("partition", lambda: servers.spread(me, cut, units), units.num)
+    nothing = Compute("clear", lambda: None)
+    arrived = yield from servers.push(me, cut, sent, counts, nothing, like)
+    usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
+    total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
+    found = [units] * me.world
+
+    def put(rank: int, entries: Entries) -> None:
+        places_K, values, _ = entries
+        found[rank] = Entries(parts[rank].indices(places_K), values, width)
+
+    yield from servers.pull(me, cut, total, told, like, put)
+
+    def merge() -> Rows:
+        rows = torch.cat([part.indices_K for part in found])
+        values = torch.cat([part.values.view(-1, width) for part in found])
+        order = rows.argsort()
+        return rows[order].long(), values[order]
+
+    merged: Rows = yield Compute("merge", merge, sum(part.values.numel() for part in found))
+    return merged

@@ -1,0 +1,137 @@
+"""Payload: what crosses the wire, one contiguous byte buffer with typed views into it.
+
+A ``Format`` is the layout alone (names, dtypes, counts, offsets). Both ends derive it from the
+tensor's spec, so nothing describes itself on the wire; a payload without a buffer has a size but no
+content and is what the simulator sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import invalid
+
+
+def slot_bytes(size_bytes: int) -> int:
+    """The size rounded up to 8 bytes: payloads that lie one behind the other stay aligned."""
+    return -(-size_bytes // 8) * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One typed array inside a payload."""
+
+    name: str
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Format:
+    """The fields of a payload in the order in which they lie, each aligned to its own item size.
+
+    >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
+    11
+    """
+
+    fields: tuple[Field, ...]
+    offsets: tuple[int, ...] = field(init=False)
+    size_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, end = [], 0
+        for part in self.fields:
+            start = -(-end // part.dtype.itemsize) * part.dtype.itemsize
+            offsets.append(start)
+            end = start + part.size_bytes
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "size_bytes", end)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The room that a payload of this layout takes among others."""
+        return slot_bytes(self.size_bytes)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int, torch.dtype]]:
+        return {
+            part.name: (start, start + part.size_bytes, part.dtype)
+            for part, start in zip(self.fields, self.offsets, strict=True)
+        }
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """(first byte, byte behind the last) of what lies between fields."""
+        ends = [start + part.size_bytes for part, start in zip(self, self.offsets, strict=True)]
+        pairs = zip(ends, self.offsets[1:], strict=False)
+        return tuple((end, start) for end, start in pairs if end < start)
+
+    def place(self, name: str) -> tuple[int, int, torch.dtype]:
+        """(first byte, byte behind the last, dtype) of one field."""
+        return self._places[name]
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+
+class Payload:
+    """Encoded gradient: ``format`` plus ``buffer`` (uint8, contiguous), or size only.
+
+    ``payload["indices"]`` is a typed view, never a copy.
+    """
+
+    __slots__ = ("buffer", "format")
+
+    def __init__(self, format: Format, buffer: Tensor | None = None) -> None:
+        if buffer is not None and (
+            buffer.dtype != torch.uint8
+            or not buffer.is_contiguous()
+            or buffer.numel() != format.size_bytes
+        ):
+            raise invalid(
+                "payload buffer",
+                f"{tuple(buffer.shape)} {buffer.dtype}",
+                f"{format.size_bytes} contiguous uint8",
+                "take it from Payload.empty(format)",
+            )
+        self.format = format
+        self.buffer = buffer
+
+    @classmethod
+    def empty(
+        cls, format: Format, buffer: Tensor | None = None, device: torch.device | None = None
+    ) -> Payload:
+        """A payload to be filled: in ``buffer`` if given, else in a new, zeroed one.
+
+        Bytes between fields are zeros either way: equal gradients have equal payloads.
+        """
+        if buffer is None:
+            return cls(format, torch.zeros(format.size_bytes, dtype=torch.uint8, device=device))
+        made = cls(format, buffer)
+        for start, stop in format.gaps:
+            buffer[start:stop] = 0
+        return made
+
+    @property
+    def size_bytes(self) -> int:
+        return self.format.size_bytes
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.buffer is None:
+            raise invalid("payload", "size only", "one with content", "encode a gradient first")
+        start, stop, dtype = self.format.place(name)
+        return self.buffer[start:stop].view(dtype)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{f.name}: {f.numel} {f.dtype}" for f in self.format)
+        content = "" if self.buffer is not None else ", size only"
+        return f"Payload({fields}; {self.size_bytes} bytes{content})"

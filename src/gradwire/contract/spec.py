@@ -1,0 +1,124 @@
+"""Descriptions of what is communicated, before any value exists: tensor specs and chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from math import isqrt, prod
+
+import torch
+
+from ..errors import invalid
+
+CHUNK_ALIGNMENT = 8
+"""Chunks start at multiples of 8 elements, so that bits fill whole bytes in every chunk."""
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes that gradients may have."""
+
+DTYPE_NAMES = "float32, bfloat16, float16 or float64"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, number of elements and dtype of one flat gradient, what lies in it and where it lies.
+
+    ``shapes`` are those of the tensors that lie in it one behind the other, for algorithms that act
+    on matrices; none stands for a single vector. ``device`` is the type of the device on which it
+    is encoded, as ``Tensor.device.type`` names it: kernels are made for that one. It says nothing
+    of the payload, so specs of two devices are equal.
+
+    >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
+    4000
+    """
+
+    name: str
+    numel: int
+    dtype: torch.dtype = torch.float32
+    shapes: tuple[tuple[int, ...], ...] = ()
+    device: str = field(default="cpu", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.numel < 0:
+            raise invalid("numel", self.numel, "0 or more", "count the tensor's elements")
+        if self.shapes and sum(map(prod, self.shapes)) != self.numel:
+            accepted = f"shapes of {self.numel} elements in all"
+            raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
+        if self.dtype not in DTYPES:
+            raise invalid("dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point")
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def tensor_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each tensor; one vector where no shapes are known."""
+        return self.shapes or ((self.numel,),)
+
+    def chunk(self, start: int, stop: int) -> TensorSpec:
+        """The spec of elements ``start`` to ``stop``: a vector."""
+        name = f"{self.name}[{start}:{stop}]"
+        return TensorSpec(name, stop - start, self.dtype, device=self.device)
+
+
+def check_gradient(grad_N: object) -> None:
+    """Refuses what cannot be read as one flat gradient.
+
+    It is a vector with a value at each place, of one of ``DTYPES``, and no part of a graph. It need
+    not be contiguous.
+    """
+    if not isinstance(grad_N, torch.Tensor):
+        raise invalid("gradient", grad_N, "a tensor", "pass param.grad.flatten()")
+    if grad_N.layout is not torch.strided or grad_N.is_meta:
+        given = f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
+        raise invalid("gradient", given, "one with a value at each place", "pass it .to_dense()")
+    if grad_N.dtype not in DTYPES:
+        remedy = "average the real and the imaginary part, torch.view_as_real(grad).flatten()"
+        if not grad_N.dtype.is_complex:
+            remedy = "convert it with .float()"
+        raise invalid("dtype of the gradient", grad_N.dtype, DTYPE_NAMES, remedy)
+    if grad_N.dim() != 1:
+        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+    if grad_N.requires_grad:
+        given, accepted = "a tensor that requires a gradient", "a gradient, and no part of a graph"
+        raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
+
+
+def squarest(numel: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes for a gradient that belongs to no model: a square matrix, and the rest as a vector.
+
+    >>> squarest(1000)
+    ((31, 31), (39,))
+    """
+    side = isqrt(numel)
+    rest = numel - side * side
+    return ((side, side), (rest,)) if rest else ((side, side),)
+
+
+@lru_cache(maxsize=4096)
+def chunk_bounds(numel: int, num_chunks: int) -> tuple[tuple[int, int], ...]:
+    """Cuts ``numel`` elements into ``num_chunks`` flat ranges of equal, aligned length.
+
+    The first chunk is never shorter than a later one; trailing chunks may be empty.
+
+    >>> chunk_bounds(20, 3)
+    ((0, 8), (8, 16), (16, 20))
+    """
+    length = -(-numel // num_chunks)
+    length = -(-length // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+    edges = [min(i * length, numel) for i in range(num_chunks + 1)]
+    return tuple(pairwise(edges))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and residuals: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def spec_of(grad_N: torch.Tensor) -> TensorSpec:
+    """The nameless spec of a flat gradient; refuses what is none."""
+    check_gradient(grad_N)
+    return TensorSpec("", grad_N.numel(), grad_N.dtype, device=grad_N.device.type)

@@ -1,0 +1,353 @@
+"""Tensorwise: the tensors that travel in one message, each encoded by itself.
+
+Elements of a block share a scale or a mean. A block that reached from an embedding into a norm
+would serve neither, so where a codec declares ``shared_scale``, blocks restart at every tensor.
+HiPress compresses each layer by itself too, and calls one kernel for several (section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, groupby, islice, pairwise
+from math import prod
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import RanksDiffer, invalid
+from . import Compressor, State, Traits
+from .payload import Field, Format, Payload, slot_bytes
+from .shapes_only import Hollow
+from .spec import TensorSpec
+
+
+def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
+    """The codec for a message in which tensors of ``sizes`` elements lie one behind the other.
+
+    It is ``codec`` itself where elements share no scale, or where there is only one tensor.
+    """
+    if not codec.traits.shared_scale or len(sizes) < 2:
+        return codec
+    if isinstance(codec, Hollow):
+        return Hollow(Tensorwise(codec.codec, sizes))
+    return Tensorwise(codec, sizes)
+
+
+def together(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor:
+    """The codec for a message of tensors of ``sizes`` elements, each encoded by a codec of its own.
+
+    These are variants of one codec, whose traits and states are of one form; at least one.
+    """
+    if len(codecs) == 1:
+        return codecs[0]
+    hollow = [codec.codec for codec in codecs if isinstance(codec, Hollow)]
+    if hollow:
+        return Hollow(together(tuple(hollow), sizes))
+    return Tensorwise(codecs[0], sizes, codecs)
+
+
+def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
+    """Elements of each tensor that lies in a message; empty ones are left out."""
+    return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
+
+
+def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
+    """The places of these tensors among the shapes of a message."""
+    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (0,)
+
+
+@dataclass(frozen=True)
+class Joined(Format):
+    """The layout of several tensors' payloads as one; ``dtype`` is that of their gradients.
+
+    ``num_entries`` is how many indices these payloads have together, where their layouts are known.
+    """
+
+    dtype: torch.dtype = torch.float32
+    num_entries: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Tensorwise(Compressor):
+    """A codec that encodes the tensors of a flat gradient apart, and sends them as one payload.
+
+    ``sizes`` are the tensors' numbers of elements, in order; ``own`` are their codecs where these
+    are variants of ``codec`` (see ``together``), else empty. The payload holds theirs one behind
+    the other, each rounded up to 8 bytes. Where sizes of payloads vary, theirs in bytes go before
+    them, an int64 for each tensor.
+    """
+
+    codec: Compressor
+    sizes: tuple[int, ...]
+    own: tuple[Compressor, ...] = ()
+
+    @property
+    def codecs(self) -> tuple[Compressor, ...]:
+        """The codec of each tensor."""
+        return self.own or (self.codec,) * len(self.sizes)
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return self.codec.traits
+
+    @property
+    def width(self) -> int:
+        return self.codec.width
+
+    def for_world(self, world: int, rank: int = 0) -> Compressor:
+        own = tuple(codec.for_world(world, rank) for codec in self.own)
+        return Tensorwise(self.codec.for_world(world, rank), self.sizes, own)
+
+    def chunk(self, start: int, stop: int) -> Compressor:
+        lengths = [min(b, stop) - max(a, start) for a, b in self._bounds()]
+        inside = tuple(size for size in lengths if size > 0)
+        if not self.own or not inside:
+            return tensorwise(self.codec, inside)
+        own = zip(self.own, lengths, strict=True)
+        return together(tuple(codec for codec, size in own if size > 0), inside)
+
+    def init(self, spec: TensorSpec) -> State:
+        each = zip(self.codecs, self._bounds(), strict=True)
+        return tuple(codec.init(spec.chunk(a, b)) for codec, (a, b) in each)
+
+    def format(self, spec: TensorSpec) -> Joined:
+        return _format(self, spec.dtype)
+
+    def typical(self, spec: TensorSpec) -> Joined:
+        each = zip(self.codecs, self.sizes, strict=True)
+        forms = tuple(codec.typical(TensorSpec("", size, spec.dtype)) for codec, size in each)
+        return self.joined(spec.dtype, forms)
+
+    def received(self, spec: TensorSpec, size_bytes: int) -> Format:
+        if self.traits.exact_size:
+            return super().received(spec, size_bytes)
+        room_bytes = size_bytes - self._first
+        most_bytes = sum(form.slot_bytes for form in self.largest(spec.dtype))
+        if not 0 <= room_bytes <= most_bytes or room_bytes % slot_bytes(1):
+            raise self.no_such_size(spec, size_bytes)
+        return self._announcing(spec.dtype, room_bytes)
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        (found,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
+        return found
+
+    def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
+        for codec, parts, outs in _batches(_jobs_of(self, payload, out_N)):
+            codec.decode_many(parts, outs, scale=scale)
+        return out_N
+
+    def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
+        for codec, parts, sums in _batches(_jobs_of(self, payload, sum_N)):
+            codec.merge_many(parts, sums, scale=scale)
+
+    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+        of_tensors = zip(*map(self.parts, payloads), strict=True)
+        for codec, own, part_N in zip(self.codecs, of_tensors, self.cut(sum_N), strict=True):
+            codec.merge_all(own, part_N, scale=scale)
+
+    def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        indices, values = [], []
+        each = zip(self.codecs, self._bounds(), self.parts(payload), strict=True)
+        for codec, (start, _), part in each:
+            indices_K, values_K = codec.entries(part)
+            indices.append(indices_K + start // self.width)
+            values.append(values_K.clone())  # it may lie in a buffer that the next tensor's takes
+        return torch.cat(indices), torch.cat(values)
+
+    def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a flat gradient, residual or mean, as views of it."""
+        if flat_N.numel() != sum(self.sizes):
+            accepted = f"{sum(self.sizes)}, those of the tensors in it"
+            raise invalid("elements of a message", flat_N.numel(), accepted, "pass all of them")
+        return torch.split(flat_N, list(self.sizes))
+
+    def parts(self, payload: Payload) -> list[Payload]:
+        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are none."""
+        form, buffer = payload.format, payload.buffer
+        if not isinstance(form, Joined) or buffer is None:
+            raise invalid("payload", payload, f"one by {self!r}", "decode what it encoded")
+        forms = self.largest(form.dtype) if self.traits.exact_size else self._told(payload, form)
+        return list(map(Payload, forms, self._rooms(forms, buffer)))
+
+    def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
+        """The room of each tensor's payload in the one of all; bytes between them become zeros."""
+        forms = self.largest(dtype)
+        ends = accumulate(form.slot_bytes for form in forms)
+        for end, form in zip(ends, forms, strict=True):
+            if form.size_bytes < form.slot_bytes:
+                buffer[end - form.slot_bytes + form.size_bytes : end] = 0
+        return self._rooms(forms, buffer)
+
+    def announced(
+        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Tensor | None
+    ) -> Payload:
+        """The payload of all tensors from those of each, where sizes vary."""
+        forms = [payload.format for payload in payloads]
+        form, contents = self.joined(dtype, forms), [payload.buffer for payload in payloads]
+        assert contents[0] is not None
+        front = None if buffer is None else buffer[: form.size_bytes]
+        joined = Payload.empty(form, front, contents[0].device)
+        joined["sizes"].copy_(torch.tensor([payload.size_bytes for payload in payloads]))
+        joined["payloads"].zero_()
+        assert joined.buffer is not None
+        for room, content in zip(self._rooms(forms, joined.buffer), contents, strict=True):
+            assert content is not None
+            room.copy_(content)
+        return joined
+
+    def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
+        """The layout of all tensors' payloads from that of each."""
+        slots = [form.slot_bytes for form in forms]
+        entries = sum(part.numel for form in forms for part in form if part.name == "indices")
+        if not self.traits.exact_size:
+            return self._announcing(dtype, sum(slots), entries)
+        fields = (Field(f"tensor {i}", torch.uint8, slot) for i, slot in enumerate(slots))
+        return Joined(tuple(fields), dtype=dtype, num_entries=entries)
+
+    def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
+        """The layout of each tensor's largest payload."""
+        return _largest(self, dtype)
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        return list(pairwise(accumulate(self.sizes, initial=0)))
+
+    @property
+    def _first(self) -> int:
+        """The byte at which the first tensor's payload begins."""
+        return 0 if self.traits.exact_size else torch.int64.itemsize * len(self.sizes)
+
+    def _rooms(self, forms: Sequence[Format], buffer: Tensor) -> list[Tensor]:
+        starts = accumulate((form.slot_bytes for form in forms), initial=self._first)
+        return [buffer[at : at + form.size_bytes] for at, form in zip(starts, forms, strict=False)]
+
+    def _told(self, payload: Payload, form: Joined) -> tuple[Format, ...]:
+        """The layouts that the sizes announced in a payload stand for."""
+        told: list[int] = payload["sizes"].tolist()
+        limits = [each.size_bytes for each in self.largest(form.dtype)]
+        fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
+        if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
+            raise RanksDiffer(
+                f"a payload of {payload.size_bytes} bytes announces tensors of {told} bytes, which "
+                f"may have {limits}; give every rank the same model, compressor and settings"
+            )
+        specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
+        each = zip(self.codecs, specs, told, strict=True)
+        return tuple(codec.received(spec, size_bytes) for codec, spec, size_bytes in each)
+
+    def _announcing(
+        self, dtype: torch.dtype, room_bytes: int, num_entries: int | None = None
+    ) -> Joined:
+        """The layout where sizes vary, of payloads that take ``room_bytes`` in all."""
+        told = Field("sizes", torch.int64, len(self.sizes))
+        room = Field("payloads", torch.uint8, room_bytes)
+        return Joined((told, room), dtype=dtype, num_entries=num_entries)
+
+
+@lru_cache(maxsize=4096)
+def _format(codec: Tensorwise, dtype: torch.dtype) -> Joined:
+    return codec.joined(dtype, codec.largest(dtype))
+
+
+@lru_cache(maxsize=4096)
+def _largest(codec: Tensorwise, dtype: torch.dtype) -> tuple[Format, ...]:
+    each = zip(codec.codecs, codec.sizes, strict=True)
+    return tuple(own.format(TensorSpec("", size, dtype)) for own, size in each)
+
+
+def encode_each(
+    codecs: Sequence[Compressor],
+    states: Sequence[State],
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor | None],
+    buffers: Sequence[Tensor | None],
+) -> list[tuple[Payload, State]]:
+    """``encode`` of several gradients, each by its own chunk of one codec.
+
+    Tensors that one codec encodes are one call of it. Other operands are those of ``encode_many``.
+    """
+    operands = zip(codecs, states, grads, residuals, buffers, strict=True)
+    jobs = [_Job(*own) for own in operands]
+    found: list[tuple[Payload, State]] = []
+    for codec, *parts in _batches((one, *part) for job in jobs for one, part in job.each()):
+        found += codec.encode_many(*parts)
+    made = iter(found)
+    return [job.joined(list(islice(made, len(job.parts)))) for job in jobs]
+
+
+def decode_each(
+    codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
+) -> None:
+    """``decode`` of several payloads, each by its own chunk of one codec, in one call of it."""
+    each = zip(codecs, payloads, outs, strict=True)
+    for codec, parts, tensors in _batches(job for own in each for job in _jobs_of(*own)):
+        codec.decode_many(parts, tensors)
+
+
+def _jobs_of(
+    codec: Compressor, payload: Payload, flat_N: Tensor
+) -> Iterable[tuple[Compressor, Payload, Tensor]]:
+    """The codec, the payload and the part of a flat gradient of each tensor."""
+    if not isinstance(codec, Tensorwise):
+        return ((codec, payload, flat_N),)
+    return zip(codec.codecs, codec.parts(payload), codec.cut(flat_N), strict=True)
+
+
+def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Neighbours of one codec, which comes first in a job: it, and each other operand of all."""
+    for codec, run in groupby(jobs, key=itemgetter(0)):
+        _, *operands = zip(*run, strict=True)
+        yield codec, *operands
+
+
+class _Job:
+    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its tensors."""
+
+    def __init__(
+        self,
+        codec: Compressor,
+        state: State,
+        grad_N: Tensor,
+        residual_N: Tensor | None,
+        buffer: Tensor | None,
+    ) -> None:
+        self.codec, self.dtype, self.buffer = codec, grad_N.dtype, buffer
+        self.parts: list[tuple[Any, ...]] = [(state, grad_N, residual_N, buffer)]
+        if not isinstance(codec, Tensorwise):
+            return
+        grads = codec.cut(grad_N)
+        nothing: Sequence[Any] = (None,) * len(grads)
+        residuals = rooms = nothing
+        if residual_N is not None:
+            residuals = codec.cut(residual_N)
+        if codec.traits.exact_size:
+            form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+            self.buffer = Payload.empty(form, buffer, grad_N.device).buffer
+            assert self.buffer is not None
+            rooms = codec.rooms(grad_N.dtype, self.buffer)
+        self.parts = list(zip(state or nothing, grads, residuals, rooms, strict=True))
+
+    def each(self) -> Iterable[tuple[Compressor, tuple[Any, ...]]]:
+        """The codec of each part, and the part."""
+        codecs = self.codec.codecs if isinstance(self.codec, Tensorwise) else (self.codec,)
+        return zip(codecs, self.parts, strict=True)
+
+    def joined(self, found: list[tuple[Payload, State]]) -> tuple[Payload, State]:
+        """The payload and the state of the gradient, from those of its tensors."""
+        if not isinstance(self.codec, Tensorwise):
+            return found[0]
+        payloads, states = zip(*found, strict=True)
+        if not self.codec.traits.exact_size:
+            return self.codec.announced(payloads, self.dtype, self.buffer), states
+        numel = sum(self.codec.sizes)
+        return Payload(self.codec.format(TensorSpec("", numel, self.dtype)), self.buffer), states

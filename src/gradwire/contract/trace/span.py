@@ -1,0 +1,141 @@
+"""Span and Trace: the one form in which gradwire states how long each piece of work took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidSetting
+from .density import StepDensity
+
+SCHEMA = 1
+LANES = ("forward", "backward", "compute", "offload", "communication", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work of one rank.
+
+    ``lane`` is the lane it ran on (see ``LANES``), and ``name`` names the work. Times are seconds
+    on a clock whose zero all spans of one trace share. ``size_bytes`` counts the bytes it sent (0
+    for computation); ``step`` counts iterations, ``message`` is the message it belongs to (-1:
+    none).
+    """
+
+    rank: int
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+    size_bytes: int = 0
+    step: int = -1
+    message: int = -1
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Spans of one or more ranks, ordered by start; and densities of steps that selected elements.
+
+    >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
+    >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])
+    >>> trace.iteration_s, [span.lane for span in trace.spans]
+    (0.75, ['backward', 'compute'])
+    """
+
+    spans: tuple[Span, ...] = ()
+    densities: tuple[StepDensity, ...] = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[Span], densities: Iterable[StepDensity] = ()) -> Trace:
+        return cls(
+            tuple(sorted(spans, key=lambda s: (s.start_s, s.rank, s.end_s))),
+            tuple(sorted(densities, key=lambda d: (d.step, d.rank))),
+        )
+
+    @classmethod
+    def merged(cls, traces: Iterable[Trace]) -> Trace:
+        """One trace of all spans and densities in several ranks' traces."""
+        every = list(traces)
+        return cls.of(
+            (span for trace in every for span in trace.spans),
+            (density for trace in every for density in trace.densities),
+        )
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds from the first start to the last end; 0 for an empty trace."""
+        if not self.spans:
+            return 0.0
+        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans)
+
+    def lanes(self) -> list[tuple[int, str]]:
+        """(rank, lane) pairs present, ranks ascending, lanes in their usual order."""
+        order = {lane: i for i, lane in enumerate(LANES)}
+        present = {(s.rank, s.lane) for s in self.spans}
+        return sorted(present, key=lambda p: (p[0], order.get(p[1], len(order)), p[1]))
+
+    def steps(self) -> list[int]:
+        """Step numbers present, ascending."""
+        return sorted({s.step for s in self.spans if s.step >= 0})
+
+    def only(self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None) -> Trace:
+        """The spans of one step, or those for which ``keep`` is true; densities by step alone."""
+        return Trace(
+            tuple(
+                s
+                for s in self.spans
+                if (step is None or s.step == step) and (keep is None or keep(s))
+            ),
+            tuple(d for d in self.densities if step is None or d.step == step),
+        )
+
+    def busy_s(self, lane: str, rank: int | None = None) -> float:
+        """Seconds in which at least one span of ``lane`` was open (overlaps counted once)."""
+        total, reached = 0.0, float("-inf")
+        for span in self.spans:
+            if span.lane != lane or (rank is not None and span.rank != rank):
+                continue
+            total += max(0.0, span.end_s - max(span.start_s, reached))
+            reached = max(reached, span.end_s)
+        return total
+
+    def to_json(self) -> str:
+        spans, densities = ([asdict(row) for row in rows] for rows in (self.spans, self.densities))
+        return json.dumps({"schema": SCHEMA, "spans": spans, "densities": densities})
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """Reads what ``to_json`` wrote; raises ``InvalidSetting`` for anything else."""
+        try:
+            return cls._read(json.loads(text))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, InvalidSetting):
+                raise
+            raise InvalidSetting(
+                f"a trace cannot be read: {type(error).__name__}: {error}; save it again"
+            ) from None
+
+    @classmethod
+    def _read(cls, data: Any) -> Trace:
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise InvalidSetting(
+                f"a trace of schema {SCHEMA} was expected, got "
+                f"{data.get('schema') if isinstance(data, dict) else type(data).__name__}; "
+                "write it again with this version of gradwire"
+            )
+        densities = data.get("densities", ())  # files of before there were any
+        return cls.of((Span(**s) for s in data["spans"]), (StepDensity(**d) for d in densities))
+
+    def save(self, path: Path | str) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Trace:
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))

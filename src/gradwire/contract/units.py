@@ -1,0 +1,93 @@
+"""Quantities as people write and read them; inside, only bytes, seconds and bytes per second."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ..errors import invalid
+
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+
+
+def _split(text: str) -> tuple[float, str] | None:
+    found = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
+    return (float(found[1]), found[2].lower()) if found else None
+
+
+def parse_rate(text: str) -> float:
+    """Reads a link rate such as ``500mbit`` or ``10gbit``; returns bytes per second.
+
+    >>> parse_rate("200mbit")
+    25000000.0
+    """
+    parts = _split(text)
+    if parts is None or parts[1] not in _BITS_PER_S or parts[0] <= 0:
+        raise invalid(
+            "rate", text, "a positive number with bit, kbit, mbit or gbit", "write 500mbit"
+        )
+    return parts[0] * _BITS_PER_S[parts[1]] / 8
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a size such as ``25mb`` or ``4MiB``; returns bytes.
+
+    >>> parse_bytes("4MiB")
+    4194304
+    """
+    parts = _split(text)
+    if parts is None or (parts[1] or "b") not in _BYTES or parts[0] < 0:
+        raise invalid("size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB")
+    return round(parts[0] * _BYTES[parts[1] or "b"])
+
+
+def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
+    index = 0
+    while abs(value) >= step and index < len(names) - 1:
+        value /= step
+        index += 1
+    digits = 0 if index == 0 else (2 if abs(value) < 10 else 1)
+    return f"{value:.{digits}f} {names[index]}"
+
+
+def ratio(own: float, other: float) -> float:
+    """``own`` / ``other``; 1 where both are 0, as what takes no time is as fast as any other that
+    takes none, and infinity where only ``other`` is.
+
+    >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
+    (1.5, 1.0, inf)
+    """
+    if other:
+        return own / other
+    return math.inf if own else 1.0
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in decimal units, as network tools print them.
+
+    >>> format_bytes(1_250_000)
+    '1.25 MB'
+    """
+    return _scaled(size_bytes, 1000.0, ("B", "kB", "MB", "GB", "TB"))
+
+
+def format_rate(rate_bytes_per_s: float) -> str:
+    """A link rate in bits per second.
+
+    >>> format_rate(25_000_000.0)
+    '200.0 Mbit/s'
+    """
+    return _scaled(rate_bytes_per_s * 8, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds with the unit that keeps three digits.
+
+    >>> format_seconds(0.00123)
+    '1.23 ms'
+    """
+    for limit, factor, name in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(seconds) < limit:
+            return f"{seconds * factor:.3g} {name}"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"

@@ -1,1 +1,0 @@
-"""Costs of schemes for sparse gradients, as formulas of counts and of index sets."""

@@ -1,0 +1,162 @@
+"""Exchange: the whole way of one gradient, from this rank's values to the mean over all ranks.
+
+``exchange_for`` gives an algorithm the exchange that suits it, ``by_name`` the one that a plan
+names; ``run_local`` runs one on all ranks in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from ..contract import Compressor, Exchange, Result, State
+from ..contract.collective import Collective
+from ..contract.registry import load
+from ..contract.spec import TensorSpec, check_gradient
+from ..contract.verbs import Steps
+from ..errors import invalid
+from .error_feedback import Wrapper, check_exchange, with_error_feedback
+from .local import drive
+from .pair import Pair, pair, suited
+
+
+def named_collective(exchange: object) -> Collective | None:
+    """The collective that a user has named for an exchange; None where it has the suited one.
+
+    >>> from gradwire.collective.zen import zen
+    >>> from gradwire.compress.topk import topk
+    >>> named_collective(with_error_feedback(pair(topk(), zen())))
+    zen(seed=0, formats='smallest')
+    >>> named_collective(exchange_for(topk()))
+    """
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    found = getattr(exchange, "collective", None)
+    codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    return found if isinstance(found, Collective) and found != suited(codec) else None
+
+
+def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
+    """The exchange of an algorithm given alone: its suited collective, error feedback if it needs
+    it.
+
+    An algorithm that talks in the middle is an exchange already; one that declares nothing, such as
+    a pair, is what the user made it. Raises ``InvalidSetting`` for what is neither.
+
+    >>> from gradwire.compress.topk import topk
+    >>> exchange_for(topk()).inner.collective
+    allgather_sparse()
+    """
+    if isinstance(algorithm, Compressor):
+        made: Exchange = pair(algorithm, suited(algorithm))
+        return with_error_feedback(made) if algorithm.traits.error_feedback else made
+    check_exchange(algorithm)
+    needs_feedback = algorithm.traits is not None and algorithm.traits.error_feedback
+    return with_error_feedback(algorithm) if needs_feedback else algorithm
+
+
+def by_name(
+    compressor: str,
+    settings: Mapping[str, Any],
+    collective: str | None,
+    *,
+    collective_settings: Mapping[str, Any] | None = None,
+    error_feedback: bool = False,
+) -> Exchange:
+    """The exchange that files of ``compress/`` and ``collective/`` make together, as plans name it.
+
+    ``collective`` is None for an algorithm that is an exchange of its own, and only for one; then
+    it has no settings either. Raises ``InvalidSetting`` for an unknown name, an unknown setting or
+    an impossible pair.
+
+    >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
+    True
+    """
+    made = algorithm_by_name(compressor, settings)
+    if isinstance(made, Compressor):
+        if collective is None:
+            raise invalid("collective", None, f"one that {compressor} can use", "name it")
+        made = pair(made, _made("collective", collective, collective_settings or {}))
+    elif collective is not None:
+        own = f"None, as {compressor} is an exchange of its own"
+        raise invalid("collective", collective, own, "leave it out")
+    elif collective_settings:
+        accepted = f"none, as {compressor} takes no collective"
+        raise invalid("collective_settings", collective_settings, accepted, "leave them out")
+    return with_error_feedback(made) if error_feedback else made
+
+
+def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
+    """The compressor, or exchange of its own, of a file of ``compress/`` under these settings.
+
+    Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
+    """
+    return _made("compress", name, settings)
+
+
+def _made(folder: str, name: str, settings: Mapping[str, Any]) -> Any:
+    kind = load(folder, name)
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(set(settings) - known):
+        accepted = ", ".join(sorted(known)) or "none at all"
+        raise invalid(f"setting of {name}", unknown[0], accepted, "leave it out")
+    return kind(**settings)
+
+
+def clone_state(state: State) -> State:
+    """A copy of a state that shares no tensor with it."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, tuple):
+        parts = [clone_state(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def run_local(
+    exchange: Exchange,
+    grads: Sequence[Tensor],
+    states: Sequence[State] | None = None,
+    seed: int = 0,
+) -> list[Result]:
+    """Runs one step of an exchange with one rank for each gradient, all in this process.
+
+    ``grads`` are 1-D, one a rank, of one length and dtype; ``states`` what an earlier call
+    returned. Neither is changed. ``seed`` picks the interleaving of ranks. Returns (mean,
+    contributed, state) a rank; raises ``Deadlock`` if ranks wait for each other.
+
+    >>> import torch
+    >>> grads = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])]
+    >>> from gradwire.compress.none import none
+    >>> [mean.tolist() for mean, _, _ in run_local(exchange_for(none()), grads)]
+    [[2.0, 4.0], [2.0, 4.0]]
+    """
+    made = texts(exchange, grads, states)
+    return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host).results
+
+
+def texts(
+    exchange: Exchange, grads: Sequence[Tensor], states: Sequence[State] | None = None
+) -> list[Steps[Result]]:
+    """One rank's ``run`` for each gradient, ready for a driver."""
+    check_exchange(exchange)
+    if not grads:
+        raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
+    for grad in grads:
+        check_gradient(grad)
+    shapes = {(tuple(g.shape), g.dtype) for g in grads}
+    if len(shapes) > 1:
+        raise invalid("grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()")
+    world = len(grads)
+    if states is not None and len(states) != world:
+        raise invalid("states", f"{len(states)} states", f"one a rank, {world}", "pass all")
+    spec = TensorSpec("gradient", grads[0].numel(), grads[0].dtype)
+    before = (
+        [exchange.init(spec, world) for _ in grads]
+        if states is None
+        else [clone_state(s) for s in states]
+    )
+    return [exchange.run(rank, world, before[rank], grad) for rank, grad in enumerate(grads)]

@@ -1,0 +1,109 @@
+"""Local clipping: every rank clips its own gradient before anything is added to it.
+
+Clipping the mean, as plain training does, comes too late where gradients accumulate for many steps
+before they are sent: a gradient that exploded is in the residual by then.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (local gradient
+    clipping): a rank's threshold is the global one over sqrt(W), as the norm of a sum of W
+    independent gradients of one size is sqrt(W) times theirs.
+Differences: an exchange sees one message, so the norm is that message's and not the whole model's.
+    Gradients in M messages therefore keep a norm of up to sqrt(M) * max_norm / sqrt(W) on a rank;
+    attached with a ``bucket_cap_mb`` above the model's size they are one message of each dtype, and
+    of each kind of exchange, and the norm is the paper's. The whole model's norm would be known
+    only when the last gradient is: no message could leave before backward ends.
+    A gradient with an inf or a NaN has no direction: its finite elements become 0, and what is not
+    finite becomes NaN, which reaches all ranks.
+Wire and State: the inner exchange's.
+Contributed: that of the clipped gradient. The part that was clipped off is gone on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract.bounds import check_number
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.verbs import Steps
+from ..kernels.magnitudes import range_norms
+from .by_name import exchange_for
+from .error_feedback import Wrapper
+
+
+@dataclass(frozen=True)
+class Clipping(Wrapper):
+    """Scales a rank's gradient to a norm of at most ``max_norm / sqrt(W)``.
+
+    Made by ``with_clipping``.
+    """
+
+    max_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_norm("max_norm", self.max_norm)
+
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.inner.init(spec, world)
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        clipped_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        self._clip(grad_N, clipped_N, world)
+        result = yield from self.inner.run(rank, world, state, clipped_N)
+        return result
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        # The mean's buffer serves for the clipped gradient: an exchange may work in place.
+        yield me.sized("clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
+        state = yield from self.inner.synchronise(me, state, out_N, out_N, residual_N)
+        return state
+
+    def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:
+        own, most = norm(grad_N), self.max_norm / math.sqrt(world)
+        factor = min(1.0, most / own) if own else 1.0
+        torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
+
+
+def check_norm(what: str, given: object) -> None:
+    """Refuses ``given`` unless a gradient's norm can be bounded by it."""
+    accepted = "a positive finite number, 1e-300 to 1e300"
+    check_number(what, given, accepted, "write 1.0", 1e-300, 1e300)
+
+
+def norm(grad_N: Tensor) -> float:
+    """The norm of a gradient, whose squares are added up in float64 without a copy of it.
+
+    The number of threads changes no bit of it.
+    """
+    working_N = grad_N.to(working_dtype(grad_N.dtype)).contiguous()
+    start_1, stop_1 = torch.tensor([0]), torch.tensor([grad_N.numel()])
+    squares_1 = torch.empty(1, dtype=torch.float64)
+    range_norms(working_N, start_1, stop_1, squares_1)
+    return math.sqrt(squares_1.item())
+
+
+def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
+    """Every rank clips its own gradient, message by message, before it is exchanged.
+
+    ``algorithm`` is a compressor (it gets the collective that suits it, and error feedback if it
+    needs that) or an exchange; ``max_norm`` is the bound that plain training would clip the mean
+    to. Momentum correction goes inside: ``with_clipping(with_momentum_correction(...), 0.25)``.
+
+    >>> from gradwire.compress.none import none
+    >>> from gradwire.exchange.by_name import run_local
+    >>> grads = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0])]
+    >>> mean = run_local(with_clipping(none(), 2.0**0.5), grads)[0][0]  # each to a norm of 1
+    >>> torch.allclose(mean, torch.tensor([0.3, 0.4]))
+    True
+    """
+    return Clipping(exchange_for(algorithm), max_norm)

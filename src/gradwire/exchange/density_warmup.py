@@ -1,0 +1,178 @@
+"""Warm-up of density: training begins with more of each gradient than it goes on with.
+
+In its first steps a network changes fast and its gradients are large. Values that a sparsifier
+holds back then would arrive when they no longer fit.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.3 (warm-up training): over the
+    first four epochs 25 %, 6.25 %, 1.5625 % and 0.4 % of a gradient are sent, then 0.1 %.
+Differences: counted in steps, as an exchange knows no epochs. Only the density is warmed up; the
+    learning rate is the scheduler's.
+Wire: the inner exchange's at the stage's density; buffers change their size between stages only.
+State: step_T, the steps done (int64), once for each tensor of the message, and the inner state,
+    which goes on from stage to stage.
+Contributed: the same as the inner exchange's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract.bounds import check_share, check_whole
+from ..contract.spec import TensorSpec
+from ..contract.verbs import Steps
+from ..errors import invalid
+from ._counted import Steps_T, count_step, no_steps, steps_done
+from .adapt import adapted_in
+from .by_name import exchange_for
+from .error_feedback import Wrapper
+
+DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+"""The densities of the paper's stages; the last one is for good."""
+
+
+class WarmupState(NamedTuple):
+    """Steps done, for every tensor of the message, and the inner exchange's state."""
+
+    step_T: Steps_T
+    inner: State
+
+
+@dataclass(frozen=True)
+class DensityWarmup(Wrapper):
+    """The inner exchange with one density after the other. Made by ``with_density_warmup``."""
+
+    steps_per_stage: int = 1
+    densities: tuple[float, ...] = DENSITIES
+    stages: tuple[Exchange, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_whole("steps_per_stage", self.steps_per_stage, "write 500")
+        if not self.densities:
+            raise invalid("densities", self.densities, "at least one", "leave it out")
+        for number, density in enumerate(self.densities):
+            check_share(f"densities[{number}]", density)
+        if adapted_in(self.inner) is not None:
+            accepted = "one with one density, and adapt chooses one for each layer"
+            raise invalid("exchange to warm up", self.inner, accepted, "leave one of both out")
+        stages = tuple(_at_density(self.inner, density) for density in self.densities)
+        object.__setattr__(self, "stages", stages)
+
+    def init(self, spec: TensorSpec, world: int) -> WarmupState:
+        first, *others = self.stages
+        state = first.init(spec, world)
+        # All stages now: each compiles what it needs, and shows that it can take on the state. One
+        # after the other, as a state may be several times the gradient.
+        if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
+            accepted = "an exchange whose state has one form at all densities"
+            raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
+        return WarmupState(no_steps(spec), state)
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        stage = self.stage(state)
+        result = yield from stage.run(rank, world, state.inner, grad_N)
+        mean_N, contributed_N, inner = result
+        return mean_N, contributed_N, _next(state, inner)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: WarmupState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        stage = self.stage(state)
+        inner = yield from stage.synchronise(me, state.inner, grad_N, out_N, residual_N)
+        return _next(state, inner)
+
+    def stage(self, state: WarmupState) -> Exchange:
+        """The exchange of the step that comes next; in predictions, that of the last stage."""
+        done = steps_done(state.step_T)
+        if done is None:
+            return self.stages[-1]
+        place = done // self.steps_per_stage
+        return self.stages[min(place, len(self.stages) - 1)]
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """None, as bytes change from stage to stage."""
+        return None
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """The bytes of the last stage, which is nearly all of training."""
+        return self.stages[-1].expected_bytes(spec, world)
+
+
+def with_density_warmup(
+    algorithm: Compressor | Exchange,
+    *,
+    steps_per_stage: int,
+    densities: Sequence[float] | None = None,
+) -> DensityWarmup:
+    """The algorithm with a density that falls every ``steps_per_stage`` steps.
+
+    ``algorithm`` is a compressor or an exchange that has a setting ``density``, or is made of one
+    that has. ``densities`` are those of all stages, the last one for good. By default they are the
+    paper's as far as these are above the algorithm's own, and then that.
+
+    >>> from gradwire.compress.topk import topk
+    >>> with_density_warmup(topk(density=0.01), steps_per_stage=500).densities
+    (0.25, 0.0625, 0.015625, 0.01)
+    """
+    exchange = exchange_for(algorithm)
+    own = sorted(set(_densities(exchange)))
+    if not own:
+        accepted = "one that has a density, or is made of one that has"
+        raise invalid("exchange to warm up", exchange, accepted, "leave the warm-up out")
+    if densities is not None and not isinstance(densities, Sequence):
+        raise invalid("densities", densities, "a sequence of densities", "leave it out")
+    chosen = warming_to(own[-1]) if densities is None else tuple(densities)
+    return DensityWarmup(exchange, steps_per_stage, chosen)
+
+
+def warming_to(density: float) -> tuple[float, ...]:
+    """The paper's densities above this one, and then this one."""
+    return (*(stage for stage in DENSITIES if stage > density), density)
+
+
+def _next(state: WarmupState, inner: State) -> WarmupState:
+    count_step(state.step_T)
+    return WarmupState(state.step_T, inner)
+
+
+def _parts(part: Any) -> Iterator[tuple[str, Any]]:
+    """The compressors and exchanges that an exchange is made of, by setting."""
+    for setting in fields(part) if is_dataclass(part) else ():
+        value = getattr(part, setting.name)
+        if setting.init and isinstance(value, Compressor | Exchange):
+            yield setting.name, value
+
+
+def _densities(part: Any) -> Iterator[float]:
+    if _has_density(part):
+        yield part.density
+    for _, inner in _parts(part):
+        yield from _densities(inner)
+
+
+def _has_density(part: Any) -> bool:
+    return is_dataclass(part) and "density" in {setting.name for setting in fields(part)}
+
+
+def _at_density(part: Any, density: float) -> Any:
+    """The same exchange with every density in it replaced by this one."""
+    changed = {name: _at_density(inner, density) for name, inner in _parts(part)}
+    if _has_density(part):
+        changed["density"] = density
+    return replace(part, **changed) if changed else part
+
+
+def _form(state: State) -> object:
+    """The shapes and dtypes of a state's tensors, nested as the state is."""
+    if isinstance(state, Tensor):
+        return tuple(state.shape), state.dtype
+    return tuple(map(_form, state)) if isinstance(state, tuple) else type(state)

@@ -1,0 +1,206 @@
+"""Error feedback: what of a gradient did not arrive is added to the next one.
+
+It is one of several exchanges around another; ``Wrapper`` is what all of them share.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Copies, Exchange, Member, Result, State
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.verbs import Steps
+from ..errors import InvalidSetting, invalid
+from .pair import Pair
+
+
+def check_exchange(given: Any) -> None:
+    """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
+    if not isinstance(given, Exchange):
+        remedy = "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        raise invalid("exchange", given, "an exchange", remedy)
+
+
+@dataclass(frozen=True)
+class Wrapper(Exchange):
+    """An exchange around another one: what a wrapper does not change is as the inner one states."""
+
+    inner: Exchange
+
+    @abstractmethod
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        """One step: returns (mean_N, contributed_N, state). The default, which takes the residual
+        away from the gradient, would count what the wrapper changes as a loss."""
+
+    @abstractmethod
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        """Hands the inner exchange what it is to send, and a residual if it is given one."""
+
+    @property
+    def keeps_whole(self) -> bool:
+        return self.inner.keeps_whole
+
+    @property
+    def same_threads(self) -> bool:
+        return self.inner.same_threads
+
+    @property
+    def host_only(self) -> bool:
+        return self.inner.host_only
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.inner.ranks_per_host
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return self.inner.wire_bytes(spec, world)
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return self.inner.expected_bytes(spec, world)
+
+
+class FeedbackState(NamedTuple):
+    """The residual, which was not sent yet (working dtype), and the inner exchange's state."""
+
+    residual_N: Tensor
+    inner: State
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """Adds to each gradient what earlier steps did not deliver; made by ``with_error_feedback``.
+
+    Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
+    Differences: wraps the exchange, not the compressor, so losses inside a collective are kept too.
+    State: residual_N in the working dtype. It is reused: ``synchronise`` updates it in place.
+    """
+
+    def init(self, spec: TensorSpec, world: int) -> FeedbackState:
+        residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
+        return FeedbackState(residual_N, self.inner.init(spec, world))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        before_N = state.residual_N.clone()
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
+        return mean_N, before_N.add_(grad_N).sub_(state.residual_N), state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if residual_N is not None:
+            # An outer wrapper keeps the account: hand it all that is pending here.
+            residual_N.add_(state.residual_N)
+            state.residual_N.zero_()
+        kept_N = state.residual_N if residual_N is None else residual_N
+        inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, kept_N)
+        return FeedbackState(state.residual_N, inner)
+
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places that the inner exchange states; none around another wrapper."""
+        return () if isinstance(self.inner, Wrapper) else self.inner.apart(spec)
+
+    def encode_ahead(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        assert residual_N is None, "an outer wrapper has tensors encoded apart"
+        self.inner.encode_ahead(me, state.inner, place, grad_N, state.residual_N)
+
+    @property
+    def offloads(self) -> bool:
+        return self.inner.offloads
+
+    def encode_on_host(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        assert residual_N is None, "an outer wrapper has tensors encoded apart"
+        return self.inner.encode_on_host(me, state.inner, place, grad_N, state.residual_N)
+
+
+def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
+    """Wraps an exchange so that what did not arrive in the mean is added to the next gradient.
+
+    The law: sum over ranks of (gradient + old residual) = W * mean + sum over ranks of new
+    residuals. Raises ``InvalidSetting`` where residuals could grow without bound, because the
+    algorithm may lose more than it was given.
+
+    >>> from gradwire.collective.casync_ps import casync_ps
+    >>> from gradwire.compress.qsgd import qsgd
+    >>> from gradwire.exchange.pair import pair
+    >>> try:
+    ...     with_error_feedback(pair(qsgd(bitwidth=2), casync_ps()))
+    ... except InvalidSetting as error:
+    ...     print(str(error).partition(";")[2])
+     use it without error feedback: it is unbiased, so its errors cancel over steps
+    """
+    check_exchange(exchange)
+    refusal = feedback_refusal(exchange)
+    if refusal is not None:
+        raise refusal
+    return ErrorFeedback(exchange)
+
+
+def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
+    """Why what an exchange loses may not be added to its next gradient; None where it may.
+
+    Residuals are bounded where no more is lost than was given (Karimireddy et al., lemma 3). What
+    declares neither that nor a need of error feedback is refused; what declares nothing is not.
+    """
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
+    traits = algorithm.traits
+    if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
+        return None
+    remedy = "use it without error feedback"
+    if traits.unbiased:
+        remedy += ": it is unbiased, so its errors cancel over steps"
+    accepted = "a contraction, as residuals of what may lose more than it was given can grow"
+    return invalid("what gets error feedback", algorithm, accepted, remedy)
+
+
+def residuals(state: State) -> dict[str, Tensor]:
+    """All residual tensors in an exchange's state, by name.
+
+    A residual is a NamedTuple field whose name begins with ``residual``; the name given is its
+    path.
+
+    >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
+    ['residual']
+    """
+    found: dict[str, Tensor] = {}
+    if isinstance(state, tuple):
+        names = getattr(state, "_fields", tuple(str(i) for i in range(len(state))))
+        for name, value in zip(names, state, strict=True):
+            if isinstance(value, Tensor) and name.startswith("residual"):
+                found[name.removesuffix("_N")] = value
+            for inner, tensor in residuals(value).items() if isinstance(value, tuple) else ():
+                found[f"{name}.{inner}"] = tensor
+    return found

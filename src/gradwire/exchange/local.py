@@ -1,0 +1,282 @@
+"""The local driver: all ranks in one process, in a seeded random interleaving.
+
+It is the strictest of the drivers. A send completes only when its receiver is there, so a text that
+relies on buffering deadlocks here; collectives must be called in the same order with matching
+sizes; whoever waits when nothing can move is named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ..contract.travel import members, sent_bytes
+from ..contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Among,
+    Broadcast,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+    Verb,
+)
+from ..errors import Deadlock, InvalidSetting, invalid
+
+T = TypeVar("T")
+
+
+@dataclass
+class Outcome(Generic[T]):
+    """Every rank's return value, and the bytes that each rank put on the wire."""
+
+    results: list[T]
+    sent_bytes: list[int]
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """One verb of one rank that is not done yet.
+
+    ``ends`` are those of a message: the text that sends, the one that receives, and among whom.
+    """
+
+    rank: int
+    verb: Verb
+    slot: int
+    ends: tuple[int, int, str] | None
+
+
+@dataclass
+class _Rank:
+    """The progress of one rank's text."""
+
+    steps: Steps[Any]
+    waiting: int = 0
+    single: bool = True
+    values: list[Any] = field(default_factory=list)
+    done: bool = False
+    result: Any = None
+
+
+def drive(
+    texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1, ranks_per_host: int = 1
+) -> Outcome[T]:
+    """Runs one text a rank to its end.
+
+    With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each, text s * W + r
+    is that of rank r among those that average shard s. Ranks are named by their text then. With
+    ``ranks_per_host`` these W ranks are on hosts of so many, host after host.
+
+    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
+    ``InvalidSetting`` when ranks disagree on a verb or a size.
+    """
+    if len(texts) % num_shards:
+        accepted = f"a multiple of num_shards, {num_shards}"
+        raise InvalidSetting(f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'")
+    world = len(texts) // num_shards
+    check_hosts(ranks_per_host, world)
+    driver = _Driver([_Rank(text) for text in texts], random.Random(seed), world, ranks_per_host)
+    driver.run()
+    return Outcome([rank.result for rank in driver.ranks], driver.sent)
+
+
+def check_hosts(ranks_per_host: int, world: int) -> None:
+    """Refuses a world that is not made of hosts of so many ranks each; one rank is always alone."""
+    if world > 1 and world % ranks_per_host:
+        accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
+        raise invalid("the number of ranks", world, accepted, "give every host as many ranks")
+
+
+class _Driver:
+    def __init__(
+        self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int
+    ) -> None:
+        self.ranks = ranks
+        self.rng = rng
+        self.world, self.ranks_per_host = world, min(ranks_per_host, world)
+        self.members = {
+            among: [self._members(index, among) for index in range(len(ranks))] for among in Among
+        }
+        self.groups = dict.fromkeys(
+            (among, texts) for among, every in self.members.items() for texts in every
+        )
+        self.pending: list[_Pending] = []
+        self.sent = [0] * len(ranks)
+
+    def run(self) -> None:
+        for rank in range(len(self.ranks)):
+            self._resume(rank, None)
+        while self.pending:
+            ready = self._ready()
+            if not ready:
+                raise Deadlock(self._report())
+            self._carry_out(self.rng.choice(ready))
+        if stuck := [i for i, rank in enumerate(self.ranks) if not rank.done]:
+            raise Deadlock(f"ranks {stuck} yielded nothing to wait for")
+
+    def _resume(self, index: int, value: Any) -> None:
+        rank = self.ranks[index]
+        try:
+            asked = rank.steps.send(value)
+        except StopIteration as stop:
+            rank.done, rank.result = True, stop.value
+            return
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        rank.single = not isinstance(asked, tuple)
+        rank.waiting, rank.values = len(verbs), [None] * len(verbs)
+        for slot, verb in enumerate(verbs):
+            self.pending.append(self._asked(index, verb, slot))
+        if not verbs:
+            self._resume(index, ())
+
+    def _asked(self, index: int, verb: Verb, slot: int) -> _Pending:
+        """A verb of a text as it waits; what it sends is counted."""
+        ends = None
+        if not isinstance(verb, Compute):
+            texts = self.members[verb.among][index]
+            self.sent[index] += sent_bytes(verb, texts.index(index), len(texts))
+            if isinstance(verb, Send):
+                ends = (index, texts[verb.dst], verb.among.value)
+            elif isinstance(verb, Recv):
+                ends = (texts[verb.src], index, verb.among.value)
+        return _Pending(index, verb, slot, ends)
+
+    def _ready(self) -> list[tuple[_Pending, ...]]:
+        """Sets of pending verbs that can be carried out now."""
+        computes: dict[int, tuple[_Pending, ...]] = {}
+        sends: dict[Any, _Pending] = {}
+        receives: dict[Any, _Pending] = {}
+        heads: dict[int, _Pending] = {}
+        for p in self.pending:
+            if p.ends is not None:
+                (sends if isinstance(p.verb, Send) else receives).setdefault(p.ends, p)
+            elif isinstance(p.verb, Compute):
+                computes.setdefault(p.rank, (p,))
+            else:
+                heads.setdefault(p.rank, p)
+        found = list(computes.values())
+        found += [(p, receives[ends]) for ends, p in sends.items() if ends in receives]
+        for among, texts in self.groups if heads else ():
+            here = [heads[rank] for rank in texts if rank in heads]
+            if len(here) == len(texts) and all(_among(p.verb) is among for p in here):
+                found.append(tuple(here))
+        return found
+
+    def _members(self, index: int, among: Among) -> range:
+        """The texts, that of ``index`` with them, that its verbs ``among`` some ranks are for."""
+        first, rank = index - index % self.world, index % self.world
+        if among is Among.SHARDS:
+            return range(rank, len(self.ranks), self.world)
+        found = members(rank, self.world, self.ranks_per_host, among)
+        return range(first + found.start, first + found.stop, found.step)
+
+    def _carry_out(self, chosen: tuple[_Pending, ...]) -> None:
+        first = chosen[0].verb
+        value = None
+        if isinstance(first, Compute):
+            value = first.fn()
+        elif isinstance(first, Send):
+            _transfer(chosen[0], chosen[1])
+        else:
+            _collect(chosen)
+        for p in chosen:
+            self.pending.remove(p)
+        for p in chosen:
+            rank = self.ranks[p.rank]
+            rank.values[p.slot] = value
+            rank.waiting -= 1
+            if rank.waiting == 0:
+                self._resume(p.rank, rank.values[0] if rank.single else tuple(rank.values))
+
+    def _report(self) -> str:
+        lines = [f"rank {p.rank} waits in {_describe(p.verb)}" for p in self.pending]
+        ended = [str(i) for i, rank in enumerate(self.ranks) if rank.done]
+        if ended:
+            lines.append(f"already ended: rank {', '.join(ended)}")
+        return "deadlock: " + "; ".join(lines)
+
+
+def _among(verb: Verb) -> Among:
+    return Among.RANKS if isinstance(verb, Compute) else verb.among
+
+
+def _describe(verb: Verb) -> str:
+    if isinstance(verb, Compute):
+        return f"Compute({verb.name})"
+    ends = f"{verb.buf.numel()} elements"
+    if isinstance(verb, Send):
+        ends += f" to rank {verb.dst}"
+    elif isinstance(verb, Recv):
+        ends += f" from rank {verb.src}"
+    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+    return f"{type(verb).__name__}({ends}{among})"
+
+
+def _transfer(send: _Pending, recv: _Pending) -> None:
+    assert isinstance(send.verb, Send)
+    assert isinstance(recv.verb, Recv)
+    source, target = send.verb.buf, recv.verb.buf
+    if source.numel() != target.numel() or source.dtype != target.dtype:
+        raise InvalidSetting(
+            f"rank {send.rank} sends {source.numel()} {source.dtype} to rank {recv.rank}, which "
+            f"receives {target.numel()} {target.dtype}; both ends must agree"
+        )
+    target.copy_(source)
+
+
+def _collect(members: tuple[_Pending, ...]) -> None:
+    """Carries out one collective; ``members`` holds every rank's verb in rank order."""
+    verbs = [p.verb for p in members]
+    if len({type(verb) for verb in verbs}) > 1:
+        raise InvalidSetting(
+            "ranks call different collectives: "
+            + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
+        )
+    bufs = [verb.buf for verb in verbs if not isinstance(verb, Compute)]
+    shapes = {(buf.dtype, 0 if isinstance(verbs[0], AllToAll) else buf.numel()) for buf in bufs}
+    roots = {verb.src for verb in verbs if isinstance(verb, Broadcast)}
+    if len(shapes) > 1 or len(roots) > 1:
+        raise InvalidSetting(
+            "ranks call a collective with different sizes, dtypes or roots: "
+            + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
+        )
+    bufs = [buf.clone() for buf in bufs]
+    for rank, verb in enumerate(verbs):
+        match verb:
+            case AllReduce(buf):
+                buf.copy_(_sum(bufs))
+            case ReduceScatter(out, _):
+                out.copy_(_sum(bufs).chunk(len(verbs))[rank])
+            case AllGather(out, _):
+                out.copy_(torch.cat(bufs))
+            case Broadcast(src, buf):
+                buf.copy_(bufs[src])
+            case AllToAll(out, _, out_sizes, _):
+                parts = [
+                    torch.split(bufs[i], list(v.in_sizes))[rank] for i, v in _all_to_alls(verbs)
+                ]
+                if tuple(part.numel() for part in parts) != out_sizes:
+                    raise InvalidSetting(
+                        f"rank {rank} expects {out_sizes} elements in an all-to-all, its peers "
+                        f"send {tuple(part.numel() for part in parts)}; sizes must agree"
+                    )
+                out.copy_(torch.cat(parts))
+
+
+def _all_to_alls(verbs: list[Verb]) -> list[tuple[int, AllToAll]]:
+    return [(i, verb) for i, verb in enumerate(verbs) if isinstance(verb, AllToAll)]
+
+
+def _sum(bufs: list[torch.Tensor]) -> torch.Tensor:
+    total = bufs[0].clone()
+    for buf in bufs[1:]:
+        total += buf
+    return total

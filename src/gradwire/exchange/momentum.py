@@ -1,0 +1,212 @@
+"""Momentum correction: every rank sends parts of its own velocity instead of its own gradient.
+
+A gradient that is held back for T steps and then arrives at once has missed T steps of an
+optimizer's momentum. So each rank keeps the momentum of its own gradients, before the exchange, and
+the optimizer has none.
+
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum correction) and
+    3.3 (momentum factor masking).
+Differences:
+    - An exchange of any kind may send v, not only one that selects by a threshold. So the mask is
+      read off v: an element has left where v changed, in full or (16-bit values, a quantiser) in
+      part.
+    - Where all elements of a tensor left, but for those too small for the gradient's dtype, its
+      velocity is not masked, as it is no older than the values sent. So with density 1, and for
+      tensors that ``selective`` sends dense, this is momentum SGD exactly; the paper's mask would
+      clear all of the velocity.
+    - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
+Wire: the inner exchange's.
+State: velocity_N and residual_N, the paper's u and v, in the working dtype, the inner state, and
+    the tensors' sizes.
+Contributed: the values that left v. The sum over ranks of (v + u) is W * mean plus the sum over
+    ranks of the values that stay in v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compress.none import none
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.tensorwise import tensor_sizes
+from ..contract.verbs import Compute, Steps
+from ..errors import invalid
+from ..kernels import momentum as kernel
+from .by_name import exchange_for
+from .clipping import Clipping
+from .decoupled_momentum import DecoupledMomentum
+from .error_feedback import ErrorFeedback, Wrapper
+
+
+class MomentumState(NamedTuple):
+    """The paper's u and v, the inner exchange's state, and elements of each tensor."""
+
+    velocity_N: Tensor
+    residual_N: Tensor
+    inner: State
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """u = m u + g; v = v + u; v is exchanged. Made by ``with_momentum_correction``."""
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        given = self.momentum
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
+            raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
+
+    def init(self, spec: TensorSpec, world: int) -> MomentumState:
+        velocity_N, residual_N = (
+            torch.zeros(spec.numel, dtype=working_dtype(spec.dtype)) for _ in range(2)
+        )
+        inner = self.inner.init(spec, world)
+        return MomentumState(velocity_N, residual_N, inner, tensor_sizes(spec))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+        whole_N = torch.empty_like(state.residual_N)
+        self._accumulate(grad_N, state.velocity_N.clone(), state.residual_N.clone(), whole_N)
+        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
+        return mean_N, whole_N.sub_(state.residual_N), state
+
+    def synchronise(
+        self,
+        me: Member,
+        state: MomentumState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        velocity_N, pending_N, inner, sizes = state
+        if residual_N is not None:
+            # An outer wrapper keeps the account: hand it all that is pending here.
+            residual_N.add_(pending_N)
+            pending_N.zero_()
+            pending_N = residual_N
+        whole_N: Tensor | None = None
+        if self.masking and me.world > 1:  # alone, everything arrives
+            numel, dtype = velocity_N.numel(), velocity_N.dtype
+            whole_N = me.scratch("velocity and residual", numel, velocity_N, dtype)
+
+        def accumulate() -> None:
+            self._accumulate(grad_N, velocity_N, pending_N, whole_N)
+
+        # Less than W times the smallest number there is may be 0 on the wire: nobody held it back.
+        number = torch.finfo(grad_N.dtype)
+        least = me.world * number.tiny * number.eps
+
+        def mask() -> None:
+            assert whole_N is not None
+            parts = (torch.split(one, list(sizes)) for one in (velocity_N, whole_N, pending_N))
+            for velocity_T, whole_T, pending_T in zip(*parts, strict=True):
+                kernel.mask(velocity_T, whole_T, pending_T, least=least)
+
+        yield Compute("accumulate", accumulate, grad_N.numel())
+        inner = yield from self.inner.synchronise(me, inner, grad_N, out_N, pending_N)
+        if whole_N is not None:
+            yield Compute("mask", mask, grad_N.numel())
+        return MomentumState(velocity_N, state.residual_N, inner, sizes)
+
+    def _accumulate(
+        self, grad_N: Tensor, velocity_N: Tensor, pending_N: Tensor, whole_N: Tensor | None
+    ) -> None:
+        """Updates velocity and residual by the gradient.
+
+        ``whole_N``, if given, becomes the vector that the exchange is to send: the gradient and all
+        that waits.
+        """
+        latest_N = grad_N.to(velocity_N.dtype).contiguous()
+        kernel.accumulate(
+            latest_N,
+            velocity_N,
+            pending_N,
+            whole_N,
+            momentum=float(self.momentum),
+            nesterov=self.nesterov,
+        )
+
+
+def with_momentum_correction(
+    algorithm: Compressor | Exchange,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    masking: bool = True,
+) -> MomentumCorrection:
+    """An exchange of velocities: train with an optimizer that has no momentum of its own.
+
+    ``algorithm`` is a compressor (it gets the collective that suits it) or an exchange. Error
+    feedback anywhere in it is taken out, as v is that residual already. ``momentum`` is m in
+    [0, 1), ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of
+    elements that have left, so that stale momentum does not carry them on in an old direction. That
+    has a price: an element that leaves every T steps moves by 1 - m (1 - m^T) / ((1 - m) T) of the
+    way that momentum SGD moves it: with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1. A
+    tensor all of which leaves, as one that ``selective`` sends dense, is not masked.
+
+    ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
+    ``attach`` parameters that travel uncompressed get the same momentum; row-sparse gradients have
+    none. Weight decay is then the optimizer's, outside momentum. It must be 1 / (1 - m) times that
+    of momentum SGD, which adds weight decay up as it does gradients. ``handle.residuals()`` shows
+    v.
+
+    Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
+
+    >>> from gradwire.compress.topk import topk
+    >>> with_momentum_correction(topk(density=0.5)).inner
+    Pair(codec=topk(density=0.5, values=torch.float32), collective=allgather_sparse())
+    """
+    return MomentumCorrection(_bare(exchange_for(algorithm)), momentum, nesterov, masking)
+
+
+def _bare(exchange: Exchange) -> Exchange:
+    """The exchange without error feedback."""
+    if isinstance(exchange, ErrorFeedback):
+        return _bare(exchange.inner)
+    if isinstance(exchange, Clipping):
+        accepted = "an exchange that does not clip, as momentum adds up clipped gradients"
+        remedy = "write with_clipping(with_momentum_correction(...), max_norm)"
+        raise invalid("exchange inside momentum correction", exchange, accepted, remedy)
+    if isinstance(exchange, MomentumCorrection):
+        raise invalid(
+            "exchange inside momentum correction", exchange, "one without it", "wrap it once"
+        )
+    if isinstance(exchange, DecoupledMomentum):
+        accepted = "an exchange without momentum of its own"
+        raise invalid("exchange inside momentum correction", exchange, accepted, "take one of both")
+    if isinstance(exchange, Wrapper):
+        return replace(exchange, inner=_bare(exchange.inner))
+    return exchange
+
+
+def beside(exchange: object) -> Exchange:
+    """The exchange of gradients that travel uncompressed beside those that take ``exchange``.
+
+    It has the momentum and the clipping of ``exchange``, as the optimizer has neither for them.
+
+    >>> from gradwire.compress.topk import topk
+    >>> beside(with_momentum_correction(topk(), 0.8)) == with_momentum_correction(none(), 0.8)
+    True
+    """
+    if isinstance(exchange, Wrapper):
+        inner = beside(exchange.inner)
+        is_kept = isinstance(exchange, MomentumCorrection | Clipping)
+        return replace(exchange, inner=inner) if is_kept else inner
+    return exchange_for(none())
+
+
+def momentum_of(exchange: object) -> float:
+    """The momentum that an exchange applies to gradients, 0 if it applies none."""
+    while isinstance(exchange, Wrapper):
+        if isinstance(exchange, MomentumCorrection):
+            return exchange.momentum
+        exchange = exchange.inner
+    return 0.0

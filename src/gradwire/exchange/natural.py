@@ -1,0 +1,210 @@
+"""Natural sparsity: rows that are zero on a rank are not sent, in steps in which that pays.
+
+A gradient of an embedding has values only in the rows that a batch has looked up. Ranks tell each
+other how many rows they have, and all choose alike: the inner exchange, or rows without loss by the
+scheme that is fastest for such counts.
+
+Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchronization schemes to
+    gradients from the embedding layers".
+Differences: chosen anew in each step, from counts of that step and the growth of the last one, so
+    that a gradient may turn dense (tied weights, a large batch) and back.
+Wire: 8 (W-1) bytes for counts, then the bytes of the inner exchange or the scheme.
+State: the inner exchange's, and the growth: rows of the last sparse mean over those of the rank
+    that had most.
+Contributed: all of the gradient where rows are sent, else the same as the inner exchange's. Where
+    there is a residual, rows of the sum of both are sent, and then no residual is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective.steps.sizes import SIZE_BYTES, tell_count
+from ..compress.nonzero import nonzero
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract.payload import Payload
+from ..contract.registry import load
+from ..contract.spec import TensorSpec
+from ..contract.verbs import Steps
+from ..errors import invalid
+from ..kernels.sparse.entries import check_width, num_units
+from .by_name import exchange_for
+from .counted import counted, fastest, other_way_s
+from .error_feedback import ErrorFeedback, Wrapper
+from .pair import Pair, pair
+
+INNER = "inner"
+"""The name of the way in a step in which the inner exchange carries the gradient."""
+
+MOST = 0.5
+"""The largest share of a rank's units that may be non-zero in a step that goes by rows.
+
+A gradient with more of them counts as dense.
+"""
+
+
+class NaturalState(NamedTuple):
+    """The growth of the last sparse step (0 before there was one), and the inner state."""
+
+    growth_1: Tensor
+    inner: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class _counted(nonzero):
+    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then gives a copy.
+
+    Counting has encoded it already, so that a table is looked through only once in a step.
+    """
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Tensor | None = None,
+        buffer: Tensor | None = None,
+    ) -> tuple[Payload, State]:
+        if isinstance(state, Payload):
+            assert buffer is not None
+            assert state.buffer is not None
+            return Payload(state.format, buffer[: state.size_bytes].copy_(state.buffer)), None
+        return super().encode(None, grad_N, residual_N=residual_N, buffer=buffer)
+
+
+@dataclass(frozen=True)
+class Natural(Wrapper):
+    """Sends rows of ``width`` elements where that takes less time than the inner exchange.
+
+    ``with_natural_sparsity`` makes it. It leaves the name of a step's way in ``Member.way``.
+    """
+
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        check_width("width", self.width)
+
+    def init(self, spec: TensorSpec, world: int) -> NaturalState:
+        return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        result = yield from Exchange.run(self, rank, world, state, grad_N)
+        return result
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        me.way = me.imbalance = None
+        if me.world > 1:
+            counts, payload = yield from self._tell(me, grad_N, residual_N)
+            me.way = self._choose(counts, float(state.growth_1), grad_N)
+        if me.way in (None, INNER):
+            inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
+            return NaturalState(state.growth_1, inner)
+        scheme = pair(_counted(width=self.width), load("collective", me.way)())
+        yield from scheme.collective.run(scheme.codec, me, payload, grad_N, out_N, residual_N)
+        arrived = 0 if me.selection is None else me.selection.arrived
+        me.selection = None  # nothing was selected: all that is not zero was sent
+        if arrived:
+            state.growth_1.fill_(arrived / self.width / max(counts))
+        return state
+
+    def _tell(
+        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
+    ) -> Steps[tuple[list[int], Payload | None]]:
+        """The number of units that each rank has to send, and this rank's payload or None."""
+        most = num_units(grad_N.numel(), self.width)
+        own, payload = yield me.sized(
+            "count",
+            lambda: self._count(me, grad_N, residual_N),
+            grad_N.numel(),
+            lambda: (most, None),
+        )
+        counts = yield from tell_count(me, own, most)
+        return counts, payload
+
+    def _count(
+        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
+    ) -> tuple[int, Payload | None]:
+        """The number of this rank's non-zero units, and their payload if there is no residual.
+
+        With a residual units are only counted, as encoding would take the residual along.
+        """
+        if residual_N is not None:
+            return count_units(grad_N, residual_N, self.width), None
+        codec = nonzero(width=self.width)
+        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        room = me.scratch("counted", form.slot_bytes, grad_N, torch.uint8)
+        payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
+        return payload["indices"].numel(), payload
+
+    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+        """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
+        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        sent = super().expected_bytes(spec, len(counts)) if spec.numel else None
+        if sent is None or max(counts) > MOST * num_units(spec.numel, self.width):
+            return INNER
+        at = counted(counts, spec.numel, self.width, spec.dtype, growth)
+        best = fastest(at)
+        return best.scheme if best.seconds < other_way_s(at, max(sent)) else INNER
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        stated = super().expected_bytes(spec, world)
+        return None if stated is None else [one + (world - 1) * SIZE_BYTES for one in stated]
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return [0] if world == 1 else None
+
+
+def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
+    """The number of units in which the gradient or its residual is not zero."""
+    units = torch.zeros(num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device)
+    for part_N in (grad_N, residual_N):
+        if part_N is None:
+            continue
+        whole = part_N.numel() // width
+        units[:whole] |= part_N[: whole * width].view(whole, width).ne(0).any(1)
+        units[whole:] |= part_N[whole * width :].ne(0).any()
+    return int(units.sum())
+
+
+def is_pair(exchange: Exchange) -> bool:
+    """Whether this is a compressor and a collective, maybe with error feedback.
+
+    Any other exchange may average something else than gradients (velocities, factors of matrices),
+    and rows of gradients cannot be sent in their place.
+    """
+    return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
+
+
+def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:
+    """An exchange that sends the non-zero rows of ``width`` elements, without loss, where it pays.
+
+    ``algorithm`` is a compressor, or a pair with or without error feedback. Error feedback stays
+    outermost, so that it knows that nothing was lost. Raises ``InvalidSetting`` for any other
+    exchange.
+
+    >>> from gradwire.compress.none import none
+    >>> from gradwire.exchange.by_name import run_local
+    >>> table = torch.zeros(2, 1000, 8)
+    >>> table[0, 3], table[1, 7] = 2.0, 4.0
+    >>> mean = run_local(with_natural_sparsity(none(), 8), list(table.flatten(1)))[1][0]
+    >>> mean.view(1000, 8)[[3, 7, 8], 0]
+    tensor([1., 2., 0.])
+    """
+    made = exchange_for(algorithm)
+    if not is_pair(made):
+        accepted = "a compressor, or a pair with or without error feedback"
+        raise invalid("algorithm", algorithm, accepted, "wrap the pair, and then what is around it")
+    if isinstance(made, ErrorFeedback):
+        return ErrorFeedback(Natural(made.inner, width))
+    return Natural(made, width)

@@ -1,0 +1,134 @@
+"""Pairing: an exchange made of a compressor and a collective, if their traits allow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..collective.allgather_sparse import allgather_sparse
+from ..collective.allreduce import allreduce
+from ..collective.casync_ps import casync_ps
+from ..contract import Compressor, Exchange, Member, State, synchronise_alone
+from ..contract.collective import Collective
+from ..contract.spec import TensorSpec
+from ..contract.tensorwise import tensor_sizes, tensorwise
+from ..contract.verbs import Steps
+from ..errors import IncompatiblePair, InvalidSetting, invalid
+
+
+class PairState(NamedTuple):
+    """Elements of each tensor in the message, and what the collective keeps."""
+
+    sizes: tuple[int, ...]
+    inner: State
+
+
+@dataclass(frozen=True)
+class Pair(Exchange):
+    """A compressor and a collective that suits it; made by ``pair``.
+
+    Where elements share a scale, each tensor of a message is encoded by itself.
+    """
+
+    codec: Compressor
+    collective: Collective
+
+    def init(self, spec: TensorSpec, world: int) -> PairState:
+        sizes = tensor_sizes(spec)
+        return PairState(sizes, self.collective.init(self.codec_of(sizes), spec, world))
+
+    def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
+        """The codec as it encodes a message of tensors of ``sizes`` elements."""
+        return tensorwise(self.codec, sizes)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if me.world == 1:
+            yield from synchronise_alone(grad_N, out_N, residual_N)
+            return state
+        codec = self.codec_of(state.sizes)
+        inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)
+        return PairState(state.sizes, inner)
+
+    @property
+    def host_only(self) -> bool:
+        return self.codec.traits.host_only
+
+    @property
+    def exact_size(self) -> bool:
+        """Whether what is sent follows from the spec alone."""
+        return self.codec.traits.exact_size and self.collective.exact_size
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        return self.expected_bytes(spec, world) if self.exact_size else None
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        codec = self.codec_of(tensor_sizes(spec))
+        return [0] if world == 1 else self.collective.expected_bytes(codec, spec, world)
+
+
+def pair(codec: Compressor, collective: Collective) -> Pair:
+    """An exchange from a compressor and a collective.
+
+    A collective that encodes partial sums again gets the compressor's variant for that, if it has
+    one. Raises ``IncompatiblePair`` if the compressor's traits are not what the collective needs.
+
+    >>> from gradwire.compress.onebit import onebit
+    >>> try:
+    ...     pair(onebit(), allreduce())
+    ... except IncompatiblePair as error:
+    ...     print(str(error).partition(": ")[2])
+    it sums payloads on the way, and these payloads cannot be summed; use casync_ps()
+    """
+    if not isinstance(codec, Compressor):
+        raise _no_compressor(codec)
+    if not isinstance(collective, Collective):
+        raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
+    for trait, why in _ONLY_FOR_EXCHANGES.items():
+        if getattr(codec.traits, trait):
+            raise IncompatiblePair(f"{codec!r} declares {trait}, and {why}")
+    refusal = collective.needs.refusal(codec.traits)
+    if refusal is not None:
+        instead = type(suited(codec)).__name__
+        raise IncompatiblePair(
+            f"{codec!r} cannot go with {collective!r}: {refusal}; use {instead}()"
+        )
+    return Pair(codec.for_sums() if collective.encodes_sums else codec, collective)
+
+
+_ONLY_FOR_EXCHANGES = {
+    "whole_tensors": "payloads are of flat vectors that any collective may cut; write it as an "
+    "exchange of its own, as powersgd is",
+    "shared_support": "a compressor encodes what its own rank holds, before anyone can agree on "
+    "the elements to take; write it as an exchange of its own, as cltk is",
+}
+"""Traits that a compressor cannot keep, and why."""
+
+
+def _no_compressor(given: object) -> InvalidSetting:
+    """The error of ``pair`` for what is no compressor; for an exchange, why it needs none."""
+    traits = given.traits if isinstance(given, Exchange) else None
+    if traits is None:
+        return invalid("codec", given, "a compressor", "write gw.compress.topk(density=0.01)")
+    why = "it talks in the middle"
+    if traits.shared_support:
+        why = "its ranks agree on the elements to take, and all-reduce the values at them"
+    return IncompatiblePair(
+        f"{given!r} is an exchange of its own, and goes with no collective: {why}; give it to "
+        "gw.attach or gw.exchange_for by itself"
+    )
+
+
+def suited(codec: Compressor) -> Collective:
+    """The collective that a compressor's traits suit when the user names none."""
+    if allgather_sparse.needs.refusal(codec.traits) is None:
+        return allgather_sparse()
+    return allreduce() if codec.traits.additive else casync_ps()

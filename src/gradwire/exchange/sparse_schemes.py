@@ -1,0 +1,315 @@
+"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the fastest one.
+
+Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism) and equation 2 (SparCML),
+    appendix B.1 for the parameter server; OmniReduce and AGsparse by their rows of table 3.
+Differences from the paper: its times are bytes over a rate. Here every verb costs what the cluster
+    says, latency of each round and of announcing sizes included; host work (looking for non-zero
+    elements, moving entries) is added; formats are those that are sent. Hashing leaves a small
+    imbalance (theorem 2), which counts, as do, for schemes that cut by ranges, the imbalances
+    measured of push and pull. Any number of ranks: SparCML folds those beyond a power of two,
+    which is a round before and one after.
+
+All is a pure function of a profile and a cluster, which all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log, sqrt
+from typing import NamedTuple
+
+import torch
+
+from ..collective.steps.cut import Cut
+from ..collective.steps.pulls import pulled_bytes
+from ..collective.steps.push_pull import PushPull, Told
+from ..collective.steps.rounds import abreast
+from ..collective.steps.sizes import SIZE_BYTES
+from ..compress.nonzero import nonzero
+from ..contract.registry import load
+from ..contract.spec import TensorSpec
+from ..contract.units import format_seconds
+from ..kernels.sparse.formats.coo import coo
+from ..planning.data.cluster import Cluster
+from ..planning.data.sparsity import Handling, TensorSparsity, UnitSparsity
+
+TOLD_BYTES = SIZE_BYTES * len(Told._fields)
+"""Bytes that a server sends each other rank about its part, beside the part."""
+
+TIE = 0.005
+"""Predictions that lie closer together than this share of them are one prediction."""
+
+
+class Prediction(NamedTuple):
+    """Seconds of one scheme: waiting for rounds, moving bytes, and the host's own work."""
+
+    scheme: str
+    latency_s: float
+    transfer_s: float
+    host_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.latency_s + self.transfer_s + self.host_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeInputs:
+    """One gradient on one cluster."""
+
+    numel: int
+    units: UnitSparsity
+    blocks: UnitSparsity
+    cluster: Cluster
+    dtype: torch.dtype = torch.float32
+    handling: Handling = field(default_factory=Handling)
+
+    @property
+    def world(self) -> int:
+        return self.cluster.num_ranks
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec("", self.numel, self.dtype)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.spec.size_bytes
+
+    def coo_bytes(self, count: float, units: UnitSparsity) -> int:
+        """Bytes of so many units in coordinates."""
+        return coo().size_bytes(round(count), units.num_units, units.width, self.dtype)
+
+    def own(self, units: UnitSparsity) -> float:
+        """Non-zero units of one rank."""
+        return units.density * units.num_units
+
+    def merged(self, units: UnitSparsity, num_ranks: float) -> float:
+        """Non-zero units of the sum of so many ranks' gradients."""
+        return self.own(units) * units.gamma(max(1, round(num_ranks)))
+
+    def host_s(self, moved: float, units: UnitSparsity) -> float:
+        """Scanning the gradient once, and moving so many units."""
+        handling = self.handling
+        return handling.scan_s * self.numel + handling.entry_s * moved * units.width
+
+    def parts_s(self, *verbs: tuple[str, float]) -> tuple[float, float]:
+        """Seconds of latency and of moving bytes of (verb, size in bytes) one behind the other."""
+        parts = [self.cluster.parts_s(verb, size_bytes) for verb, size_bytes in verbs]
+        return sum(latency_s for latency_s, _ in parts), sum(work_s for _, work_s in parts)
+
+
+def dense_cost(at: SchemeInputs) -> Prediction:
+    """An all-reduce of all elements."""
+    return Prediction("dense", *at.parts_s(("all_reduce", at.dense_bytes)), 0.0)
+
+
+def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
+    """AGsparse: everybody gets everybody's coordinates and adds them up."""
+    units, own = at.units, at.own(at.units)
+    verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
+    host_s = at.host_s((1 + at.world) * own, units)
+    return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s)
+
+
+def sparcml_cost(at: SchemeInputs) -> Prediction:
+    """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where smaller."""
+    units = at.units
+    rounds = at.world.bit_length() - 1
+    power = 2**rounds
+    group = [at.merged(units, 2**i * at.world / power) for i in range(rounds)]
+    if power < at.world:
+        group = [at.own(units), *group, at.merged(units, at.world)]
+    sizes = [min(at.coo_bytes(count, units), at.dense_bytes) for count in group]
+    verbs = [verb for size in sizes for verb in (("send", SIZE_BYTES), ("send", size))]
+    host_s = at.host_s(at.own(units) + 2 * sum(group), units)
+    return Prediction("sparcml", *at.parts_s(*verbs), host_s)
+
+
+def omnireduce_cost(at: SchemeInputs) -> Prediction:
+    """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
+    return _push_pull(
+        load("collective", "omnireduce")(), at, at.blocks, at.blocks.imbalance(at.world)
+    )
+
+
+def sparse_ps_cost(at: SchemeInputs) -> Prediction:
+    """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
+    return _push_pull(load("collective", "sparse_ps")(), at, at.units, at.units.imbalance(at.world))
+
+
+def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
+    """Coordinates to the servers of even ranges, and their sums broadcast at once: appendix B.1."""
+    scheme = load("collective", "sparse_ps_broadcast")()
+    return _push_pull(scheme, at, at.units, at.units.imbalance(at.world))
+
+
+def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
+    """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
+    uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
+    return _push_pull(load("collective", "zen")(formats=formats), at, at.units, (uneven, uneven))
+
+
+def _push_pull(
+    collective: PushPull, at: SchemeInputs, units: UnitSparsity, imbalance: tuple[float, float]
+) -> Prediction:
+    """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
+    scheme = type(collective).__name__
+    if at.world == 1:
+        return Prediction(scheme, 0.0, 0.0, 0.0)
+    cut = collective.cut(nonzero(width=at.units.width), at.spec, at.world)
+    own, merged = at.own(units), at.merged(units, at.world)
+    uneven_push, uneven_pull = imbalance
+    push = _part(cut, uneven_push * own / at.world)
+    pull = _part(cut, uneven_pull * merged / at.world)
+    others = at.world - 1
+    told_s = at.parts_s(
+        ("all_to_all", SIZE_BYTES * at.world),
+        ("all_gather", TOLD_BYTES),
+    )
+    pull_s = _pull_s(collective, at, cut, pull, merged)
+    pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
+    send_s = at.parts_s(("send", pushed.slot_bytes))
+    rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
+    latency_s = told_s[0] + rounds * send_s[0] + pull_s[0]
+    transfer_s = told_s[1] + others * send_s[1] + pull_s[1]
+    host_s = at.host_s((2 + uneven_push) * own + merged, units)
+    return Prediction(scheme, latency_s, transfer_s, host_s)
+
+
+def _pull_s(
+    collective: PushPull, at: SchemeInputs, cut: Cut, fullest: int, merged: float
+) -> tuple[float, float]:
+    """Seconds of latency and of moving bytes of a pull whose first part is the fullest.
+
+    Verbs go at once: they wait out their latency together, and their bytes on the busiest link
+    take as long as an all-gather's.
+    """
+    others = at.world - 1
+    rest = _part(cut, max(0.0, merged - fullest) / others)
+    most, usual = (
+        cut.pulled(collective.pull_format(cut, 0, count), 0, count).slot_bytes
+        for count in (fullest, rest)
+    )
+    pulls = collective.pulls([most] + [usual] * others)
+    latency_s, _ = at.parts_s((pulls[0].verb, pulls[0].size_bytes))
+    busiest = max(pulled_bytes(pulls, 0, at.world), most + (others - 1) * usual)
+    return latency_s, at.parts_s(("all_gather", busiest / others))[1]
+
+
+def _part(cut: Cut, count: float) -> int:
+    """Whole units of the first part, which is the longest."""
+    return min(round(count), cut.parts[0].length)
+
+
+def expected_imbalance(count: float, world: int) -> float:
+    """The largest of ``world`` hashed parts over an equal one, for so many units in all.
+
+    About 1 + sqrt(2 n ln n / count): the largest of n nearly normal loads. Theorem 2 bounds it by
+    the same form.
+
+    >>> round(expected_imbalance(5e6, 128), 3)
+    1.016
+    """
+    if count <= 0 or world == 1:
+        return 1.0
+    return min(1 + sqrt(2 * world * log(world) / count), float(world))
+
+
+Scheme = Callable[[SchemeInputs], Prediction]
+SCHEMES: tuple[Scheme, ...] = (
+    dense_cost,
+    allgather_sparse_cost,
+    zen_cost,
+    sparcml_cost,
+    omnireduce_cost,
+    sparse_ps_cost,
+    sparse_ps_broadcast_cost,
+)
+"""The schemes to choose from. Where two tie, the earlier one is taken: it has fewer rounds, or
+less that may vary."""
+
+
+class SchemeChoice(NamedTuple):
+    """The scheme for one gradient, and all predictions, the fastest first."""
+
+    scheme: str
+    predictions: tuple[Prediction, ...]
+
+
+OF_ROWS: tuple[Scheme, ...] = (
+    allgather_sparse_cost,
+    zen_cost,
+    sparse_ps_cost,
+    sparse_ps_broadcast_cost,
+)
+"""The schemes whose collectives carry gradients that come as rows."""
+
+
+def fastest_scheme(at: SchemeInputs, schemes: Sequence[Scheme] = SCHEMES) -> SchemeChoice:
+    """The fastest of these schemes; of those that tie with it, the first."""
+    found = [scheme(at) for scheme in schemes]
+    least_s = min(one.seconds for one in found)
+    best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
+    others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)
+    return SchemeChoice(best.scheme, (best, *others))
+
+
+def inputs_of(
+    tensor: TensorSparsity,
+    numel: int,
+    cluster: Cluster,
+    *,
+    dtype: torch.dtype = torch.float32,
+    handling: Handling | None = None,
+) -> SchemeInputs:
+    """A profiled tensor on a cluster; the sparsity is that among the cluster's ranks."""
+    return SchemeInputs(
+        numel=numel,
+        units=tensor.units,
+        blocks=tensor.blocks,
+        cluster=cluster,
+        dtype=dtype,
+        handling=handling or Handling(),
+    )
+
+
+def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
+    """Lines that say which scheme a tensor takes, its predicted time, the runner-up, and why."""
+    best, runner_up, *_ = choice.predictions
+    units = at.units
+    what = "elements" if units.width == 1 else f"rows of {units.width}"
+    gamma = units.gamma(at.world)
+    measured = " (extrapolated)" if units.is_extrapolated(at.world) else ""
+    yield (
+        f"{name}: {100 * units.density:.3g} % of its {what} are non-zero on a rank, "
+        f"{100 * units.density * gamma:.3g} % in the sum of {at.world}{measured}. "
+        f"It takes {best.scheme}, {format_seconds(best.seconds)}; the runner-up is "
+        f"{runner_up.scheme} with {format_seconds(runner_up.seconds)}, {_why(best, runner_up)}."
+    )
+
+
+def _why(best: Prediction, other: Prediction) -> str:
+    """The runner-up's largest loss of time, or that both are one prediction."""
+    lost_s = other.seconds - best.seconds
+    if lost_s <= TIE * best.seconds:
+        return "which is the same within what is known; of equals the simpler one is taken"
+    causes = {
+        f"whose bytes {_REASONS.get(other.scheme, '')}take": other.transfer_s - best.transfer_s,
+        "whose rounds take": other.latency_s - best.latency_s,
+        "whose work on the host takes": other.host_s - best.host_s,
+    }
+    cause, seconds = max(causes.items(), key=lambda one: one[1])
+    return f"{cause} {format_seconds(seconds)} longer"
+
+
+_REASONS = {
+    "dense": "(zeros are most of them) ",
+    "allgather_sparse": "(what ranks share comes once from each) ",
+    "sparcml": "(what ranks share comes in every round) ",
+    "omnireduce": "(blocks carry zeros, and ranges have unlike many) ",
+    "sparse_ps": "(ranges have unlike many, and every entry an index) ",
+    "sparse_ps_broadcast": "(ranges have unlike many, and every entry an index) ",
+    "zen": "(push and pull) ",
+}

@@ -1,0 +1,121 @@
+"""Warm-up of compression: the first steps average gradients as they are, all later ones compress.
+
+In its first steps a network changes fast. What a compressor holds back then arrives when it no
+longer fits, and what Adam keeps of squared gradients is of the compressor's errors.
+
+Source: Tang et al., ICML 2021, "1-bit Adam", algorithm 1: uncompressed Adam for the first 15 to
+    25 % of the steps. Torch's hook of PowerSGD begins after 1000 steps by default.
+Differences: 1-bit Adam also freezes Adam's second moment afterwards; that is the optimizer's.
+Wire: a dense all-reduce's in the first steps, then the inner exchange's.
+State: step_T, the steps done (int64), once for each tensor of the message; the dense exchange's
+    state, without tensors; and the inner state, untouched until the inner exchange begins.
+Contributed: all of the gradient in the first steps, then the same as the inner exchange's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..compress.none import none
+from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract.bounds import check_whole
+from ..contract.spec import TensorSpec
+from ..contract.verbs import Steps
+from ..errors import invalid
+from ._counted import Steps_T, count_step, no_steps, steps_done
+from .by_name import exchange_for
+from .error_feedback import Wrapper
+from .momentum import beside
+
+
+class DenseFirstState(NamedTuple):
+    """Steps done, for every tensor of the message, and the states of both exchanges."""
+
+    step_T: Steps_T
+    dense: State
+    inner: State
+
+
+@dataclass(frozen=True)
+class Warmup(Wrapper):
+    """A dense exchange for ``steps`` steps, then the inner one. Made by ``with_warmup``."""
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("steps", self.steps, "write 100")
+        if beside(self.inner) != _DENSE:
+            accepted = "an exchange of gradients, as warm-up averages gradients"
+            remedy = "write with_momentum_correction(with_warmup(...)), and clipping outermost"
+            raise invalid("exchange to warm up", self.inner, accepted, remedy)
+
+    def init(self, spec: TensorSpec, world: int) -> DenseFirstState:
+        return DenseFirstState(
+            no_steps(spec), _DENSE.init(spec, world), self.inner.init(spec, world)
+        )
+
+    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
+        exchange, own = self._at(state)
+        mean_N, contributed_N, own = yield from exchange.run(rank, world, own, grad_N)
+        return mean_N, contributed_N, self._next(state, own)
+
+    def synchronise(
+        self,
+        me: Member,
+        state: DenseFirstState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        exchange, own = self._at(state)
+        own = yield from exchange.synchronise(me, own, grad_N, out_N, residual_N)
+        return self._next(state, own)
+
+    def _is_warm(self, state: DenseFirstState) -> bool:
+        done = steps_done(state.step_T)
+        return done is None or done >= self.steps
+
+    def _at(self, state: DenseFirstState) -> tuple[Exchange, State]:
+        """The exchange of the step that comes next, and its state."""
+        return (self.inner, state.inner) if self._is_warm(state) else (_DENSE, state.dense)
+
+    def _next(self, state: DenseFirstState, own: State) -> DenseFirstState:
+        field = "inner" if self._is_warm(state) else "dense"
+        count_step(state.step_T)
+        return state._replace(**{field: own})
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """None, as bytes change after the warm-up."""
+        return None
+
+    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
+        """The inner exchange's bytes, which nearly all of training sends."""
+        return self.inner.expected_bytes(spec, world)
+
+
+_DENSE = exchange_for(none())
+
+
+def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Warmup:
+    """The algorithm after ``steps`` steps in which gradients are averaged without compression.
+
+    ``algorithm`` is a compressor (it gets the collective that suits it, and error feedback if it
+    needs that) or an exchange. Which steps are the first follows from a count that all ranks share
+    and checkpoints keep. Momentum correction and clipping go around it. Raises ``InvalidSetting``
+    where they are inside.
+
+    >>> import torch
+    >>> from gradwire.compress.topk import topk
+    >>> from gradwire.exchange.by_name import run_local
+    >>> exchange, states = with_warmup(topk(density=0.5), steps=1), None
+    >>> for _ in range(2):
+    ...     results = run_local(exchange, [torch.tensor([1.0, 3.0])] * 2, states)
+    ...     states = [state for _, _, state in results]
+    ...     print(results[0][0].tolist())
+    [1.0, 3.0]
+    [0.0, 3.0]
+    """
+    return Warmup(exchange_for(algorithm), steps)

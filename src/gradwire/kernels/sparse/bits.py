@@ -1,0 +1,141 @@
+"""Bitmaps: a bit for each unit tells whether it is sent; both bitmap formats share these functions.
+
+Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit are zeros.
+Legend: K entries, B bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ...contract.payload import Field, Format, Payload
+from ...errors import InvalidSetting, invalid
+from ..build import load_library
+from ..operands import address
+from .entries import Entries
+
+
+def layout(count: int, num_units: int, width: int, dtype: torch.dtype) -> Format:
+    """The layout of a bitmap's payload: values first, as they lie aligned so without a gap."""
+    bits = Field("bits", torch.uint8, num_bytes(num_units))
+    return Format((Field("values", dtype, count * width), bits))
+
+
+def num_bytes(num_units: int) -> int:
+    """The bytes of a bitmap with one bit for each unit."""
+    return -(-num_units // 8)
+
+
+def encode(entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
+    """The payload of entries whose indices ascend, without duplicates."""
+    indices_K, values, width = entries
+    form = layout(indices_K.numel(), num_units, width, values.dtype)
+    payload = Payload.empty(form, buffer, values.device)
+    payload["values"].copy_(values)
+    write(indices_K, num_units, payload["bits"])
+    return payload
+
+
+def decode(payload: Payload, num_units: int, width: int, room: Tensor | None) -> Entries:
+    """The entries of a payload, ascending; their values are a view of it."""
+    values = payload["values"]
+    count = values.numel() // width
+    return Entries(read(payload["bits"], num_units, count, room), values, width)
+
+
+def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
+    """Sets the bits of ``indices_K`` and clears all others.
+
+    Raises InvalidSetting unless indices ascend strictly and are in [0, num_units).
+    """
+    library = _library(indices_K, bits_B)
+    if library is None:
+        bad = _first_that_does_not_ascend(indices_K, num_units)
+        if bad < 0:
+            _reference_write(indices_K, bits_B)
+    else:
+        bad = library.gw_bits_write(
+            address(indices_K),
+            indices_K.numel(),
+            num_units,
+            address(bits_B),
+        )
+    if bad >= 0:
+        raise InvalidSetting(
+            f"entry {bad} of a bitmap of {num_units} units has index {int(indices_K[bad])}; "
+            "indices must ascend, without duplicates, from 0 to less than that"
+        )
+
+
+def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None) -> Tensor:
+    """The numbers of the set bits, ascending, int32, in the front of ``room`` or a new tensor.
+
+    Raises InvalidSetting unless there are ``count`` of them, all below ``num_units``.
+    """
+    library = _library(bits_B)
+    if library is None:
+        set_K = flags(bits_B).nonzero().squeeze(1)
+        found = STRAY if set_K.numel() and int(set_K[-1]) >= num_units else set_K.numel()
+        out_K = set_K.int()
+    else:
+        out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
+        found = library.gw_bits_read(
+            address(bits_B),
+            num_units,
+            count,
+            address(out_K),
+            torch.get_num_threads(),
+        )
+    check_found(found, count, num_units)
+    return out_K
+
+
+def flags(bits_B: Tensor) -> Tensor:
+    """The bits as bools, one for each."""
+    shifts_8 = torch.arange(8, dtype=torch.uint8, device=bits_B.device)
+    return (bits_B[:, None] >> shifts_8 & 1).view(-1).bool()
+
+
+STRAY, NO_MEMORY = -3, -2
+"""The C++'s answers where a bit behind the last unit is set, and where it got no memory."""
+
+
+def check_found(found: int, count: int, num_units: int) -> None:
+    """Raises InvalidSetting where bits and values do not belong together."""
+    if found == NO_MEMORY:
+        raise MemoryError(f"bitmap of {num_units} units: no memory for the counts of its blocks")
+    if found != count:
+        given = "set bits behind the last unit" if found == STRAY else f"{found} set bits"
+        raise invalid(
+            "bitmap",
+            given,
+            f"one of {count} set bits, all of the first {num_units}",
+            "give every rank the same vector, world and permutation",
+        )
+
+
+def _library(*tensors: Tensor) -> ctypes.CDLL | None:
+    return load_library("bits") if all(one.device.type == "cpu" for one in tensors) else None
+
+
+def pack(flags: Tensor, bits_B: Tensor) -> None:
+    """Writes bools as bits, and zeros behind them; ``flags`` reads them back."""
+    whole = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
+    whole[: flags.numel()] = flags
+    weights_8 = 1 << torch.arange(8, device=bits_B.device)
+    bits_B.copy_((whole.view(-1, 8) * weights_8).sum(1))
+
+
+def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
+    is_set = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
+    is_set[indices_K.long()] = True
+    pack(is_set, bits_B)
+
+
+def _first_that_does_not_ascend(indices_K: Tensor, num_units: int) -> int:
+    before_K = torch.cat([indices_K.new_full((1,), -1), indices_K[:-1]])[: indices_K.numel()]
+    wrong = ((indices_K <= before_K) | (indices_K >= num_units)).nonzero()
+    return int(wrong[0]) if wrong.numel() else -1

@@ -1,0 +1,105 @@
+"""SparseFormat: the layout of a sparse vector's payload, its size, and how to write and read it.
+
+Legend: N elements, K entries.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ...contract.payload import Format, Payload
+from ...errors import InvalidSetting, invalid
+from .entries import Entries
+from .parts import Part
+from .scatter import scatter_entries
+
+
+class SparseFormat(ABC):
+    """A layout of the entries of a part (a whole vector is the only part among one rank).
+
+    Concrete formats are frozen keyword-only dataclasses. ``count`` below is the number of entries,
+    but that of blocks for ``blocks``. ``num_units`` is the number of units that the format tells
+    apart: the part's length, but the whole vector's units for ``bitmap`` where the part is
+    permuted.
+    """
+
+    @abstractmethod
+    def layout(
+        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    ) -> Format:
+        """The fields of a payload; ranks must agree on ``count`` before it travels."""
+
+    def size_bytes(
+        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    ) -> int:
+        """Bytes on the wire, as the file's Wire line says."""
+        return self.layout(count, num_units, width, dtype).size_bytes
+
+    def received(
+        self,
+        size_bytes: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> Format:
+        """The layout of a payload of so many bytes.
+
+        Raises InvalidSetting for a size that no payload for so many units has.
+        """
+        low = self.size_bytes(0, num_units, width, dtype)
+        step = max(1, self.size_bytes(2, num_units, width, dtype) - low)
+        count = 2 * (size_bytes - low) // step
+        for one in (count, count - 1):  # an odd count may have a gap before its values
+            form = self.layout(one, num_units, width, dtype) if one >= 0 else None
+            if form is not None and form.size_bytes == size_bytes:
+                return form
+        raise self.no_such_size(size_bytes, num_units, low)
+
+    def no_such_size(self, size_bytes: int, num_units: int, low: int) -> InvalidSetting:
+        """The error for a size that no payload has; ``low`` is the least size."""
+        return invalid(
+            f"size of a {type(self).__name__} payload of {num_units} units",
+            size_bytes,
+            f"{low} bytes and whole entries",
+            "give every rank the same vector and format",
+        )
+
+    def count(self, entries: Entries, num_units: int) -> int:
+        """The ``count`` that ``layout`` needs for these entries."""
+        return entries.num
+
+    @abstractmethod
+    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
+        """Writes entries (ascending, without duplicates, each below ``num_units``).
+
+        The payload lies in ``buffer`` (uint8, exactly ``size_bytes`` long), or without it in a new
+        one.
+        """
+
+    @abstractmethod
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        """The entries, ascending; views of the payload where it holds them unpacked.
+
+        Where it does not, places lie in the front of ``room`` (int32, one for each entry) or,
+        without it, in a new tensor.
+
+        Formats that carry more units than they were given (``blocks``, ``dense``) leave out units
+        of zeros.
+        """
+
+    def scatter(
+        self,
+        payload: Payload,
+        part: Part,
+        out_N: Tensor,
+        *,
+        scale: float = 1.0,
+        width: int = 1,
+    ) -> None:
+        """``out[index] = scale * value`` for the entries of ``part``; see ``sparse.scatter``."""
+        scatter_entries(self.decode(payload, part.length, width), part, out_N, scale)

@@ -1,0 +1,21 @@
+"""Layouts of sparse vectors on the wire, one in each file: ``coo.py`` defines ``formats.coo``.
+
+Each states its size as a formula of counts that all ranks can know (``SparseFormat.size_bytes``).
+May import: errors, payload, load, kernels, and entries, permutation, parts and scatter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....contract.registry import make_registry
+
+if TYPE_CHECKING:
+    from .bitmap import bitmap as bitmap
+    from .blocks import blocks as blocks
+    from .coo import coo as coo
+    from .dense import dense as dense
+    from .elias_fano import elias_fano as elias_fano
+    from .hash_bitmap import hash_bitmap as hash_bitmap
+
+make_registry(__name__)

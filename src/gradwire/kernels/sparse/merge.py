@@ -1,0 +1,126 @@
+"""Entries of all ranks added up over one part.
+
+Source: ZEN (OSDI 2025), section 2.2: incremental aggregation at the server of a part.
+Differences: lists ascend, so all are gone through once, side by side, and neither a table nor a sum
+    for each place is needed. A place's sum starts at zero, as a dense sum's does, and adds the
+    ranks' values in rank order: so it has the same bits whichever rank sends first.
+Legend: K entries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import InvalidSetting, invalid
+from ..build import load_library
+from ..operands import address, serves_cpp
+from .entries import Entries, check_entries
+
+_NO_MEMORY, _FIRST_WRONG = -2, -3
+
+
+def merge(
+    ranks: Sequence[Entries],
+    num_places: int,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
+) -> Entries:
+    """``scale`` times the values of each place, added up: a sum for each place that any rank has.
+
+    ``ranks`` (one at least, of one width) hold ascending places below ``num_places``. Values are
+    scaled and added in ``dtype``, by default their own. The result lies in ``room``, places (int32)
+    and values (``dtype``), each as long as the entries of all ranks; without it new tensors are
+    made. Raises InvalidSetting where a place is out of range or descends.
+
+    >>> one = Entries(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 1.0]))
+    >>> two = Entries(torch.tensor([3], dtype=torch.int32), torch.tensor([5.0]))
+    >>> merge([one, two], 4).values
+    tensor([2., 6.])
+    """
+    width = ranks[0].width
+    for entries in ranks:
+        check_entries(entries)
+        if entries.width != width:
+            raise invalid("width", entries.width, f"{width}", "use one width everywhere")
+    dtype = dtype or ranks[0].values.dtype
+    most = sum(entries.num for entries in ranks)
+    places_K, values = _room(ranks[0], most, dtype) if room is None else room
+    if min(places_K.numel(), values.numel() // width) < most or values.dtype != dtype:
+        given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
+        accepted = f"{most} places and units of {width} {dtype}"
+        raise invalid("room", given, accepted, "make it for the entries of all ranks")
+    library = load_library("merge") if serves_cpp(values, *(one.values for one in ranks)) else None
+    if library is None:
+        return _reference(ranks, num_places, scale, dtype)
+    count = _run(library, ranks, num_places, scale, places_K, values)
+    if count == _NO_MEMORY:
+        raise MemoryError(f"sums of {most} entries: no memory for a window of them")
+    if count <= _FIRST_WRONG:
+        raise _wrong(ranks[_FIRST_WRONG - count], num_places)
+    return Entries(places_K[:count], values[: count * width], width)
+
+
+def _room(like: Entries, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return like.indices_K.new_empty(most), like.values.new_empty(most * like.width, dtype=dtype)
+
+
+def _run(
+    library: ctypes.CDLL,
+    ranks: Sequence[Entries],
+    num_places: int,
+    scale: float,
+    places_K: Tensor,
+    values: Tensor,
+) -> int:
+    number = len(ranks)
+    found: int = library.gw_merge(
+        (ctypes.c_void_p * number)(*[entries.indices_K.data_ptr() for entries in ranks]),
+        (ctypes.c_void_p * number)(*[entries.values.data_ptr() for entries in ranks]),
+        (ctypes.c_int64 * number)(*[entries.num for entries in ranks]),
+        number,
+        num_places,
+        ranks[0].width,
+        scale,
+        address(places_K),
+        address(values),
+        torch.get_num_threads(),
+    )
+    return found
+
+
+def _reference(
+    ranks: Sequence[Entries], num_places: int, scale: float, dtype: torch.dtype
+) -> Entries:
+    """The merge by its definition."""
+    for entries in ranks:
+        if _first_wrong(entries, num_places) >= 0:
+            raise _wrong(entries, num_places)
+    places_K = torch.cat([entries.indices_K for entries in ranks])
+    places_K = torch.unique(places_K)
+    width = ranks[0].width
+    sums = ranks[0].values.new_zeros(places_K.numel(), width, dtype=dtype)
+    for entries in ranks:
+        units = entries.values.view(-1, width).to(dtype) * scale
+        sums.index_add_(0, torch.searchsorted(places_K, entries.indices_K), units)
+    return Entries(places_K, sums.view(-1), width)
+
+
+def _first_wrong(entries: Entries, num_places: int) -> int:
+    places_K = entries.indices_K
+    before_K = torch.cat([places_K.new_zeros(1), places_K[:-1]])[: entries.num]
+    wrong = ((places_K < before_K) | (places_K >= num_places)).nonzero()
+    return int(wrong[0]) if wrong.numel() else -1
+
+
+def _wrong(entries: Entries, num_places: int) -> InvalidSetting:
+    bad = _first_wrong(entries, num_places)
+    return InvalidSetting(
+        f"place {bad} must lie in [0, {num_places}), not below the one before it, got "
+        f"{int(entries.indices_K[bad])}; give every rank the same vector, world and permutation"
+    )

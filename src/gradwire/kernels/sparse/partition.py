@@ -1,0 +1,147 @@
+"""Entries grouped by the part they belong to, by ascending place: none is lost.
+
+Source: ZEN (OSDI 2025), section 3.2; it serves the purpose of algorithm 1.
+Differences: no hash table, so no collision, no rehash and no serial memory, but a radix sort by
+    place. An index may occur more than once; entries of one place stay in their order.
+
+Formats and the merge need ascending places. The result does not depend on the number of threads.
+On a GPU (``gpu.partition.two_passes``) entries are grouped in two passes, and then sorted within
+their parts.
+
+Legend: K entries, W parts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ...errors import invalid
+from ..build import load_library
+from ..gpu import has_triton
+from ..operands import address
+from .bits import NO_MEMORY
+from .entries import Entries, check_entries
+from .gpu import partition as gpu
+from .parts import Parts, out_of_range, part_length
+from .permutation import Permutation
+
+
+def partition(
+    entries: Entries,
+    num_units: int,
+    world: int,
+    permutation: Permutation | None = None,
+    *,
+    places_K: Tensor | None = None,
+    values: Tensor | None = None,
+) -> Parts:
+    """Groups entries of a vector of ``num_units`` units into ``world`` parts (``parts.Part``).
+
+    The result lies in ``places_K`` (int32) and ``values``, which have the lengths and dtypes of the
+    entries; without them new tensors are made. Raises InvalidSetting where an index is not in
+    [0, num_units).
+    """
+    _check(entries, num_units, world, permutation)
+    out = Entries(
+        torch.empty_like(entries.indices_K) if places_K is None else places_K,
+        torch.empty_like(entries.values) if values is None else values,
+        entries.width,
+    )
+    check_entries(out)
+    if out.num != entries.num or out.values.dtype != entries.values.dtype:
+        given = f"{out.num} of {out.values.dtype}"
+        accepted = f"room for {entries.num} of {entries.values.dtype}"
+        raise invalid("places_K and values", given, accepted, "make them for these entries")
+    library = _library(entries, out.values)
+    if library is not None:
+        return Parts(_run(library, entries, out, num_units, world, permutation), out)
+    grouped = _grouped(entries, num_units, world, permutation)
+    out.indices_K.copy_(grouped.entries.indices_K)
+    out.values.copy_(grouped.entries.values)
+    return Parts(grouped.counts_W, out)
+
+
+def _check(entries: Entries, num_units: int, world: int, permutation: Permutation | None) -> None:
+    check_entries(entries)
+    if world < 1:
+        raise invalid("world", world, "at least 1", "give the number of ranks")
+    if permutation is not None and permutation.numel != num_units:
+        raise invalid(
+            "permutation",
+            f"of {permutation.numel}",
+            f"one of {num_units} units",
+            "make it for the vector's number of units",
+        )
+
+
+def _library(entries: Entries, values: Tensor) -> ctypes.CDLL | None:
+    """The C++ library, which moves units of any dtype; None where tensors are not in the CPU's
+    memory or not contiguous, or where there is no library."""
+    tensors = (*entries[:2], values)
+    on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+    return load_library("partition") if on_cpu else None
+
+
+def _run(
+    library: ctypes.CDLL,
+    entries: Entries,
+    out: Entries,
+    num_units: int,
+    world: int,
+    permutation: Permutation | None,
+) -> tuple[int, ...]:
+    counts_W = (ctypes.c_int64 * world)()
+    bad = library.gw_partition(
+        address(entries.indices_K),
+        address(entries.values),
+        entries.num,
+        entries.values.element_size() * entries.width,
+        num_units,
+        part_length(num_units, world),
+        world,
+        None if permutation is None else permutation.constants,
+        address(out.indices_K),
+        address(out.values),
+        counts_W,
+        torch.get_num_threads(),
+    )
+    if bad == NO_MEMORY:
+        raise MemoryError(f"partition of {entries.num} entries: no memory for their places")
+    if bad >= 0:
+        raise out_of_range(bad, int(entries.indices_K[bad]), num_units)
+    return tuple(counts_W)
+
+
+def _grouped(
+    entries: Entries, num_units: int, world: int, permutation: Permutation | None
+) -> Parts:
+    """The partition without the C++: in Triton on a GPU, else by the definition."""
+    if entries.indices_K.device.type != "cuda" or not has_triton():
+        return _reference(entries, num_units, world, permutation)
+    counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
+    sizes_W = torch.tensor(counts_W, device=grouped.indices_K.device)
+    part_K = torch.arange(world, device=sizes_W.device).repeat_interleave(sizes_W)
+    return Parts(counts_W, _sorted(grouped, part_K * num_units + grouped.indices_K))
+
+
+def _reference(
+    entries: Entries, num_units: int, world: int, permutation: Permutation | None
+) -> Parts:
+    """The definition of a partition: a stable sort by place."""
+    indices_K, values, width = entries
+    bad = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
+    if bad.numel():
+        raise out_of_range(int(bad[0]), int(indices_K[bad[0]]), num_units)
+    places_K = indices_K if permutation is None else permutation.places(indices_K)
+    length = max(1, part_length(num_units, world))
+    counts_W = (places_K // length).bincount(minlength=world).tolist()
+    return Parts(tuple(counts_W), _sorted(Entries(places_K % length, values, width), places_K))
+
+
+def _sorted(entries: Entries, keys_K: Tensor) -> Entries:
+    order_K = keys_K.argsort(stable=True)
+    units_Kw = entries.values.view(-1, entries.width)[order_K]
+    return Entries(entries.indices_K[order_K], units_Kw.reshape(-1), entries.width)

@@ -1,0 +1,84 @@
+"""Entries of a part written to the dense vector: the last step of a pull.
+
+Legend: N elements, K entries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import InvalidSetting, invalid
+from ..build import load_library
+from ..operands import address, serves_cpp
+from .entries import Entries, check_entries, num_units
+from .parts import Part
+
+
+def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
+    """``out[part.indices(place)] = scale * value`` for each unit; the rest of ``out_N`` stays.
+
+    ``entries`` hold local places without duplicates. A last unit that reaches beyond ``out_N`` is
+    cut. Values are scaled in their own dtype, then rounded to ``out_N``'s. Raises InvalidSetting
+    where a place is not in the part.
+    """
+    check_entries(entries)
+    _check_out(part, out_N, entries.width)
+    local_K, values, width = entries
+    library = load_library("bits") if serves_cpp(values, out_N) else None
+    if library is not None:
+        bad = library.gw_scatter(
+            address(local_K),
+            address(values),
+            entries.num,
+            part.length,
+            part.first,
+            None if part.permutation is None else part.permutation.constants,
+            address(out_N),
+            out_N.numel(),
+            width,
+            scale,
+            torch.get_num_threads(),
+        )
+        if bad >= 0:
+            raise out_of_part(bad, int(local_K[bad]), part.length)
+        return
+    _reference(entries, part, out_N, scale)
+
+
+def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> None:
+    local_K, values, width = entries
+    bad = ((local_K < 0) | (local_K >= part.length)).nonzero()
+    if bad.numel():
+        raise out_of_part(int(bad[0]), int(local_K[bad[0]]), part.length)
+    scaled = (values if scale == 1.0 else values * scale).to(out_N.dtype).view(-1, width)
+    put_units(out_N, part.indices(local_K), scaled)
+
+
+def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
+    """Writes units; elements of the last unit that lie beyond ``out_N`` are dropped."""
+    width, whole = units_Kw.shape[1], out_N.numel() // units_Kw.shape[1]
+    inside = indices_K < whole
+    out_N[: whole * width].view(-1, width)[indices_K[inside].long()] = units_Kw[inside]
+    if whole * width < out_N.numel():
+        for unit_w in units_Kw[~inside]:  # one at most
+            out_N[whole * width :] = unit_w[: out_N.numel() - whole * width]
+
+
+def _check_out(part: Part, out_N: Tensor, width: int) -> None:
+    """Raises InvalidSetting unless ``out_N`` is the vector that ``part`` is a part of."""
+    if num_units(out_N.numel(), width) != part.num_units or not out_N.is_contiguous():
+        raise invalid(
+            "out_N",
+            f"{out_N.numel()} elements",
+            f"a contiguous vector of {part.num_units} units of {width}",
+            "pass the vector that the part was made for",
+        )
+
+
+def out_of_part(position: int, given: int, length: int) -> InvalidSetting:
+    """The error for a place that a part does not have."""
+    return InvalidSetting(
+        f"place {position} must lie in [0, {length}), got {given}; "
+        "give every rank the same vector, world and permutation"
+    )

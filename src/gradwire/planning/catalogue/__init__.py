@@ -1,0 +1,47 @@
+"""Profiles of well-known models, one JSON file each: ``load("vgg16")``, ``names()``.
+
+Tensors come from the models' definitions and times from a throughput model of one GPU that each
+profile's ``source`` states in full; none is a measurement. ``scripts/make_catalogue.py`` writes
+these files.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from ...errors import UnknownName
+from ..data.profile import Profile
+
+_SUFFIX = ".json"
+
+
+def names() -> tuple[str, ...]:
+    """Names of all profiles, sorted.
+
+    >>> "vgg16" in names()
+    True
+    """
+    listed = (entry.name for entry in files(__name__).iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in listed if name.endswith(_SUFFIX)))
+
+
+def load_or_read(model: str) -> Profile:
+    """The profile of that name, whatever files there are; otherwise that of the file ``model``.
+
+    Raises ``UnknownName`` where there is neither, unless ``model`` ends as a profile's file does.
+    """
+    is_path = model.endswith(_SUFFIX) or Path(model).is_file()
+    return Profile.load(model) if is_path and model not in names() else load(model)
+
+
+def load(name: str) -> Profile:
+    """The profile of that name; raises ``UnknownName`` (which lists the names there are).
+
+    >>> load("vgg16").layers[0].name
+    'features.0'
+    """
+    if name not in names():
+        raise UnknownName("catalogue profile", name, names())
+    text = files(__name__).joinpath(name + _SUFFIX).read_text(encoding="utf-8")
+    return Profile.parse(text, f"catalogue profile {name!r}")

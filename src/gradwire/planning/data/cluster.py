@@ -1,0 +1,319 @@
+"""Cluster: how many ranks there are, what its links carry, and what every verb then takes.
+
+Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the cost of a hop
+    and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
+    decode and merge as lines over the number of elements.
+Differences from the papers: where a verb was measured its own line counts; where not, hops and
+    bytes are those of ``travel.py``, and b comes from the link's rate, because the two
+    values of b that US-Byte prints contradict its own links, and the time to add two numbers (its
+    gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which is the default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from ...contract.bounds import check_number, check_whole
+from ...contract.travel import bytes_sent, travel
+from ...contract.units import format_rate, format_seconds
+from ...errors import InvalidSetting, invalid
+from .fit import LineFit
+from .stored import MOST_RANKS, Frozen, NonNegative, Stored
+
+HOP_S = 65e-6
+"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
+
+LEAST_RATE, MOST_RATE = 1e-3, 1e18
+"""Bytes a second of a link: what lies beyond makes seconds that are none."""
+
+
+def check_rate(what: str, given: float) -> None:
+    """Refuses what no link carries, in bytes a second."""
+    accepted = f"{LEAST_RATE:g} to {MOST_RATE:g} bytes a second"
+    check_number(what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE)
+
+
+VerbName = Literal["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"]
+VERBS: tuple[VerbName, ...] = get_args(VerbName)
+"""Names of the verbs that cost something on the wire. Sizes are bytes of the buffer; for all_gather
+of the rank's own contribution, for all_to_all and reduce_scatter of the whole input buffer."""
+
+Primitive = Literal["encode", "decode", "merge"]
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+
+
+class CodecFit(Frozen):
+    """Seconds of a compressor's three primitives, as lines over the number of elements.
+
+    Of an exchange of its own each line is that of one computation of this name, on average. Encode
+    includes error feedback where the compressor's traits ask for it.
+    """
+
+    encode: LineFit
+    decode: LineFit
+    merge: LineFit
+
+
+class Host(Frozen):
+    """Every host's ranks, and the links that these have among themselves."""
+
+    num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
+    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    """The bytes that a rank can send to others of its host, and take from them, in a second."""
+    hop_s: NonNegative = 0.0
+
+
+class Cluster(Stored):
+    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
+
+    With ``host`` they are on hosts of several ranks, which share such a link, and exchange messages
+    as ``attach(mesh=)`` does: an all-reduce is one within the host, one of shares among hosts, and
+    the giving of means to the host's ranks. Only formulas count then, and only all-reduces have
+    one; other exchanges are simulated. ``collectives`` and ``codecs`` hold what was measured; where
+    a verb was not, a formula counts. Raises ``ValueError`` (pydantic's) for figures that no cluster
+    has.
+
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
+    '910 us + 1.4 ns a byte'
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire profile"
+
+    num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    hop_s: NonNegative = HOP_S
+    host: Host | None = None
+    """The hosts' ranks; None where each rank is a host of its own."""
+    collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
+    """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
+    codecs: dict[str, CodecFit] = Field(default_factory=dict)
+    """Measured lines over elements, by compressor."""
+    inline: dict[str, LineFit] = Field(default_factory=dict)
+    """Measured lines over elements of encode where it holds up the backward pass, by compressor.
+
+    Where there is none, that of ``codecs`` counts. The two differ where gradients lie on a device:
+    it encodes faster than the host does, and computes nothing else meanwhile.
+    """
+    host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of a collective's latency that is the host's own time: no other collective gets
+    on meanwhile, where the rest of their latencies passes at the same time."""
+    beside: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The pace at which a rank's model computes while the rank encodes, decodes or merges: 1 where
+    there are cores for both, 0 where the model waits meanwhile."""
+    cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Each rank's share of its machine's cores; None where it has more of them than threads that
+    compute, or where nobody counted them."""
+    processors: LineFit | None = None
+    """Measured seconds of a core that a verb costs each rank, over the bytes that it sends."""
+    source: Annotated[str, Field(min_length=1)] = "stated"
+    """How the figures were got."""
+
+    @model_validator(mode="after")
+    def _has_equal_hosts(self) -> Self:
+        if self.host is None or self.num_ranks == 1:
+            return self
+        if self.num_ranks % self.host.num_ranks:
+            raise ValueError(
+                f"{self.num_ranks} ranks are not on hosts of {self.host.num_ranks} each; give "
+                "every host as many"
+            )
+        if self.collectives:
+            raise ValueError(
+                "collectives were measured among hosts of one rank each, and host says that these "
+                "have more; leave one of them out"
+            )
+        return self
+
+    @property
+    def ranks_per_host(self) -> int:
+        """The number of ranks on each host."""
+        return 1 if self.host is None or self.num_ranks == 1 else self.host.num_ranks
+
+    @property
+    def within(self) -> Cluster:
+        """The ranks of one host, and nothing else; without ``host`` that is one rank."""
+        if self.host is None:
+            return Cluster(num_ranks=1, rate_bytes_per_s=self.rate_bytes_per_s)
+        return Cluster(
+            num_ranks=self.ranks_per_host,
+            rate_bytes_per_s=self.host.rate_bytes_per_s,
+            hop_s=self.host.hop_s,
+        )
+
+    @property
+    def across(self) -> Cluster:
+        """One rank of each host, which has the host's link for itself."""
+        if self.ranks_per_host == 1:
+            return self
+        num_hosts = self.num_ranks // self.ranks_per_host
+        return self.model_copy(update={"num_ranks": num_hosts, "host": None})
+
+    @property
+    def alpha_s(self) -> float:
+        """Seconds that every all-reduce costs, whatever its size; 0 for one rank."""
+        return self.line("all_reduce").alpha_s
+
+    @property
+    def beta_s_per_byte(self) -> float:
+        """Seconds that each byte of an all-reduce's buffer adds; 0 for one rank."""
+        return self.line("all_reduce").per_unit_s
+
+    def collective_s(self, verb: str, size_bytes: float) -> float:
+        """Seconds of one verb of ``VERBS`` by itself; nothing to send costs nothing.
+
+        As it was measured, where it was: see ``LineFit.measured_s``.
+
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
+        0.6
+        """
+        return self.line(verb).measured_s(size_bytes)
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
+        return self.collective_s("all_reduce", size_bytes)
+
+    def inline_line(self, compressor: str) -> LineFit | None:
+        """The line of an encode that holds up the backward pass; None where it is not measured."""
+        if compressor in self.inline:
+            return self.inline[compressor]
+        codec = self.codecs.get(compressor)
+        return None if codec is None else codec.encode
+
+    def wire_bytes(self, size_bytes: int) -> int:
+        """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
+        count = self.ranks_per_host
+        share_bytes = -(-size_bytes // count)
+        among_hosts = bytes_sent("all_reduce", share_bytes, self.num_ranks // count)
+        return 2 * (count - 1) * share_bytes + among_hosts
+
+    def scaled(
+        self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
+    ) -> Cluster:
+        """The same kind of cluster with another number of ranks or another rate.
+
+        Where an all-reduce was measured, its hop is alpha / 2(N-1), and the share of the rate that
+        arrives (headers cost some) is that of the measurement; both are kept. Measured lines of
+        verbs hold for their own size and rate only and are dropped; those of codecs stay. Raises
+        ``InvalidSetting`` for figures that no cluster has.
+        """
+        if num_ranks is None and rate_bytes_per_s is None:
+            raise invalid("scaled()", "no figure", "num_ranks, rate_bytes_per_s", "give one")
+        hop_s, arriving = self._hop_and_rate()
+        rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        ranks = self.num_ranks if num_ranks is None else num_ranks
+        scaled = rate * arriving / self.rate_bytes_per_s
+        check_whole("ranks", ranks, "write --ranks 8", most=MOST_RANKS)
+        check_rate(f"rate of a cluster scaled to {rate:g} bytes a second", scaled)
+        if self.host is not None and ranks > 1 and ranks % self.host.num_ranks:
+            accepted = f"a multiple of the {self.host.num_ranks} ranks of a host"
+            raise invalid("ranks", ranks, accepted, "scale to whole hosts")
+        return Cluster(
+            num_ranks=ranks,
+            rate_bytes_per_s=scaled,
+            hop_s=hop_s,
+            codecs=self.codecs,
+            inline=self.inline,
+            host=self.host,
+            host_share=self.host_share,
+            beside=self.beside,
+            cores=self.cores,
+            processors=self.processors,
+            source=(
+                f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
+                f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
+                f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
+                f"{self.source}"
+            ),
+        )
+
+    def busy_s(self, sent_bytes: float) -> float:
+        """Seconds in which all cores that a rank has carry a verb and compute nothing.
+
+        0 where cores are not short, or what verbs cost them was not measured.
+
+        >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line)
+        >>> round(cluster.busy_s(1e6), 6)
+        0.004
+        """
+        if self.cores is None or self.processors is None:
+            return 0.0
+        return self.processors.seconds(sent_bytes) / self.cores
+
+    def slower(self, factor: float) -> Cluster:
+        """The same cluster, where all that hosts send each other takes ``factor`` times as long.
+
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6)
+        >>> round(cluster.slower(2.0).all_reduce_s(1e6) / cluster.all_reduce_s(1e6), 6)
+        2.0
+        """
+        lines = {verb: line.times(factor) for verb, line in self.collectives.items()}
+        rate = self.rate_bytes_per_s / factor
+        figures = {"collectives": lines, "rate_bytes_per_s": rate, "hop_s": factor * self.hop_s}
+        return self.model_copy(update=figures)
+
+    @property
+    def tells_rate(self) -> bool:
+        """Whether other rates can be told from it, as ``scaled`` does: not where an all-reduce was
+        measured that takes no longer for more bytes."""
+        fit = self.collectives.get("all_reduce")
+        return self.num_ranks == 1 or fit is None or fit.per_unit_s > 0
+
+    def _hop_and_rate(self) -> tuple[float, float]:
+        """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
+        fit, ranks = self.collectives.get("all_reduce"), self.num_ranks
+        if fit is None or ranks == 1:
+            return self.hop_s, self.rate_bytes_per_s
+        if not self.tells_rate:
+            raise InvalidSetting(
+                "the measured all-reduce takes no longer for more bytes, so it tells no rate to "
+                "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
+            )
+        rounds, copies = travel("all_reduce", ranks)
+        return fit.alpha_s / rounds, copies / fit.per_unit_s
+
+    def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
+        """Seconds of latency, and of a whole link, that ``collective_s`` is made of.
+
+        What passes within a host takes nothing of its link, and counts as latency.
+        """
+        if self.ranks_per_host > 1:
+            within_s, latency_s, work_s = self._levels(verb, size_bytes)
+            return (within_s + latency_s, work_s) if size_bytes else (0.0, 0.0)
+        return self.line(verb).parts(size_bytes, self.host_share)
+
+    def _levels(self, verb: str, size_bytes: float) -> tuple[float, float, float]:
+        """Seconds within the host, then of latency and of the whole link among hosts."""
+        if verb != "all_reduce":
+            accepted = "all_reduce, the only one with a formula where hosts have several ranks"
+            remedy = "take a planner of all-reduces, or simulate the exchange"
+            raise invalid("verb", verb, accepted, remedy)
+        count, within, across = self.ranks_per_host, self.within, self.across
+        rounds, copies = travel("all_to_all", count)
+        share_bytes = size_bytes / count
+        # A share is given to all others at once, which is one message behind the all-to-all.
+        within_s = (rounds + 1) * within.hop_s + (
+            copies * size_bytes + (count - 1) * share_bytes
+        ) / within.rate_bytes_per_s
+        line = across.line(verb)
+        # All ranks of a host send their shares over its one link.
+        return within_s, line.alpha_s, line.per_unit_s * share_bytes * count
+
+    def line(self, verb: str) -> LineFit:
+        """The cost of a verb by its size in bytes: as it was measured, else by formula."""
+        if self.num_ranks == 1 and verb in VERBS:
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        if self.ranks_per_host > 1:
+            alpha_s, unit_s = (sum(self._levels(verb, size)) for size in (0.0, 1.0))
+            return LineFit.model_construct(alpha_s=alpha_s, per_unit_s=unit_s - alpha_s)
+        measured = self.collectives.get(verb)  # type: ignore[call-overload]
+        if measured is not None:
+            return measured  # type: ignore[no-any-return]
+        rounds, copies = travel(verb, self.num_ranks)
+        # Not held to the bounds of what is read: many hops of the longest are longer.
+        return LineFit.model_construct(
+            alpha_s=rounds * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s
+        )

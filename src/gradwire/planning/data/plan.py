@@ -1,0 +1,115 @@
+"""Plan: what is sent together, in which pieces, in which order and through which exchange, as data.
+
+The runtime carries a plan out and the simulator predicts it; neither decides anything that is not
+written here, so all ranks that hold the same plan issue the same messages in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from .stored import Frozen, Stored, Whole
+
+DENSE = "dense"
+"""The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
+
+MOST_CREDIT = 2**16
+"""The most channels of a plan; each is a process group of its own."""
+
+Setting = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
+
+
+class Chunk(Frozen):
+    """Elements ``start`` up to, not including, ``stop`` of a tensor's flat gradient."""
+
+    tensor: str
+    start: Whole
+    stop: Whole
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class PlannedMessage(Frozen):
+    """Chunks that travel together, one behind the other, through one exchange."""
+
+    chunks: tuple[Chunk, ...]
+    exchange: str = DENSE
+    after: tuple[Whole, ...] = ()
+    """Numbers of messages that must have ended before this one is launched; all stand before it."""
+    inline: tuple[str, ...] = ()
+    """Tensors that are encoded within the backward pass, which goes on when that is done.
+
+    An exchange that encodes a message as one does so when the message is launched, and ``inline``
+    holds all of its tensors. One with a ``sparsifier`` encodes each when its gradient is ready.
+    """
+    early: tuple[str, ...] = ()
+    """Tensors that are encoded on the compute lane as soon as their own gradients are ready; those
+    on a device by the host all the same, from a copy.
+
+    A message that has tensors here or in ``inline`` has all here that it encodes: others travel as
+    they are. One that has none is encoded on the compute lane, when it is launched.
+    """
+
+
+class ExchangeSetting(Frozen):
+    """How an exchange is made: names of files in ``compress/`` and ``collective/``.
+
+    An algorithm that is an exchange of its own takes no collective.
+    """
+
+    compressor: str
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    collective: str | None = None
+    collective_settings: dict[str, Setting] = Field(default_factory=dict)
+    error_feedback: bool = False
+
+    @property
+    def sparsifier(self) -> str | None:
+        """The compressor by which an exchange of its own encodes each tensor by itself.
+
+        None for an exchange that encodes a message as one.
+        """
+        named = self.settings.get("sparsifier")
+        return named if isinstance(named, str) else None
+
+    @property
+    def encoder(self) -> str:
+        """The compressor whose encode the exchange does."""
+        return self.sparsifier or self.compressor
+
+
+class Plan(Stored):
+    """Messages in issue order, numbered from 0, and the rules under which they are launched.
+
+    Message i is launched as soon as
+
+    - all messages before it were launched: the head of the line waits (US-Byte, algorithm 3);
+    - all its gradients are ready;
+    - the messages in its ``after`` have ended;
+    - message i - ``credit`` has ended. So there are ``credit`` channels, message i travels on
+      channel i mod ``credit``, and each carries one message at a time, in issue order. One that is
+      free early is not used early: which channel carries what is the same on every rank, whatever
+      the network does.
+
+    With ``overlap_forward`` a layer's next forward waits for the layers before it and for its own
+    messages; without, the next forward waits for all messages.
+
+    ``gradwire.planning.check.check`` finds out whether a plan is sound for a model.
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire plan"
+
+    planner: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)]
+    """``Profile.model`` of the profile that was planned for."""
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    """The settings that the planner was called with; a record, which nothing acts upon."""
+    messages: tuple[PlannedMessage, ...]
+    credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
+    """The number of channels, and so the most messages that are on the wire at once."""
+    overlap_forward: bool = False
+    exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

@@ -1,0 +1,398 @@
+"""SparsityProfile: how sparse gradients are, where, and how they overlap, as data.
+
+Source: ZEN (OSDI 2025), section 2.1: definitions 1 to 5, figures 2 and 3.
+Differences from the paper: what is counted is a *unit*, ``width`` adjacent elements (1 is the
+    paper's case, a row's length an embedding's), which is non-zero if any element in it is. The
+    densification ratio among n of m measured gradients is its exact mean over all subsets of n of
+    them, and not that of one. For more ranks than were measured it is extrapolated, and says so:
+    a power law in n whose exponent falls with every doubling by as much as it fell with the last
+    one that was measured, up to all units being non-zero. On drawn Zipf indices (exponents 0.8 to
+    1.2) 16 measured gradients give that of 128 within 25 %, and too large.
+
+Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import comb, log2
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from ...errors import invalid
+from ...kernels.sparse.entries import MOST_WIDTH
+from .stored import MOST_ELEMENTS, MOST_RANKS, Frozen, NonNegative, Stored
+
+Indices = npt.NDArray[np.integer[Any]]
+DOUBLINGS = (2, 4, 8, 16, 32, 64, 128)
+"""Numbers of ranks, and of partitions, that ratios are kept for."""
+
+HEATMAP_PARTS = 8
+"""Partitions that ``shares`` are kept of: the rows of figure 3a."""
+
+BLOCK = 256
+"""Elements of OmniReduce's blocks, which hold whole units: one at least."""
+
+_SLACK = 1e-6
+"""Relative: means of ratios are sums of many floats."""
+
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
+
+
+def density(indices: Indices, num_units: int) -> float:
+    """Definition 1: the fraction of units that are non-zero.
+
+    >>> density(np.array([0, 3]), 8)
+    0.25
+    """
+    return len(indices) / num_units if num_units else 0.0
+
+
+def overlap_ratio(one: Indices, other: Indices) -> float:
+    """Definition 3: what both have, as a fraction of the smaller one; 0 where one is empty.
+
+    >>> overlap_ratio(np.array([0, 3, 4]), np.array([3, 7]))
+    0.5
+    """
+    fewer = min(len(one), len(other))
+    return len(np.intersect1d(one, other, assume_unique=True)) / fewer if fewer else 0.0
+
+
+def densification_ratio(sets: Sequence[Indices], num_ranks: int | None = None) -> float:
+    """Definition 4: the density of the sum of ``num_ranks`` gradients over their mean own density.
+
+    Of all ``sets`` by default; of fewer, the mean over all subsets of so many. 1 where all are
+    empty. Raises ``InvalidSetting`` for more ranks than there are sets.
+
+    >>> densification_ratio([np.array([0, 1]), np.array([1, 2])])
+    1.5
+    """
+    return _densification(_appearances(sets), len(sets), num_ranks or len(sets))
+
+
+def _appearances(sets: Sequence[Indices]) -> list[int]:
+    """How many units are in exactly c of the sets, for c from 0 (which stays 0) to all of them."""
+    _, counts = np.unique(np.concatenate(sets), return_counts=True)
+    found: list[int] = np.bincount(counts, minlength=len(sets) + 1).tolist()
+    return found
+
+
+def _densification(appearances: Sequence[int], num_sets: int, num_ranks: int) -> float:
+    if not 1 <= num_ranks <= num_sets:
+        raise invalid("num_ranks", num_ranks, f"1 to {num_sets}, the sets given", "give more sets")
+    subsets = comb(num_sets, num_ranks)
+    # A unit in c of m sets is in none of n chosen ones with probability C(m - c, n) / C(m, n).
+    union = sum(
+        count * (1 - comb(num_sets - c, num_ranks) / subsets) for c, count in enumerate(appearances)
+    )
+    mean = sum(c * count for c, count in enumerate(appearances)) / num_sets
+    return union / mean if mean else 1.0
+
+
+def skewness_ratio(indices: Indices, num_units: int, num_parts: int) -> float:
+    """Definition 5: the largest density of ``num_parts`` even partitions over that of the whole.
+
+    Partitions differ by at most one unit; those without any do not count. 1 for an empty set.
+
+    >>> skewness_ratio(np.array([0, 1, 2, 7]), 8, 2)
+    1.5
+    """
+    if not len(indices):
+        return 1.0
+    counts_P, sizes_P = _parts(indices, num_units, num_parts)
+    return float((counts_P / np.maximum(sizes_P, 1)).max() / density(indices, num_units))
+
+
+def partition_shares(indices: Indices, num_units: int, num_parts: int) -> list[float]:
+    """The fraction of the non-zero units that lies in each of ``num_parts`` even partitions."""
+    counts_P, _ = _parts(indices, num_units, num_parts)
+    shares: list[float] = (counts_P / max(1, len(indices))).tolist()
+    return shares
+
+
+def _parts(indices: Indices, num_units: int, num_parts: int) -> tuple[Indices, Indices]:
+    """Non-zero units, and all units, of each partition."""
+    edges = np.arange(num_parts + 1) * num_units // num_parts
+    return np.diff(np.searchsorted(indices, edges)), np.diff(edges)
+
+
+class Densification(Frozen):
+    """The densification ratio among ``ranks`` ranks."""
+
+    ranks: Ranks
+    ratio: NonNegative
+    extrapolated: bool = False
+    """Whether fewer gradients were measured than there are ranks."""
+
+
+class Skewness(Frozen):
+    """The skewness ratio of ``parts`` even partitions."""
+
+    parts: Ranks
+    ratio: NonNegative
+
+
+class RangeImbalance(Frozen):
+    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even partitions.
+
+    ``push`` is of what all of them have, ``pull`` of what their sum has: that is less skewed, as
+    ranks share most where they have most.
+    """
+
+    ranks: Ranks
+    push: NonNegative
+    pull: NonNegative
+
+
+class UnitSparsity(Frozen):
+    """The sparsity of one gradient in units of ``width`` elements.
+
+    Raises ``ValueError`` (pydantic's) for figures that no gradients have, by their names.
+    """
+
+    width: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    num_units: Annotated[int, Field(ge=1, le=MOST_ELEMENTS)]
+    density: Fraction
+    """The mean density of the gradients measured."""
+    overlaps: tuple[Fraction, ...] = ()
+    """Overlap ratios of pairs of gradients: figure 2a is their distribution."""
+    densification: tuple[Densification, ...] = ()
+    """Densification ratios, ascending in ranks: figure 2b."""
+    skewness: tuple[Skewness, ...] = ()
+    """Skewness ratios, ascending in parts: figure 3b."""
+    imbalances: tuple[RangeImbalance, ...] = ()
+    """Imbalances, ascending in ranks, up to the number of gradients measured."""
+    shares: tuple[Fraction, ...] = ()
+    """Each of ``HEATMAP_PARTS`` partitions' share of the non-zero units: figure 3a."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        """Refuses entries that do not ascend: what lies between two is worked out from both."""
+        for what, kept in (
+            ("densification ratios by ranks", [one.ranks for one in self.densification]),
+            ("skewness ratios by parts", [one.parts for one in self.skewness]),
+            ("imbalances by ranks", [one.ranks for one in self.imbalances]),
+        ):
+            if any(before >= after for before, after in pairwise(kept)):
+                raise ValueError(f"{what} are of {kept}, and are listed once each, ascending")
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        last = 1.0
+        for one in self.densification:
+            what = f"densification ratio of {one.ranks} ranks"
+            if one.ratio > one.ranks * (1 + _SLACK):
+                raise ValueError(f"{what} is {one.ratio:g}, and at most {one.ranks} is possible")
+            if one.ratio < last * (1 - _SLACK):
+                raise ValueError(f"{what} is {one.ratio:g}, below the {last:g} of fewer ranks")
+            if one.ratio * self.density > 1 + _SLACK:
+                raise ValueError(
+                    f"{what} is {one.ratio:g}, which makes a density of {self.density:g} more "
+                    "than all units"
+                )
+            last = one.ratio
+        for cut in self.skewness:
+            most = self.num_units / max(1, self.num_units // cut.parts)
+            if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
+                raise ValueError(
+                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and 1 to {most:g} "
+                    "is possible"
+                )
+        for at in self.imbalances:
+            ranks, push, pull = at.ranks, at.push, at.pull
+            if not all(1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)):
+                raise ValueError(
+                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 to {ranks} "
+                    "is possible"
+                )
+        return self
+
+    @property
+    def overlap_mean(self) -> float:
+        return float(np.mean(self.overlaps)) if self.overlaps else 0.0
+
+    @property
+    def overlap_spread(self) -> float:
+        """The standard deviation of the overlap ratios."""
+        return float(np.std(self.overlaps)) if self.overlaps else 0.0
+
+    def gamma(self, num_ranks: int) -> float:
+        """The densification ratio among any number of ranks: 1 for one, a power of the ranks
+        between two that are kept, and the last one's growth beyond them.
+
+        Without any kept: that of gradients that share nothing.
+        """
+        known = [(1, 1.0), *((one.ranks, one.ratio) for one in self.densification)]
+        if len(known) == 1:
+            return min(float(num_ranks), self._most)
+        return max(1.0, min(_between(known, num_ranks), float(num_ranks), self._most))
+
+    def skew(self, num_parts: int) -> float:
+        """The skewness ratio of any number of even partitions, as ``gamma`` finds its own."""
+        known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
+        if len(known) == 1:
+            return 1.0
+        return max(1.0, min(_between(known, num_parts), float(num_parts)))
+
+    def imbalance(self, num_ranks: int) -> tuple[float, float]:
+        """Imbalance of push and of pull among ranks that serve even partitions (definition 8).
+
+        Beyond the ranks measured it grows as the skewness ratio does; without any it is that.
+        """
+        if not self.imbalances:
+            return self.skew(num_ranks), self.skew(num_ranks)
+        measured = min(num_ranks, self.imbalances[-1].ranks)
+        growth = self.skew(num_ranks) / self.skew(measured)
+        pushes = [(1, 1.0), *((one.ranks, one.push) for one in self.imbalances)]
+        pulls = [(1, 1.0), *((one.ranks, one.pull) for one in self.imbalances)]
+        push, pull = (_between(known, measured) * growth for known in (pushes, pulls))
+        return max(1.0, min(push, float(num_ranks))), max(1.0, min(pull, float(num_ranks)))
+
+    @property
+    def _most(self) -> float:
+        return 1 / self.density if self.density else 1.0
+
+    def is_extrapolated(self, num_ranks: int) -> bool:
+        """Whether ``gamma(num_ranks)`` rests on more ranks than were measured."""
+        measured = [one.ranks for one in self.densification if not one.extrapolated]
+        return num_ranks > max(measured, default=1)
+
+
+def _between(known: Sequence[tuple[int, float]], at: int) -> float:
+    """The value on the straight line between two neighbours, both axes logarithmic."""
+    after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
+    (low, low_y), (high, high_y) = known[max(after, 1) - 1], known[max(after, 1)]
+    return float(low_y * (high_y / low_y) ** (log2(at / low) / log2(high / low)))
+
+
+class TensorSparsity(Frozen):
+    """One tensor's gradient: in its own units, and in blocks, as OmniReduce sends them."""
+
+    name: Annotated[str, Field(min_length=1)]
+    units: UnitSparsity
+    blocks: UnitSparsity
+    is_rows: bool = False
+    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes carry."""
+
+
+class Handling(Frozen):
+    """The cost of a sparse gradient on the host, beside the network.
+
+    ``scan_s`` is the time to see whether one element is zero. ``entry_s`` is the time to move one
+    non-zero element once: into a payload, into its partition, or into a sum.
+    """
+
+    scan_s: NonNegative = 0.0
+    entry_s: NonNegative = 0.0
+
+
+class SparsityProfile(Stored):
+    """The measured sparsity of a model's gradients; tensors that are dense are left out.
+
+    Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is named.
+    """
+
+    WRITTEN_BY: ClassVar[str] = "gradwire profile --sparsity"
+
+    source: Annotated[str, Field(min_length=1)]
+    """How the figures were got."""
+    num_gradients: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    """Batches measured, over all ranks: each stands for a rank."""
+    compressor: str | None = None
+    """The sparsifier whose selections were measured, but of tensors that come as rows; None for the
+    gradients themselves."""
+    settings: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(
+        default_factory=dict
+    )
+    """The sparsifier's."""
+    handling: Handling = Handling()
+    tensors: tuple[TensorSparsity, ...] = ()
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names = [tensor.name for tensor in self.tensors]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"tensor {twice!r} is listed twice")
+        return self
+
+    def of(self, name: str) -> TensorSparsity | None:
+        """The measured sparsity of a tensor; None if it is dense."""
+        return next((tensor for tensor in self.tensors if tensor.name == name), None)
+
+
+def unit_sparsity(
+    sets: Sequence[Indices], width: int, num_units: int, *, most_pairs: int = 120
+) -> UnitSparsity:
+    """All figures of gradients' index sets; the overlaps are of ``most_pairs`` pairs at most."""
+    num_sets, appearances = len(sets), _appearances(sets)
+    own = float(np.mean([density(one, num_units) for one in sets]))
+    measured = {
+        ranks: _densification(appearances, num_sets, ranks)
+        for ranks in DOUBLINGS
+        if ranks <= num_sets
+    }
+    pairs = [(i, j) for step in range(1, num_sets) for i, j in enumerate(range(step, num_sets))]
+    shares = np.mean([partition_shares(one, num_units, HEATMAP_PARTS) for one in sets], axis=0)
+    return UnitSparsity(
+        width=width,
+        num_units=num_units,
+        density=own,
+        overlaps=tuple(overlap_ratio(sets[i], sets[j]) for i, j in pairs[:most_pairs]),
+        densification=tuple(extrapolated(measured, own)),
+        skewness=tuple(
+            Skewness(
+                parts=parts,
+                ratio=float(np.mean([skewness_ratio(one, num_units, parts) for one in sets])),
+            )
+            for parts in DOUBLINGS
+        ),
+        imbalances=tuple(
+            _imbalance(sets[:ranks], num_units) for ranks in DOUBLINGS if ranks <= num_sets
+        ),
+        shares=tuple(shares.tolist()),
+    )
+
+
+def _imbalance(sets: Sequence[Indices], num_units: int) -> RangeImbalance:
+    """The imbalances among the ranks of these sets."""
+    all_of_them = np.concatenate(sets)
+    push, pull = (
+        _uneven(_parts(indices, num_units, len(sets))[0])
+        for indices in (np.sort(all_of_them), np.unique(all_of_them))
+    )
+    return RangeImbalance(ranks=len(sets), push=push, pull=pull)
+
+
+def _uneven(counts_P: Indices) -> float:
+    """The largest over the mean; 1 where there is nothing."""
+    return float(counts_P.max() / counts_P.mean()) if counts_P.any() else 1.0
+
+
+def extrapolated(measured: dict[int, float], own_density: float) -> list[Densification]:
+    """Densification ratios for all of ``DOUBLINGS`` from those measured (at least that of 2).
+
+    Without any: none, as one gradient tells nothing of others. See this file's head for the model.
+
+    >>> [round(one.ratio, 2) for one in extrapolated({2: 1.8, 4: 3.0}, 0.01)][:4]
+    [1.8, 3.0, 4.63, 6.62]
+    """
+    found = [Densification(ranks=ranks, ratio=ratio) for ranks, ratio in measured.items()]
+    if not found:
+        return found
+    ratios = [1.0, *measured.values()]
+    exponents = [log2(after / before) for before, after in pairwise(ratios)]
+    fall = exponents[-2] - exponents[-1] if len(exponents) > 1 else 1 - exponents[-1]
+    exponent, ratio = exponents[-1], ratios[-1]
+    most = 1 / own_density if own_density else 1.0
+    for ranks in DOUBLINGS[len(found) :]:
+        exponent = max(0.0, exponent - max(0.0, fall))
+        ratio = max(ratio, min(ratio * 2**exponent, most))
+        found.append(Densification(ranks=ranks, ratio=ratio, extrapolated=True))
+    return found

@@ -1,0 +1,159 @@
+"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong and why.
+
+Profile, Cluster and Plan are read by people who edit them and by ranks that must not start on a
+wrong one, so reading is strict: every entry known, given once, of its type and within its bounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...contract.bounds import MOST
+from ...errors import InvalidSetting, shown
+
+SCHEMA = 1
+"""Version of the file forms; a file of another one is refused, never guessed at."""
+
+MOST_S = 1e9
+"""The most seconds of anything, some thirty years: sums and products of these stay finite."""
+
+MOST_ELEMENTS = 2**40
+"""The most elements of one tensor: 4 TiB of float32."""
+
+MOST_RANKS = 2**16
+
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+"""A number that is counted with, and no more than a kernel can be given."""
+
+NonNegative = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
+"""A finite figure that is measured: seconds, seconds a byte, a ratio."""
+
+
+def write_anew(target: Path, text: str) -> None:
+    """Puts a file of this text in the place of ``target``, whole or not at all.
+
+    The text goes to a file of a name that nobody can guess, which must not be there yet, and which
+    then takes the target's name. So no link that somebody has laid is written through.
+    """
+    draft = target.with_name(f"{target.name}.{token_hex(8)}.new")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class Frozen(BaseModel):
+    """Data that nobody assigns to, with no entry but those that are declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stored(Frozen):
+    """Frozen data that is a JSON file of its own."""
+
+    WRITTEN_BY: ClassVar[str]
+    """The command that writes such a file, for errors: ``gradwire profile``."""
+
+    schema_version: Literal[1] = 1
+
+    def to_json(self) -> str:
+        """The text that ``parse`` reads; equal data gives equal text."""
+        return self.model_dump_json(indent=1)
+
+    def save(self, path: Path | str) -> None:
+        """Writes the file; ``load`` gives it back exactly.
+
+        A file that is there is replaced at once, so that nobody reads half of it. Raises
+        ``InvalidSetting`` where it cannot be written.
+        """
+        text = self.to_json() + "\n"
+        try:
+            target = Path(path).resolve()
+            if target.exists() and not target.is_file():  # a pipe or a device stays what it is
+                target.write_text(text, encoding="utf-8")
+                return
+            write_anew(target, text)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise InvalidSetting(
+                f"{path} cannot be written: {reason}; name a file in a folder that there is"
+            ) from None
+
+    @classmethod
+    def parse(cls, text: str, origin: str | None = None) -> Self:
+        """Reads JSON text; ``origin`` is what errors call it.
+
+        Raises ``InvalidSetting`` that names the first wrong entry, what it is, what is accepted and
+        what to do: text that is empty or no JSON, an entry that is missing, unknown, given twice,
+        of another type or out of bounds, another schema.
+        """
+        origin = cls.__name__.lower() if origin is None else origin
+        try:
+            data = json.loads(text, object_pairs_hook=_given_once)
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            what = _first_mistake(error, data)
+        except ValueError as error:  # JSONDecodeError is one
+            what = f"the whole: {error if text.strip() else 'it is empty'}"
+        except RecursionError:
+            what = "the whole: it is nested deeper than any such file"
+        raise InvalidSetting(
+            f"{origin} cannot be read: {what} (schema {SCHEMA} is accepted); "
+            f"write it again with {cls.WRITTEN_BY}, or mend this entry"
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there is none."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+            reason = (error.strerror or reason) if isinstance(error, OSError) else reason
+            raise InvalidSetting(
+                f"{path} cannot be read: {reason}; {cls.WRITTEN_BY} writes such a file"
+            ) from None
+        return cls.parse(text, str(path))
+
+
+def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; JSON readers keep the last of two equal keys and say nothing."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} is given twice in one object")
+        found[key] = value
+    return found
+
+
+def _first_mistake(error: ValidationError, data: Any) -> str:
+    first = error.errors()[0]
+    what = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    is_short = isinstance(given, str | int | float | bool) or given is None
+    return f"{_place(first['loc'], data)}: {what}" + (f", got {shown(given)}" if is_short else "")
+
+
+def _place(path: Sequence[int | str], data: Any) -> str:
+    """The way to an entry, with the names of the list items it leads through.
+
+    >>> _place(("layers", 1, "forward_s"), {"layers": [{"name": "a"}, {"name": "b"}]})
+    "layers.1 ('b').forward_s"
+    """
+    words = []
+    for step in path:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            data = None
+        name = data.get("name") if isinstance(data, dict) and isinstance(step, int) else None
+        words.append(f"{step} ({name!r})" if isinstance(name, str) else str(step))
+    return ".".join(words) or "the whole"

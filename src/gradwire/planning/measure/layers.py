@@ -1,0 +1,325 @@
+"""profile: what every layer of a model takes, forward and backward, measured in the model's own
+steps.
+
+Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at each, the interval
+    between two synchronisations, averaged over 50 measurements.
+Differences from the paper: the median and not the mean, as other work on the machine only ever adds
+    time. Forward times come from the same steps, not from a copy of the model's code. Every moment
+    of a step is charged to some layer (``_layer_timer`` says to which), and layers' medians are
+    scaled to the median of steps without hooks that ran in turn with those with hooks: they add
+    up to what the step really takes, and the hooks' own time is not in them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import InvalidSetting, invalid
+from ...runtime.step.reals import as_reals
+from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
+from ._layer_timer import LayerTimer, hooked
+from ._untouched import untouched, versions
+
+TrainingStep = Callable[[], object]
+"""Runs one forward and backward of the model on one batch; what it returns is not looked at."""
+
+NUM_WARM_UP = 3
+ITERATIONS = {"cpu": 20, "cuda": 50}
+"""Steps measured where the caller names no number, by device type; 50 is the paper's."""
+
+
+def profile(
+    model: nn.Module,
+    step: TrainingStep,
+    *,
+    iterations: int | None = None,
+    batch_size: int | None = None,
+    name: str | None = None,
+    advance: Callable[..., None] | None = None,
+) -> Profile:
+    """Measures a model's layers in ``iterations`` steps, and as many more without hooks.
+
+    ``step()`` runs one forward and backward on one batch and leaves the optimizer alone. A layer is
+    a module that owns parameters itself, in the order of first calls; parameters of a module that
+    is never called belong to the nearest module above it that is, and shared ones to the owner that
+    is called first. ``batch_size`` is found from the model's first tensor argument unless given;
+    ``name`` is the class's unless given; ``advance(amount, note)`` is told of every step.
+
+    Of the model nothing is changed: hooks, gradients, buffers, training modes and random numbers
+    are put back. A DistributedDataParallel is looked into; its communication counts as backward
+    unless ``step`` runs under ``no_sync``.
+
+    Raises ``InvalidSetting`` if a step changes a parameter, runs no backward or not this model, or
+    if a parameter gets no gradient.
+    """
+    start_s = time.perf_counter()
+    model = looked_into(model)
+    watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    if not watched:
+        raise invalid("model", type(model).__name__, "one with trainable parameters", "train one")
+    devices = {parameter.device for parameter in watched.values()}
+    iterations = _number_of_steps(iterations, devices)
+    with untouched(model):
+        seen = _observe(model, watched, step)
+        if batch_size is None and seen.batch_size is None:
+            raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
+        times = _measure(seen, step, iterations, device_waiter(devices), advance or no_progress)
+    return Profile(
+        model=name or type(model).__name__,
+        source=_source(devices, iterations),
+        batch_size=batch_size or seen.batch_size or 1,
+        layers=layers_of(seen, *times.layers_s),
+        measurement=Measurement(
+            iterations=iterations,
+            profiling_s=time.perf_counter() - start_s,
+            step_s=times.step_s,
+            hooked_step_s=statistics.median(times.hooked_step_s),
+            backward_order=times.order,
+        ),
+    )
+
+
+def _number_of_steps(wanted: int | None, devices: set[torch.device]) -> int:
+    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
+    if wanted is not None and wanted < 1:
+        raise invalid("iterations", wanted, "1 or more", f"{default} is the default")
+    return default if wanted is None else wanted
+
+
+def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
+    """A function that waits until all GPUs have done what was asked; a CPU has done it already."""
+    on_gpu = [device for device in devices if device.type == "cuda"]
+
+    def synchronise() -> None:
+        for device in on_gpu:
+            torch.cuda.synchronize(device)
+
+    return synchronise
+
+
+def no_progress(amount: float = 1, note: str = "") -> None:
+    """Does nothing with progress, for callers that give no ``advance``."""
+
+
+def looked_into(model: nn.Module) -> nn.Module:
+    """The module itself, without DDP around it; refuses a compiled one."""
+    if hasattr(model, "_orig_mod"):
+        raise invalid(
+            "model", "a compiled one", "one before torch.compile", "its layers have been fused away"
+        )
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model as one step showed it: its layers, in the order of first calls."""
+
+    layers: list[tuple[str, nn.Module]]
+    """Names and modules; a layer begins where its module is entered."""
+    parameters: dict[str, tuple[Tensor, int]]
+    """Every trainable parameter by name, and the number of its layer."""
+    batch_size: int | None
+
+
+def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
+    """Runs a step and looks which modules it calls and which parameters get gradients."""
+    called: dict[nn.Module, None] = {}
+    sizes: list[int] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        called.setdefault(module)
+        if module is model:
+            given = (*args, *kwargs.values())
+            sizes.extend(len(value) for value in given if isinstance(value, Tensor) and value.dim())
+
+    timer = LayerTimer(1, lambda: None)
+    before = versions(model)
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        stack.enter_context(hooked(timer, {}, {key: (p, 0) for key, p in watched.items()}))
+        timer.run(step)
+    changed = [key for key, version in versions(model).items() if version != before[key]]
+    if changed:
+        raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
+    if not called:
+        raise _wrong_step("called no module of this model", "let it run the model given here")
+    if not timer.num_backwards:
+        raise _wrong_step("ran no backward", "let it call loss.backward()")
+    without = sorted(watched.keys() - set(timer.order))
+    if without:
+        raise _wrong_step(
+            f"gave no gradient to {_listed(without)}",
+            "set requires_grad to False where none is wanted, or profile a step that uses them",
+        )
+    # A model that is only called in parts is entered when its step begins.
+    order = list(called) if model in called else [model, *called]
+    return in_order(model, watched, order, sizes[0] if sizes else None)
+
+
+def _wrong_step(what: str, remedy: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"step must run one forward and one backward of the model and nothing else; it {what}; "
+        f"{remedy}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def in_order(
+    model: nn.Module,
+    watched: dict[str, nn.Parameter],
+    called: list[nn.Module],
+    batch_size: int | None,
+) -> Seen:
+    """Gives every parameter to a module of ``called``, which are in the order of first calls."""
+    place = {module: i for i, module in enumerate(called)}
+    names = {module: name for name, module in model.named_modules()}
+    holders: dict[Tensor, int] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                at = place[_nearest(model, name, place)]
+                holders[parameter] = min(at, holders.get(parameter, at))
+    kept = sorted({holders[parameter] for parameter in watched.values()})
+    number = {at: i for i, at in enumerate(kept)}
+    return Seen(
+        layers=[(names[called[at]] or type(model).__name__, called[at]) for at in kept],
+        parameters={key: (p, number[holders[p]]) for key, p in watched.items()},
+        batch_size=batch_size,
+    )
+
+
+def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Module:
+    """The module of that name or, if it was not called, the nearest one above it that was."""
+    while name and model.get_submodule(name) not in called:
+        name = name.rpartition(".")[0]
+    return model.get_submodule(name)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Seconds of every measured step: by layer with hooks, and in all without."""
+
+    forward_s: list[list[float]]
+    backward_s: list[list[float]]
+    hooked_step_s: list[float]
+    plain_forward_s: list[float]
+    plain_backward_s: list[float]
+    order: tuple[str, ...]
+
+    @property
+    def layers_s(self) -> tuple[list[float], list[float]]:
+        """Seconds of every layer, forward and backward."""
+        return (
+            scaled_medians(self.forward_s, self.plain_forward_s),
+            scaled_medians(self.backward_s, self.plain_backward_s),
+        )
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step without hooks."""
+        return statistics.median(self.plain_forward_s) + statistics.median(self.plain_backward_s)
+
+
+def _measure(
+    seen: Seen,
+    step: TrainingStep,
+    iterations: int,
+    synchronise: Callable[[], None],
+    advance: Callable[..., None],
+) -> _Times:
+    """Steps without and with hooks in turn, so that a busy machine slows both."""
+    parameters = [parameter for parameter, _ in seen.parameters.values()]
+    plain, marked = LayerTimer(1, synchronise), LayerTimer(len(seen.layers), synchronise)
+    entries = {module: i for i, (_, module) in enumerate(seen.layers)}
+    times = _Times([], [], [], [], [], ())
+    order: dict[str, None] = {}
+    for number in range(-NUM_WARM_UP, iterations):
+        _forget(parameters)
+        plain.run(step)
+        _forget(parameters)
+        with hooked(marked, entries, seen.parameters):
+            marked.run(step)
+        advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
+        if number < 0:
+            continue
+        times.forward_s.append(marked.forward_s)
+        times.backward_s.append(marked.backward_s)
+        times.hooked_step_s.append(marked.step_s)
+        times.plain_forward_s.append(plain.forward_s[0])
+        times.plain_backward_s.append(plain.backward_s[0])
+        order = dict.fromkeys(reversed(marked.order))  # ready when the last part of it is
+    return replace(times, order=tuple(reversed(order)))
+
+
+def _forget(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def layers_of(
+    seen: Seen, forward_s: Sequence[float], backward_s: Sequence[float]
+) -> tuple[Layer, ...]:
+    """The layers of a profile, with the seconds of each."""
+    return tuple(
+        Layer(
+            name=name,
+            tensors=tuple(
+                _tensor(key, parameter)
+                for key, (parameter, at) in seen.parameters.items()
+                if at == number
+            ),
+            forward_s=forward_s[number],
+            backward_s=backward_s[number],
+        )
+        for number, (name, _) in enumerate(seen.layers)
+    )
+
+
+def scaled_medians(by_step: Sequence[Sequence[float]], plain_s: Sequence[float]) -> list[float]:
+    """Each layer's median, all times one factor so that they add up to the plain steps' median."""
+    medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
+    total_s = sum(medians_s)
+    factor = statistics.median(plain_s) / total_s if total_s else 0.0
+    return [seconds * factor for seconds in medians_s]
+
+
+def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
+    held = as_reals(parameter)  # which is what travels
+    dtype = str(held.dtype).removeprefix("torch.")
+    if dtype not in get_args(GradientDType):
+        raise invalid(
+            f"dtype of parameter {name!r}",
+            dtype,
+            f"one of {', '.join(get_args(GradientDType))}",
+            "cast it",
+        )
+    return ProfiledTensor(name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype))
+
+
+def _source(devices: set[torch.device], iterations: int) -> str:
+    named = sorted(
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+        for device in devices
+    )
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians of "
+        f"{iterations} steps, scaled to those of steps without hooks"
+    )

@@ -1,0 +1,354 @@
+"""measure_cluster: what a message costs in the runtime, by verb and size, as a Cluster.
+
+Messages run through the same engine, lanes and channels as a training step's, so the hand-over
+between threads is in the figures; the all-reduce is a dense message, encode and decode included. A
+time is that of a run of messages one behind the other, as they are in a step, divided by their
+number: short messages are not hidden by the noise of starting at the same moment, and a shaped
+link's burst after a pause is not taken for its rate.
+
+Source: US-Byte, section 3 (a and b of an all-reduce by least squares); HiPress, section 3.2.
+Differences from the papers: every verb is measured, not the all-reduce alone; a run counts as long
+    as it took on its slowest rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...compress.none import none
+from ...contract import Exchange, Member
+from ...contract.spec import TensorSpec
+from ...contract.travel import bytes_sent, travel
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+    Verb,
+)
+from ...errors import InvalidSetting, UnknownName, invalid
+from ...exchange.by_name import exchange_for
+from ...exchange.hosts import among_hosts, on_hosts
+from ...runtime.step.engine import Engine
+from ...runtime.step.telling import figures_of_all
+from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
+from ..data.fit import LineFit, fit_line
+from ._agree import rank_0s, run_verb, verb_text
+from .cores import shared_cores
+
+SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
+"""Sizes from where alpha decides to where beta does; most are where plans have their messages."""
+
+BUDGET_S = 0.5
+"""Seconds that one verb of one size may take, about; slow links take longer."""
+
+ROUNDS = 7
+
+ITEM_BYTES = 4
+LEAST_SHOWN = 1.1
+Make = Callable[[], Steps[object]]
+"""Makes the text of one message."""
+
+
+def measure_cluster(
+    engine: Engine,
+    *,
+    rate_bytes_per_s: float | None = None,
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    verbs: Sequence[VerbName] = VERBS,
+    budget_s: float = BUDGET_S,
+    rounds: int = ROUNDS,
+    codecs: Mapping[str, CodecFit] | None = None,
+    advance: Callable[..., None] | None = None,
+) -> Cluster:
+    """Measures verbs among the engine's ranks, all of which call this alike.
+
+    ``rate_bytes_per_s`` is the links' known rate; without it that of a ring with the measured
+    all-reduce is stated. ``sizes_bytes`` are those of the largest buffer of a verb, so of an
+    all-gather's result, rounded up to whole float32 a rank. A time is the median of ``rounds``.
+    ``codecs`` of rank 0 are passed on.
+    ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
+    repeated follows from the slowest rank's first time, which all ranks know; every rank returns
+    rank 0's cluster. Raises ``InvalidSetting`` for one rank, fewer than three sizes or an unknown
+    verb.
+    """
+    if engine.world < 2:
+        raise InvalidSetting(
+            f"a link joins at least two ranks, got {engine.world}; start more ranks"
+        )
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise UnknownName("verb", unknown[0], VERBS)
+    if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
+        raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
+    cases = []
+    for verb in verbs:
+        for size_bytes in sizes_bytes:
+            per_rank = -(-size_bytes // (ITEM_BYTES * engine.world))
+            numel = per_rank * (1 if verb == "all_gather" else engine.world)
+            cases.append(_Case(verb, numel, [_maker(verb, numel, engine)]))
+    seconds = _message_s(engine, cases, budget_s, rounds, advance)
+    fits = {
+        verb: fit_line(
+            (case.numel * ITEM_BYTES, taken_s)
+            for case, taken_s in zip(cases, seconds, strict=True)
+            if case.verb == verb
+        )
+        for verb in verbs
+    }
+    share = host_share(engine, budget_s=budget_s, rounds=rounds)
+    found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
+    return rank_0s(engine, found.model_copy(update=_of_cores(engine, cases)))
+
+
+def _of_cores(engine: Engine, cases: Sequence[_Case]) -> dict[str, object]:
+    """A cluster's figures of cores that ranks share."""
+    cores = shared_cores(partial(figures_of_all, engine))
+    return {"cores": cores, "processors": _processors(engine, cases)}
+
+
+def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
+    """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks' mean."""
+    cases = [case for case in cases if case.verb == "all_reduce"]
+    if not cases:
+        return None
+    rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
+    means = [statistics.fmean(row) for row in zip(*rows, strict=True)]
+    if min(means) <= 0:  # a clock of processors that ticks more slowly than messages go
+        return None
+    sizes = [bytes_sent("all_reduce", case.numel * ITEM_BYTES, engine.world) for case in cases]
+    return fit_line(zip(sizes, means, strict=True))
+
+
+def measure_hosts(
+    engine: Engine, *, sizes_bytes: Sequence[int], budget_s: float = BUDGET_S, rounds: int = ROUNDS
+) -> Cluster:
+    """Measures hosts of several ranks: their links to each other, and those within a host.
+
+    Both parts of a dense message are measured, each by itself and on all hosts at once: what a
+    host's ranks give each other, and the all-reduce of their shares, which go over one link. The
+    formulas of such a cluster ask for a hop and a rate of each. Every rank returns rank 0's.
+    """
+    count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
+    numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
+    makers = [*(_within_maker(numel, engine) for numel in numels)]
+    makers += [_across_maker(numel // count, engine) for numel in numels] if num_hosts > 1 else []
+    sizes = [ITEM_BYTES * numel for numel in numels]
+    cases = [_Case("all_reduce", 0, [maker]) for maker in makers]
+    seconds = _message_s(engine, cases, budget_s, rounds)
+    rounds_within, copies_within = travel("all_to_all", count)
+    within = fit_line(zip(sizes, seconds[: len(sizes)], strict=True))
+    host = Host(
+        num_ranks=count,
+        rate_bytes_per_s=(copies_within + (count - 1) / count) / _slope(within),
+        hop_s=within.alpha_s / (rounds_within + 1),
+    )
+    rate, hop_s = host.rate_bytes_per_s, host.hop_s
+    if num_hosts > 1:
+        across = fit_line(zip(sizes, seconds[len(sizes) :], strict=True))
+        ring = travel("all_reduce", num_hosts)
+        rate, hop_s = ring.copies / _slope(across), across.alpha_s / ring.rounds
+    found = Cluster(
+        num_ranks=engine.world,
+        rate_bytes_per_s=rate,
+        hop_s=hop_s,
+        host=host,
+        source=_source(f"{num_hosts} hosts of {count} ranks"),
+    )
+    return rank_0s(engine, found)
+
+
+def _slope(fit: LineFit) -> float:
+    """Seconds of a byte in long messages; of all of one where longer ones take no longer."""
+    size_bytes, taken_s = max(fit.samples)
+    return fit.tail_s or taken_s / size_bytes
+
+
+def _within_maker(numel: int, engine: Engine) -> Make:
+    """Makes dense messages of one host alone."""
+    count = engine.ranks_per_host
+    return _dense_maker(on_hosts(exchange_for(none()), count), engine.rank % count, count, numel)
+
+
+def _across_maker(numel: int, engine: Engine) -> Make:
+    """Makes dense messages of one rank of each host."""
+    host, num_hosts = engine.rank // engine.ranks_per_host, engine.world // engine.ranks_per_host
+    make = _dense_maker(exchange_for(none()), host, num_hosts, numel)
+    return lambda: among_hosts(make())
+
+
+def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
+    grad_N, member = torch.zeros(numel, dtype=torch.float32), Member(rank, world)
+    state = exchange.init(TensorSpec("measured", numel), world)
+    return lambda: exchange.synchronise(member, state, grad_N, grad_N)
+
+
+def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
+    """Seconds of an all-reduce of a dense message: the median of ``count``, on the slowest rank.
+
+    Where hosts have several ranks it is one of both levels. All ranks call this alike and return
+    the same.
+    """
+    makers = [_maker("all_reduce", -(-size_bytes // ITEM_BYTES), engine)]
+    return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
+
+
+def host_share(
+    engine: Engine,
+    size_bytes: int = 4096,
+    *,
+    budget_s: float = BUDGET_S,
+    rounds: int = ROUNDS,
+) -> float:
+    """The share of a short all-reduce's seconds that others under way at once cannot hide.
+
+    0: as many at once as there are channels take as long as one; 1: they take as long as one behind
+    the other, as where ranks share the cores that move their bytes. All ranks call this alike and
+    return the same.
+    """
+    num_channels = engine.num_channels
+    if engine.world < 2 or num_channels < 2:
+        return 0.0
+    numel = -(-size_bytes // ITEM_BYTES)
+    makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
+    cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
+    alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
+    share = min(1.0, together_s / alone_s)
+    # So many channels cannot show a smaller share than this: it is theirs, not the host's.
+    return 0.0 if share < LEAST_SHOWN / num_channels else share
+
+
+@dataclass
+class _Case:
+    """One verb of one size; each of ``makers`` has a channel to itself."""
+
+    verb: VerbName
+    numel: int
+    makers: Sequence[Make]
+    busy_s: list[float] = field(default_factory=list)
+    """Seconds of a core that this process took for a message, one for each run."""
+
+
+def _message_s(
+    engine: Engine,
+    cases: Sequence[_Case],
+    budget_s: float,
+    rounds: int,
+    advance: Callable[..., None] | None = None,
+) -> list[float]:
+    """Seconds a message of each case: the median of one run in each round.
+
+    Every round goes through all cases, so what else happens on the machine for a while falls on all
+    of them and out of every median.
+    """
+    per_run = []
+    for case in cases:
+        warming_s = [_run_s(engine, case.makers, len(case.makers)) for _ in range(2)]
+        # Known to all ranks: how many messages are sent may not be decided by one of them.
+        first_s = _slowest(engine, warming_s)[-1]
+        per_run.append(len(case.makers) * max(2, min(20, round(budget_s / rounds / first_s))))
+    runs_s: list[list[float]] = [[] for _ in cases]
+    for _ in range(rounds):
+        for case, count, taken_s in zip(cases, per_run, runs_s, strict=True):
+            busy_s = time.process_time()
+            taken_s.append(_run_s(engine, case.makers, count) / count)
+            case.busy_s.append((time.process_time() - busy_s) / count)
+            if advance is not None:
+                advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
+    return [statistics.median(_slowest(engine, taken_s)) for taken_s in runs_s]
+
+
+def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
+    """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
+    run_verb(engine, AllReduce(torch.zeros(1)))
+    start_s = time.perf_counter()
+    ends = []
+    for number in range(count):
+        turn, channel = divmod(number, len(makers))
+        ends.append(
+            engine.launch(turn * engine.num_channels + channel, "measured", makers[channel]())
+        )
+    engine.wait(ends)
+    return time.perf_counter() - start_s
+
+
+def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
+    """Each run's seconds on the rank that took longest; known to all ranks."""
+    return list(map(max, zip(*figures_of_all(engine, runs_s), strict=True)))
+
+
+def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
+    """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
+    rank, world = engine.rank, engine.world
+    if verb == "all_reduce":
+        dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
+        return _dense_maker(dense, rank, world, numel)
+    verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
+    return lambda: verb_text(*verbs)
+
+
+def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
+    numel = buf_N.numel()
+    match verb:
+        case "all_gather":
+            return (AllGather(buf_N.new_zeros(numel * world), buf_N),)
+        case "all_to_all":
+            shares = (numel // world,) * world
+            return (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
+        case "reduce_scatter":
+            return (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
+        case "broadcast":
+            return (Broadcast(0, buf_N),)
+        case _:  # a send to the right while one arrives from the left, as in a ring
+            right, left = (rank + 1) % world, (rank - 1) % world
+            return (Send(right, buf_N), Recv(left, torch.zeros_like(buf_N)))
+
+
+def _cluster(
+    engine: Engine,
+    fits: dict[VerbName, LineFit],
+    rate_bytes_per_s: float | None,
+    codecs: Mapping[str, CodecFit],
+    share: float = 0.0,
+) -> Cluster:
+    world = engine.world
+    ring = travel("all_reduce", world)
+    found = fits.get("all_reduce")
+    rate = rate_bytes_per_s
+    if rate is None:
+        if found is None or found.per_unit_s == 0:
+            raise InvalidSetting(
+                "the links' rate follows from an all-reduce that takes longer for more bytes, and "
+                "none was measured; measure all_reduce with larger sizes, or give rate_bytes_per_s"
+            )
+        rate = ring.copies / found.per_unit_s
+    hop_s = HOP_S if found is None else found.alpha_s / ring.rounds
+    return Cluster(
+        num_ranks=world,
+        rate_bytes_per_s=rate,
+        hop_s=hop_s,
+        collectives=fits,
+        codecs=dict(codecs),
+        host_share=share,
+        source=_source(f"{world} ranks"),
+    )
+
+
+def _source(where: str) -> str:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} threads each), "
+        f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
+    )

@@ -1,0 +1,170 @@
+"""auto: whatever the simulator finds fastest, compressed only where that gains beyond doubt.
+
+Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to compress,
+    and asks the simulator.
+Differences from the paper: it is of no paper.
+    - Dense plans of other planners and drafts (``planning/drafts.py``) of each compressor that the
+      fidelity admits are compared: how much stays dense, in how many messages, how many at once,
+      and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
+      the model it is never slower than that.
+    - What ``attach`` does with a compressor and no plan is among them too, below 16 ranks. With
+      more, whose chunks then differ, messages of as many elements as there are for each rank stand
+      for it.
+    - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds lie within
+      ``MARGIN`` of the least, the one of fewest messages is taken, then of least computation, then
+      that which trained nearer to dense.
+    - The best compressor is looked at beside a second one, which takes the first matrices in
+      backward order or the last. Such a plan must gain ``TWO_GAIN`` over that of one.
+    - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
+      --planner auto --explain`` names the others.
+    - Vectors are never compressed, as in the trainings that admit a compressor
+      (``planning/fidelity.py``).
+    - Gradients that come as rows, which no all-reduce takes, travel as ``zen`` sends them.
+Settings: fidelity, "exact", "half", "safe" or "any"; overlap_forward, whether plans may overlap the
+    next forward pass, for which ``attach`` needs the optimizer.
+Order: backward, or the most urgent that is ready where the next forward pass is overlapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from ...errors import invalid
+from ..clock.alike import MANY
+from ..clock.clock import run_on_clock
+from ..data.cluster import Cluster
+from ..data.plan import DENSE, Plan
+from ..data.profile import Profile
+from ..draft_search import best_draft, best_of_two, first_seconds
+from ..drafts import DEFAULT, Blend
+from ..fidelity import admitted
+from ..judgement import Judgement, PricedPlan, Survey, pays
+from ..sparse import SparsePart
+from .bytescheduler import bytescheduler
+from .ddp import ddp
+from .mgwfbp import mgwfbp
+from .usbyte_extended import usbyte_extended
+
+JUDGED = 2
+"""The compressors that are gone into, those of the best first drafts."""
+PLAIN = 3
+"""The compressors of which the plan that ``attach`` makes by itself is compared too."""
+BESIDE = 4
+"""The compressors that are looked at beside the best, those nearest to dense."""
+TWO_GAIN = 0.02
+"""The share of an iteration that a second compressor must gain over the best one by itself."""
+
+
+def auto(
+    profile: Profile, cluster: Cluster, *, fidelity: str = "safe", overlap_forward: bool = True
+) -> Plan:
+    """The plan that an iteration takes least time with, under this fidelity."""
+    chosen = survey(profile, cluster, fidelity, overlap_forward).chosen.plan
+    settings = {"fidelity": fidelity, "overlap_forward": overlap_forward}
+    return chosen.model_copy(update={"planner": "auto", "settings": settings})
+
+
+def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
+    """Sentences on a plan of ``auto``: what pays, what does not, and what it would take."""
+    fidelity = str(plan.settings["fidelity"])
+    overlap_forward = bool(plan.settings["overlap_forward"])
+    found = survey(profile, cluster, fidelity, overlap_forward)
+    rest = SparsePart.of(profile, cluster, only_rows=True).rest
+    overlaps = _overlaps(overlap_forward)
+
+    def pays_at(other: Cluster) -> bool:
+        made = _dense(rest, other, overlap_forward)
+        exact = [_priced(name, plan, rest, other) for name, plan in made]
+        dense_s = Survey(exact, [], found.admits).dense.seconds
+        blends = sorted(_possible(rest, other, fidelity), key=first_seconds)[:JUDGED]
+        drafts = (best_draft(one, overlaps=overlaps) for one in blends)
+        return pays(min(seconds for seconds, _ in drafts), dense_s)
+
+    return Judgement(found, profile, cluster, fidelity, pays_at).sentences()
+
+
+def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool) -> Survey:
+    """All plans that are compared, those that lose nothing first.
+
+    Gradients that come as rows take a sparse scheme in all of them. Where other gradients hold so
+    many zeros that a scheme without loss is faster than dense, plans with and without it compare.
+    """
+    if not isinstance(overlap_forward, bool):
+        raise invalid("overlap_forward", overlap_forward, "True or False", "leave it out")
+    admits = admitted(fidelity, cluster)
+    sparse = SparsePart.of(profile, cluster, only_rows=True)
+    parts = [sparse]
+    if profile.sparsity is not None and profile.sparsity.compressor is None:
+        other = SparsePart.of(profile, cluster)
+        parts += [other] if len(other.messages) > len(sparse.messages) else []
+    exact, lossy = list[PricedPlan](), list[PricedPlan]()
+    for part in parts:
+        for name, made in _dense(part.rest, cluster, overlap_forward):
+            exact.append(_priced(name, part.beside(made), profile, cluster))
+        for name, made in _compressed(part.rest, cluster, fidelity, overlap_forward):
+            lossy.append(_priced(name, part.beside(made), profile, cluster))
+    order = list(admits.exchanges)
+
+    def farthest(one: PricedPlan) -> int:
+        # A model without gradients has plans without exchanges.
+        return max((order.index(name) for name in one.plan.exchanges if name in order), default=-1)
+
+    return Survey(exact, sorted(lossy, key=farthest), admits)
+
+
+def _priced(name: str, plan: Plan, profile: Profile, cluster: Cluster) -> PricedPlan:
+    timing = run_on_clock(plan, profile, cluster)
+    lane_s = sum(span.duration_s for span in timing.spans if span.lane == "compute")
+    return PricedPlan(name, timing.iteration_s, plan, lane_s)
+
+
+def _overlaps(overlap_forward: bool) -> tuple[bool, ...]:
+    return (False, True) if overlap_forward else (False,)
+
+
+def _dense(profile: Profile, cluster: Cluster, overlap_forward: bool) -> Iterator[tuple[str, Plan]]:
+    """Plans of all-reduces, by the name of what makes them; that of ``ddp`` is the first."""
+    yield "ddp", ddp(profile, cluster)
+    yield "mgwfbp", mgwfbp(profile, cluster)
+    dense = Blend(profile, cluster)
+    yield "equal messages", dense.plan(best_draft(dense, overlaps=_overlaps(overlap_forward))[1])
+    if overlap_forward:
+        yield "bytescheduler", bytescheduler(profile, cluster)
+        yield "usbyte_extended", usbyte_extended(profile, cluster, trials=16)
+
+
+def _compressed(
+    profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
+) -> Iterator[tuple[str, Plan]]:
+    """The best plans of compressors, each beside what stays dense, by the compressors' names."""
+    possible = _possible(profile, cluster, fidelity)
+    overlaps = _overlaps(overlap_forward)
+    best = sorted(possible, key=first_seconds)
+    drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in best[:JUDGED]]
+    made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
+    if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in best[:PLAIN]]
+    for name, plan in made:
+        if any(message.exchange != DENSE for message in plan.messages):
+            yield name, plan
+    if not drafts:
+        return
+    first, first_s, start = min(drafts, key=lambda one: one[1])
+    pairs = [first.beside(other) for other in possible if other is not first][:BESIDE]
+    found = [(pair, *best_of_two(pair, start)) for pair in pairs]
+    pair, pair_s, draft = min(found, key=lambda one: one[1], default=(first, first_s, start))
+    if pair_s <= (1 - TWO_GAIN) * first_s:
+        yield pair.name, pair.plan(draft)
+
+
+def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
+    """The compressors that this cluster can be planned with, those nearer to dense first."""
+    if cluster.num_ranks == 1:
+        return []
+    every = admitted(fidelity, cluster).exchanges.items()
+    blends = [Blend(profile, cluster, (one,)) for one in every]
+    return [blend for blend in blends if blend.is_possible]
+
+
+EXAMPLES = (auto, partial(auto, fidelity="any"), partial(auto, overlap_forward=False))

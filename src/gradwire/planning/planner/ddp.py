@@ -1,0 +1,59 @@
+"""ddp: PyTorch's buckets, 1 MiB first and then 25 MiB, filled in the order in which gradients come.
+
+Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3; torch's
+    compute_bucket_assignment_by_size as called when DDP rebuilds its buckets after the first step.
+Differences from the paper: gradients are taken to come in the reverse of the profile's order. Each
+    dtype fills buckets of its own (as in torch); those left unfilled at the end go out in the order
+    in which their dtypes first came, where torch follows a hash table.
+Settings: first_bucket_bytes, bucket_bytes; a bucket is closed by the tensor that reaches its size.
+Order: as buckets are filled; the next forward starts when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..buckets import check_bytes
+from ..data.cluster import Cluster
+from ..data.plan import Chunk, Plan, PlannedMessage
+from ..data.profile import Profile
+from ..space import SIZES
+
+SEARCH = {"first_bucket_bytes": SIZES, "bucket_bytes": SIZES}
+
+
+def ddp(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    first_bucket_bytes: int = 2**20,
+    bucket_bytes: int = 25 * 2**20,
+) -> Plan:
+    """The plan of DistributedDataParallel, which no cluster changes."""
+    check_bytes("first_bucket_bytes", first_bucket_bytes)
+    check_bytes("bucket_bytes", bucket_bytes)
+    closed: list[list[Chunk]] = []
+    filling: dict[str, list[Chunk]] = {}
+    filled_bytes: dict[str, int] = {}
+    limit_bytes: dict[str, int] = {}
+    in_order = [t for layer in profile.layers for t in layer.tensors if t.numel]
+    for tensor in reversed(in_order):
+        key = tensor.dtype
+        chunk = Chunk(tensor=tensor.name, start=0, stop=tensor.numel)
+        filling.setdefault(key, []).append(chunk)
+        filled_bytes[key] = filled_bytes.get(key, 0) + tensor.size_bytes
+        if filled_bytes[key] >= limit_bytes.get(key, first_bucket_bytes):
+            closed.append(filling.pop(key))
+            filled_bytes[key] = 0
+            limit_bytes[key] = bucket_bytes
+    return Plan(
+        planner="ddp",
+        model=profile.model,
+        settings={"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes},
+        messages=tuple(
+            PlannedMessage(chunks=tuple(chunks)) for chunks in [*closed, *filling.values()]
+        ),
+    )
+
+
+EXAMPLES = (ddp, partial(ddp, first_bucket_bytes=64, bucket_bytes=256))

@@ -1,0 +1,47 @@
+"""mgwfbp: layers are merged with the next one wherever the latency saved exceeds the wait for it.
+
+Source: Shi, Chu and Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
+    Algorithms" (INFOCOM 2019), algorithm 1: layer l is merged into layer l - 1 if the gradients of
+    l - 1 are ready less than alpha after the communication of l could start.
+Differences from the paper: one pass from the last layer to the first, because a merge changes only
+    what comes after it (the paper computes all starts again: O(L^2)). Layers without gradients are
+    passed over; gradients of different dtypes are never merged.
+Settings: none; alpha and beta are the cluster's.
+Order: backward; the next forward starts when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from ..buckets import Bucket, buckets, whole_buckets
+from ..clock.clock import backward_ends
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+
+
+def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
+    """The plan of MG-WFBP for the cluster's alpha and beta."""
+    ready_s = backward_ends(profile)
+    groups: list[list[Bucket]] = []
+    merging: list[Bucket] = []
+    free_s = 0.0
+    backward = list(reversed(buckets(profile)))
+    for place, bucket in enumerate(backward):
+        merging.append(bucket)
+        start_s = max(free_s, ready_s[bucket.layer])
+        following = backward[place + 1 : place + 2]
+        if following and following[0].dtype == bucket.dtype:
+            wait_s = ready_s[following[0].layer] - start_s
+            if wait_s < cluster.alpha_s:
+                continue
+        free_s = start_s + cluster.all_reduce_s(sum(part.size_bytes for part in merging))
+        groups.append(merging)
+        merging = []
+    return Plan(
+        planner="mgwfbp",
+        model=profile.model,
+        messages=tuple(whole_buckets(*group) for group in groups),
+    )
+
+
+EXAMPLES = (mgwfbp,)

@@ -1,0 +1,27 @@
+"""wfbp: wait-free backward propagation, one message a layer, sent when its backward has ended.
+
+Source: Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1; figure 2a of US-Byte.
+Differences from the paper: a layer that mixes dtypes needs one message for each. As in the paper,
+    the next forward starts when all communication has ended.
+Settings: none.
+Order: backward; nothing is cut, nothing is merged.
+"""
+
+from __future__ import annotations
+
+from ..buckets import buckets, whole_buckets
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+
+
+def wfbp(profile: Profile, cluster: Cluster) -> Plan:
+    """The plan of wait-free backward propagation, which no cluster changes."""
+    return Plan(
+        planner="wfbp",
+        model=profile.model,
+        messages=tuple(whole_buckets(bucket) for bucket in reversed(buckets(profile))),
+    )
+
+
+EXAMPLES = (wfbp,)

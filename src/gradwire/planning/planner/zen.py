@@ -1,0 +1,30 @@
+"""zen: sparse gradients take the scheme that measured sparsity makes fastest, each by itself.
+
+Source: ZEN (OSDI 2025), section 3: the sparsity of the first iterations decides between equations
+    1 and 2.
+Differences from the paper: latency, host work and formats count as well, and all schemes are
+    compared, the dense all-reduce among them (``exchange/sparse_schemes.py``). Gradients that are
+    dense, or that dense is fastest for, are merged as MG-WFBP does.
+Settings: none; the profile's ``sparsity`` says what is sparse, and by which sparsifier if by one.
+    Without it the plan is MG-WFBP's. Gradients that come as rows take a scheme that carries these,
+    without loss, whatever dense would take.
+Order: backward; a sparse tensor is a message of its own. Nothing is cut; the next forward starts
+    when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from ..data.cluster import Cluster
+from ..data.plan import Plan
+from ..data.profile import Profile
+from ..sparse import SparsePart
+from .mgwfbp import mgwfbp
+
+
+def zen(profile: Profile, cluster: Cluster) -> Plan:
+    """The plan of the fastest scheme for each tensor, by the profile's sparsity."""
+    sparse = SparsePart.of(profile, cluster)
+    return sparse.beside(mgwfbp(sparse.rest, cluster)).model_copy(update={"planner": "zen"})
+
+
+EXAMPLES = (zen,)

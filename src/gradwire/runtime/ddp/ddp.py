@@ -1,0 +1,285 @@
+"""DistributedDataParallel: its communication hook feeds the same synchroniser.
+
+DDP rebuilds its buckets after the first step: same index, same size, other order. Messages here are
+gradwire's own and never follow DDP's buckets; a bucket's future completes when every message that
+carries one of its gradients is done. State stays with parameters, and a resumed run is the same
+run.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import InvalidSetting
+from ..device.streams import SideStream
+from ..overlap.overlap import Overlap
+from ..step.hooked import Hooked
+from ..step.lanes import wall_clock
+from ..step.messages import Grads
+from ..step.progress import Progress
+from ..step.reals import as_reals, grad_as_reals
+
+
+class _Slot:
+    """A reference to the ``DDPHooks`` that serve a DDP model's one hook; none after ``detach``.
+
+    DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So the
+    reference is weak: otherwise a dropped DDP would never be freed.
+    """
+
+    def __init__(self) -> None:
+        self.hooks: Callable[[], DDPHooks | None] = lambda: None
+
+
+_slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKeyDictionary()
+"""The slot of every DDP that was attached once, whose hook stays; copies of a DDP have none."""
+
+
+def register(
+    progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
+) -> DDPHooks:
+    """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is called.
+
+    DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
+    """
+    known = _slots.get(ddp)
+    slot = known() if known is not None else None
+    if slot is None:
+        slot = _Slot()
+        try:
+            ddp.register_comm_hook(None, _make_hook(slot, ddp.process_group))
+        except RuntimeError as error:
+            raise InvalidSetting(
+                f"DDP refused the communication hook: {str(error).splitlines()[0]}; a DDP model "
+                "has one hook, and mixed_precision= takes it too: build it without, then attach"
+            ) from error
+        ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
+        _slots[ddp] = weakref.ref(slot)
+    hooks = DDPHooks(progress, params, slot)
+    slot.hooks = weakref.ref(hooks)
+    return hooks
+
+
+def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
+    """Has the next forward pass begin with a reducer that no hook of ours ever served.
+
+    Reducers keep a hook for life, and one that does nothing still takes Python for each bucket. The
+    new reducer is made as DDP makes one for an unpickled model, before the forward pass, as a
+    backward pass may still be under way. All ranks call this alike. Within ``ddp.join()`` it waits,
+    as a rank that has joined has no forward pass. The function returned calls it off. The hook
+    stays where DDP tells its reducer more (a static graph, delayed parameters), and where torch
+    makes reducers otherwise.
+    """
+    made = getattr(ddp, "_ddp_init_helper", None)
+    is_delaying = bool(getattr(ddp, "_delay_all_reduce_params", []))
+    if made is None or ddp.static_graph or is_delaying or ddp not in _slots:
+        return lambda: None
+
+    def renew(*_: Any) -> None:
+        joining = getattr(ddp, "_join_config", None)
+        if joining is not None and joining.enable:
+            return
+        once.remove()
+        params, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        names = ddp._build_debug_param_to_name_mapping(params)  # type: ignore[no-untyped-call]
+        made(params, are_sparse, names, ddp.static_graph)
+        _slots.pop(ddp, None)
+
+    once = Hooked(ddp.register_forward_pre_hook, renew)
+    return once.remove
+
+
+def _make_hook(slot: _Slot, group: Any) -> Any:
+    def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
+        hooks = slot.hooks()
+        if hooks is None or hooks.has_left:
+            return _as_without_hook(group, bucket)
+        return hooks.serve(bucket)
+
+    # DDP checks annotations by identity and knows only real classes, not their names.
+    gradwire_hook.__annotations__ = {}
+    return gradwire_hook
+
+
+def has_own_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether the communication hook of ``ddp`` is gradwire's, of an attach before."""
+    return ddp in _slots
+
+
+def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    """The mean with the bits that DDP gives without a hook, by which it can then not be told."""
+    buffer, world = bucket.buffer(), group.size()
+    buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world)
+    work: Any = dist.all_reduce(buffer, group=group, async_op=True)
+    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return mean
+
+
+class DDPHooks:
+    """Hands DDP's buckets to the synchroniser and completes their futures.
+
+    ``on_end`` is called when all means of a backward pass are in DDP's buckets, still inside
+    backward().
+    """
+
+    overlap: Overlap | None = None
+    """None: DDP ends a backward pass when all means are there."""
+
+    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]], slot: _Slot) -> None:
+        self._progress, self._synchroniser, self._slot = progress, progress.synchroniser, slot
+        self.on_end: Callable[[], None] | None = None
+        self._names = {id(param): name for name, param in params}
+        self._over = threading.Event()
+        self._has_ended = False
+        self._waiting: list[_Bucket] = []
+
+    def remove(self) -> None:
+        """Leaves the model to DDP's plain all-reduce."""
+        self._slot.hooks = lambda: None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether gradients are DDP's own already, as no step is open that ``detach`` waits for."""
+        progress = self._progress
+        is_over = not self._synchroniser.open and progress.backward() is None
+        return progress.is_leaving and is_over
+
+    def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        synchroniser = self._synchroniser
+        if not synchroniser.open:
+            self._begin()
+        names = [self._names[id(param)] for param in bucket.parameters()]
+        buffer = bucket.buffer()
+        side = synchroniser.streams.side(buffer.device)
+        entry = _Bucket(names, buffer, synchroniser.ends_of(names), side)
+        self._waiting.append(entry)
+        grads = [buffer] if buffer.is_sparse else _gradients(bucket)
+        for name, grad in zip(names, grads, strict=True):
+            synchroniser.ready(name, grad)
+        is_last = synchroniser.complete
+        if is_last:
+            self._close(entry)
+        self._tie()
+        if is_last and _is_in_backward():
+            # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
+            self._queue_end()
+        elif is_last and self.on_end is not None:
+            self._end_backward()  # of the other ranks, as this one has joined
+        return entry.future
+
+    def _begin(self) -> None:
+        self._progress.begin_step()
+        self._over = threading.Event()
+        self._has_ended = False
+        self._waiting = []
+        if _is_in_backward():
+            # Runs before DDP's own end of backward, which can say of a failed future only that it
+            # holds no tensor.
+            self._queue_end()
+
+    def _queue_end(self) -> None:
+        end = partial(self._end_backward)
+        self._progress.backward = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _end_backward(self) -> None:
+        is_over = not self._synchroniser.open
+        if is_over:
+            self._over.wait()
+        self._synchroniser.engine.check()
+        if is_over and self.on_end is not None and not self._has_ended:
+            self._has_ended = True
+            self.on_end()
+
+    def _tie(self) -> None:
+        """Completes the futures of buckets whose messages have all been launched by now."""
+        synchroniser = self._synchroniser
+        tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
+        self._waiting = [b for b in self._waiting if b not in tied]
+        for bucket in tied:
+            ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
+            synchroniser.engine.when_done(ends, bucket.completion(synchroniser.grads))
+
+    def _close(self, last: _Bucket) -> None:
+        """Closes the step, as all gradients are handed in; it ends when the last message does.
+
+        The last bucket's future completes only then, because DDP returns, and may open the next
+        step, as soon as all futures are complete.
+        """
+        synchroniser, progress, over = self._synchroniser, self._progress, self._over
+        backward_end_s = wall_clock()
+        progress.mark_backward(backward_end_s)
+        complete = last.completion(synchroniser.grads)
+        synchroniser.open = False
+        self._waiting.remove(last)
+
+        def end(failure: BaseException | None) -> None:
+            try:
+                if failure is None:
+                    progress.mark_wait(backward_end_s, wall_clock())
+                    with synchroniser.streams.beside():
+                        progress.end_step()
+            finally:
+                complete(failure)
+                over.set()
+
+        synchroniser.engine.when_done(synchroniser.all_ends(), end)
+
+
+def _gradients(bucket: Any) -> list[Tensor]:
+    """The gradients in a bucket, complex ones as reals.
+
+    Of complex gradients torch gives a hook the real view of the buffer, cut where it would be cut
+    were it complex. So they are cut here, with their parameters' strides as torch does it.
+    """
+    params: list[Tensor] = bucket.parameters()
+    if not params[0].is_complex():
+        return bucket.gradients()  # type: ignore[no-any-return]
+    whole = torch.view_as_complex(bucket.buffer().view(-1, 2))
+    grads = []
+    for param, part in zip(params, torch.split(whole, [p.numel() for p in params]), strict=True):
+        is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
+        grad = part.as_strided(param.shape, param.stride()) if is_dense else part.view(param.shape)
+        grads.append(grad_as_reals(grad, as_reals(param).shape))
+    return grads
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread is in a backward pass; a rank that has joined calls the hook outside."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Bucket:
+    """One of DDP's buckets on its way."""
+
+    def __init__(
+        self, names: list[str], buffer: Tensor, messages: list[int], side: SideStream | None
+    ) -> None:
+        self.names, self.buffer, self.messages, self._side = names, buffer, messages, side
+        devices: Any = [] if side is None else [side.device]
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+
+    def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
+        """The function to call when all messages of this bucket are done or the step failed."""
+
+        def complete(failure: BaseException | None) -> None:
+            if failure is not None:
+                self.future.set_exception(failure)  # type: ignore[arg-type]
+            else:
+                sparse = grads[self.names[0]] if self.buffer.is_sparse else None
+                # The future is complete when what was launched on the current stream is done.
+                with nullcontext() if self._side is None else self._side.use():
+                    self.future.set_result(self.buffer if sparse is None else sparse)
+
+        return complete

@@ -1,0 +1,295 @@
+"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays out.
+
+Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
+``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
+says so in the confirmation of a step (`commit`), by which all ranks know it before the same next
+step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections that
+they have. Who is ready writes ``n/ok/rank``. All obey ``n/verdict``, which is written once: by
+whoever finds that all are ready, or has a reason against it. Until then nothing of the present
+world has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.optim import Optimizer
+
+from ...errors import ExitCode, RankFailed, RanksDiffer, invalid
+from ..failure.blame import IN_ATTACH
+from ..failure.membership import Membership
+from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
+from ..fingerprint import Fingerprint, difference
+from ..step.engine import Engine
+from ..step.messages import Message
+from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, root_store
+from .heal import Healing, receive
+
+_GO = "go"
+_POLL_S = 0.02
+_LOOK_S = 1.0
+"""Seconds between two looks for the signs of life of ranks that may not come."""
+_SPARE = timedelta(seconds=10)
+"""The time beyond a time-out in which the store must have answered."""
+
+
+def _bounded(question: Callable[[Any], Any], timeout: timedelta) -> Any:
+    """The answer in the meeting place to a question that takes ``timeout`` at most."""
+    asked = in_background(lambda: question(_meeting_place()))
+    try:
+        return asked.result((timeout + _SPARE).total_seconds())
+    except (dist.DistError, TimeoutError) as error:
+        text = "the job's store, where ranks meet a newcomer, is lost or does not answer"
+        raise RankFailed(text, exit_code=ExitCode.UNAVAILABLE) from error
+
+
+def _meeting_place() -> Any:
+    return PrefixStore("gradwire/rejoin", root_store().clone())
+
+
+class Lookout:
+    """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
+
+    ``number`` is that of the newcomer that has waited longest; 0 where none waits and lives.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        self.number, self._fingerprint, self._stop = 0, fingerprint, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gradwire lookout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Shows the run no more, to which nobody can come any more."""
+        self._stop.set()
+        self._thread.join(PERIOD_S)
+
+    def _watch(self) -> None:
+        with suppress(dist.DistError):  # the pulse says that the store is lost
+            store, beats = _meeting_place(), dict[int, int]()
+            store.set("run", self._fingerprint)
+            while not self._stop.wait(PERIOD_S):
+                asked = range(1, store.add("asked", 0) + 1)
+                waiting = [n for n in asked if not store.check([f"{n}/verdict"])]
+                now = {n: store.add(f"{n}/beat", 0) for n in waiting}
+                self.number = min((n for n in now if now[n] > beats.get(n, now[n])), default=0)
+                beats = now
+            store.delete_key("run")
+
+
+class Offer(NamedTuple):
+    """Newcomer ``number``'s place: it begins with ``step``, and is the last of ``labels``, which
+    are the numbers by which the ranks of the run are named."""
+
+    number: int
+    labels: list[int]
+    step: int
+
+    def who(self, rank: int) -> Membership:
+        """A rank among those that the newcomer is one of."""
+        return Membership(f"{REJOINED}{self.number}", rank, len(self.labels))
+
+
+def open_group(who: Membership, timeout: timedelta) -> Group:
+    """A gloo group of these ranks for the user's own collectives.
+
+    torch.distributed registers no group with a process outside of the default group, and has no
+    public way to. It takes this one in calls that name no rank of the default group.
+    """
+    return open_channels(f"{who.name}/group", who.rank, who.world, 1, timeout)[0]
+
+
+def come_together(
+    offer: Offer,
+    connect: Callable[[Membership], Engine],
+    heal: Callable[[Engine], None],
+    timeout: timedelta,
+    old: Engine | None = None,
+) -> tuple[Engine, Group] | str:
+    """An engine and a group of all ranks and the newcomer, or the reason why it stays out.
+
+    All ranks get the same. ``old`` is the world that they go on in where it stays out; the newcomer
+    has none. ``heal`` is called with the new engine on each.
+    """
+    who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
+
+    def work() -> tuple[Engine, Group]:
+        if old is not None and old.rank == 0:
+            _meeting_place().set(f"{offer.number}/offer", json.dumps(offer[1:]))
+        engine = connect(who)
+        try:
+            group = open_group(who, timeout)
+            heal(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine, group
+
+    working = in_background(work)
+    verdict = _bounded(lambda store: _judged(store, offer, who, working, timeout, old), timeout)
+    if verdict == _GO:
+        engine, group = working.result()
+        return engine, group
+    working.add_done_callback(lambda done: done.exception() or done.result()[0].close())
+    return str(verdict)
+
+
+def _judged(
+    store: Any,
+    offer: Offer,
+    who: Membership,
+    working: Future[Any],
+    timeout: timedelta,
+    old: Engine | None,
+) -> str:
+    """The verdict on a newcomer; this rank is ready once ``working`` has ended well."""
+    key, start_s = f"{offer.number}/verdict", time.monotonic()
+    signs = _signs_against(offer, working, old, store)
+    oks = [f"{offer.number}/ok/{rank}" for rank in range(who.world)]
+    while not store.check([key]):
+        reason = next(signs)
+        if working.done() and not reason:
+            store.set(oks[who.rank], "")
+            reason = _GO if store.check(oks) else ""
+        if time.monotonic() - start_s > timeout.total_seconds():
+            reason = reason or f"not all ranks were ready within {timeout}"
+        if reason:
+            store.compare_set(key, "", reason)
+        time.sleep(_POLL_S)
+    found: str = store.get(key).decode()
+    if found != _GO:  # whoever still connects hears it by the pulse
+        alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+        PrefixStore(f"gradwire/{who.name}", root_store().clone()).compare_set("alarm", "", alarm)
+    return found
+
+
+def _signs_against(
+    offer: Offer, working: Future[Any], old: Engine | None, store: Any
+) -> Iterator[str]:
+    """At each look the reason against a newcomer that this rank has; empty while there is none."""
+    beat, looked_s = Stillness(), time.monotonic()
+    while True:
+        still_s = beat.read(store.add(f"{offer.number}/beat", 0))
+        reason = "it shows no sign of life" if still_s > PATIENCE_S else ""
+        if working.done() and (error := working.exception()) is not None:
+            reason = said(error)
+        try:
+            if old is not None:
+                old.check()
+            if old is not None and time.monotonic() - looked_s > _LOOK_S:
+                old.refuse_silence(offer.step)  # nothing is sent there now that could fail
+                looked_s = time.monotonic()
+        except RankFailed as failure:
+            reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        yield reason
+
+
+class Newcomer:
+    """This process on its way into a run whose ranks meet in ``store``.
+
+    ``seconds`` is the time that it took.
+    """
+
+    group: Group
+    offer: Offer
+
+    def __init__(
+        self, store: Store, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+    ) -> None:
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        is_alone &= all(place is None for place in places)
+        kinds = on_failure, type(optimizer).__name__
+        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
+        for is_right, name, given, accepted, remedy in (
+            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
+            (is_alone, "rejoin", "one of a group", "given in a process of no group", _ALONE),
+            (has_all, "rejoin", kinds, "beside on_failure='shrink' and an optimizer", _BOTH),
+        ):
+            if not is_right:
+                raise invalid(name, given, accepted, remedy)
+        come_by(store)
+        self._start_s, self.seconds = time.monotonic(), 0.0
+
+    def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
+        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
+        self.offer = _bounded(lambda store: self._asked(store, own, timeout), timeout)
+        return self.offer.who(len(self.offer.labels) - 1)
+
+    def enter(
+        self,
+        connect: Callable[[Membership], Engine],
+        healing: Healing,
+        messages: Sequence[object],
+    ) -> Engine:
+        """Connects, takes over what ranks share, and hears the verdict."""
+        flat = [message for message in messages if isinstance(message, Message)]
+
+        def heal(engine: Engine) -> None:
+            healing.take_over(receive(0, engine.routes.first_channel), flat)
+
+        found = come_together(self.offer, connect, heal, healing.timeout)
+        if isinstance(found, str):
+            raise _stays_out(found)
+        engine, self.group = found
+        self.seconds = time.monotonic() - self._start_s
+        return engine
+
+    def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
+        end_s = time.monotonic() + timeout.total_seconds()
+        while not store.check(["run"]):
+            if time.monotonic() > end_s:
+                raise RankFailed(
+                    f"no run that can be joined has shown itself in this store within {timeout}; "
+                    "pass the store of a job whose ranks have attached with on_failure='shrink'"
+                )
+            time.sleep(_POLL_S)
+        if differs := difference(json.loads(store.get("run")), json.loads(json.dumps(own))):
+            raise RanksDiffer(
+                f"the run and this newcomer do not train the same thing: {differs}; start it with "
+                "the run's model, settings and versions"
+            )
+        number = store.add("asked", 1)
+        in_background(lambda: _live(number))
+        offer, verdict = f"{number}/offer", f"{number}/verdict"
+        while not store.check([offer]):
+            if time.monotonic() > end_s:
+                store.compare_set(verdict, "", f"no place was offered within {timeout}")
+            if store.check([verdict]):
+                raise _stays_out(store.get(verdict).decode())
+            time.sleep(_POLL_S)
+        return Offer(number, *json.loads(store.get(offer)))
+
+
+def newcomer_by(
+    rejoin: Store | None,
+    on_failure: str,
+    optimizer: Optimizer | None,
+    places: tuple[object, ...],
+) -> Newcomer | None:
+    """This process as a newcomer, if it is given the store of a run."""
+    return None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
+
+
+_STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
+_ALONE = "leave out group=, shards= and mesh=, and init_process_group(): the run has its ranks"
+_BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
+
+
+def _live(number: int) -> None:
+    """Shows that this newcomer lives, until there is a verdict."""
+    store = _meeting_place()
+    while not store.check([f"{number}/verdict"]):
+        store.add(f"{number}/beat", 1)
+        time.sleep(PERIOD_S / 2)
+
+
+def _stays_out(why: str) -> RankFailed:
+    return RankFailed(f"this process did not come in: {why}; the others go on without it")

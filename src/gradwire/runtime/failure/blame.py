@@ -1,0 +1,150 @@
+"""Blame: which ranks a failed step is owed to, from their signs of life and the roll call.
+
+A network that is parted shows as one failure, and not as one dead rank after another: on each side
+ranks reach each other and none beyond, and the error says which these are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
+from ..step.driver import AMONG_SHARDS
+from ..step.wire import in_background
+from .pulse import STORE_PATIENCE_S, Alarm, Pulse, listed, said
+from .roll_call import ASK_S, Reach
+
+IN_ATTACH = -1
+"""The step of an alarm that was raised in ``attach``, before the first step."""
+
+
+def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
+    """An alarm that names the ranks to blame for the failure of communication ``name``.
+
+    It names none where all are there. Takes seconds, as signs of life come slowly.
+    """
+    if pulse is None:
+        return _of_the_network(step)
+    if found := silence(pulse, step, world):
+        return found
+    if name.endswith(AMONG_SHARDS):
+        text = "a rank with another shard of these layers is lost, and none with this one"
+        return Alarm((), step, text)
+    if last := pulse.last_ranks():
+        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far")
+    return _of_the_network(step)
+
+
+def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
+    """An alarm about ranks or a store that show no sign of life for seconds; None if all do.
+
+    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``.
+    """
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while True:
+        asking = in_background(pulse.roll_call.ask)
+        silent, store_lost = pulse.silent_ranks(), pulse.store_is_silent
+        reach, told = _answer(asking)
+        if told:  # another rank has found out before
+            return Alarm.decoded(told, step)
+        is_slow = store_lost and not pulse.store_is_lost
+        if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
+            # The store is slow, and no rank need be lost. A rank whose process has ended is.
+            ended = tuple(rank for rank, how in reach.items() if how is Reach.ENDED)
+            if not ended and Reach.CUT not in reach.values() and time.monotonic() < end_s:
+                continue
+            if ended:
+                silent, store_lost = ended, False
+        return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+
+
+def _of_the_network(step: int) -> Alarm:
+    text = "no rank is lost, but the network is: all ranks answer elsewhere"
+    return Alarm((), step, text, ExitCode.NETWORK)
+
+
+def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
+    try:
+        found: tuple[Mapping[int, Reach], bytes] = asking.result(ASK_S)
+    except Exception:  # a door that cannot be knocked at tells nothing
+        return {}, b""
+    return found
+
+
+def alarm_of(
+    rank: int,
+    world: int,
+    step: int,
+    silent: tuple[int, ...],
+    reach: Mapping[int, Reach],
+    *,
+    store_lost: bool,
+) -> Alarm | None:
+    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there are none.
+
+    ``reach`` is what the others answer at their doors. ``store_lost`` says that the store does not
+    answer, and then ``silent`` is rank 0, which holds it in most jobs.
+    """
+    cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
+    near = tuple(sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS))))
+    if cut and (store_lost or set(cut) & set(silent)):
+        return _of_cut(rank, world, step, cut, near, silent if not store_lost else ())
+    if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
+        text = f"the job's store stopped answering, though rank 0 of {world} does"
+        return Alarm((), step, text, ExitCode.UNAVAILABLE)
+    if not silent:
+        return None
+    text = f"rank {listed(silent)} of {world} stopped answering"
+    if store_lost:
+        text += ", and the job's store with it"
+    ends = {reach.get(other, Reach.UNKNOWN) for other in silent}
+    if len(ends) == 1 and (end := ends.pop()) in (Reach.ENDED, Reach.MUTE):
+        text += f": its process {end.value}"
+    return Alarm(silent, step, text)
+
+
+def _of_cut(
+    rank: int,
+    world: int,
+    step: int,
+    cut: tuple[int, ...],
+    near: tuple[int, ...],
+    silent: tuple[int, ...],
+) -> Alarm:
+    """The alarm where no connection comes about with some ranks, which all else is owed to."""
+    if len(cut) == world - 1 > 1:
+        text = f"rank {rank} of {world} is cut off: no connection reaches any other rank"
+        return Alarm((rank,), step, text, ExitCode.NETWORK)
+    lost = tuple(sorted({*cut, *silent} - {*near}))
+    text = f"no connection reaches rank {listed(cut)} of {world}: its host or its link is down"
+    if len(cut) > 1:
+        text = (
+            f"the network is parted: ranks {listed(near)} of {world} reach each other, and no "
+            f"connection reaches ranks {listed(cut)}"
+        )
+    return Alarm(lost, step, text, ExitCode.NETWORK)
+
+
+def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:
+    """The error that an alarm ends the run of this rank with, and ``how`` it came to know."""
+    what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
+    is_mistake = alarm.code == ExitCode.MISTAKE
+    last_words = "restart the job from its last checkpoint"
+    if is_mistake:
+        last_words = "change the training loop, as a restart alone ends in the same error"
+    return (LoopMistake if is_mistake else RankFailed)(
+        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); {last_words}",
+        ranks=alarm.ranks,
+        step=alarm.step,
+        exit_code=alarm.code,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, with its type unless it is gradwire's."""
+    line = said(error).splitlines()[0]
+    known = isinstance(error, GradwireError)
+    return line.removeprefix(f"{type(error).__name__}: ") if known else line

@@ -1,0 +1,55 @@
+"""Forks: a child process has copies of all handles and hooks, and no thread behind any of them.
+
+Its copies of connections are the parent's: whatever a child wrote there would end the parent's job,
+and gloo's destructors wait for threads that a child does not have. So a child refuses to exchange,
+and frees none of them. All this is done where Python forks (``os.fork``, ``multiprocessing``), and
+costs nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch.distributed as dist
+
+from ...errors import InvalidSetting
+
+
+class Connected(Protocol):
+    """An object with connections to other ranks."""
+
+    def become_copy(self, error: InvalidSetting) -> list[Any]:
+        """Raises ``error`` wherever it is used from now on; returns its process groups."""
+
+
+_connected: WeakSet[Connected] = WeakSet()
+
+
+def watch(one: Connected) -> None:
+    """Has ``one`` become a copy in each process that this one forks."""
+    _connected.add(one)
+
+
+def _in_child() -> None:
+    found = list(_connected)
+    if not found:
+        return
+    _connected.clear()
+    parent, own = os.getppid(), os.getpid()
+    error = InvalidSetting(
+        f"process {own} was forked from process {parent}, which has attached this model: it has "
+        "none of the connections to other ranks, so it cannot exchange gradients; train in process "
+        f"{parent}, start this process by 'spawn', or call handle.detach() here to train without "
+        f"an exchange (process {parent} stays attached)"
+    )
+    groups = [group for one in found for group in one.become_copy(error)]
+    if dist.is_initialized():  # torch's own would keep the child from ending, too
+        groups += dist.distributed_c10d._pg_map
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_in_child)

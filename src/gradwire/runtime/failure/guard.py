@@ -1,0 +1,139 @@
+"""Guard: how far the means of a sample of messages are from those of dense training.
+
+Every so many steps some messages, others each time, also sum up a few thousand elements of the
+gradients themselves. Which steps and which messages follows from counts, so all ranks compare
+alike, and sums over ranks have the same bits on all of them. What an exchange holds back for later
+steps counts as missed in this one, so error feedback does not lower the figure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import isfinite, sqrt
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ...contract import Exchange, Member, State
+from ...contract.spec import working_dtype
+from ...contract.verbs import AllReduce, Compute, Steps
+from ...errors import invalid
+from ...exchange.decoupled_momentum import DecoupledMomentum
+from ...exchange.error_feedback import Wrapper
+from ...exchange.momentum import MomentumCorrection
+from ...exchange.pair import Pair
+
+_log = logging.getLogger("gradwire")
+SAMPLE = 2**12
+"""Elements of a message that are compared, about."""
+MESSAGES = 4
+"""Messages that are compared in one step, at most."""
+
+
+class Missed(NamedTuple):
+    """Squared norms of a sample: of the mean less the dense mean, and of the dense mean."""
+
+    error: float
+    dense: float
+
+
+class Guarded(Protocol):
+    """A message, as far as a guard looks at it."""
+
+    names: list[str]
+    exchange: Exchange
+    compares: bool
+    missed: Missed | None
+
+
+class Guard:
+    """The comparisons of one attached model, every ``every`` steps."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.reading: dict[str, Any] | None = None
+        """The last comparison, for ``stats()``; None before the first."""
+        self._since = Missed(0.0, 0.0)
+
+    def begin(self, step: int, messages: Sequence[Guarded]) -> None:
+        """Has some of a step's messages compared, if it is their turn."""
+        number, is_turn = divmod(step + 1, self.every)
+        lossy = [message for message in messages if loses(message.exchange)]
+        groups = -(-len(lossy) // MESSAGES)
+        for message in messages:
+            message.compares = False
+        for place, message in enumerate(lossy if not is_turn else ()):
+            message.compares = place % groups == number % groups
+
+    def end(self, step: int, messages: Sequence[Guarded], rank: int) -> None:
+        """Notes what a step's comparisons have shown, and logs it on rank 0."""
+        found = [(m.missed, m.names[0]) for m in messages if m.compares and m.missed is not None]
+        sound = [one for one in found if isfinite(one[0].error) and 0 < one[0].dense < float("inf")]
+        if not sound:
+            return
+        now = _sum([missed for missed, _ in sound])
+        self._since = _sum([self._since, now])
+        worst, name = max((sqrt(missed.error / missed.dense), name) for missed, name in sound)
+        error = sqrt(now.error / now.dense)
+        self.reading = {"step": step, "error": error, "worst": name, "worst_error": worst}
+        if rank == 0:
+            _log.info(
+                "step %d: means are off the dense ones by %.3g of their norm, most in the message "
+                "of %s, by %.3g",
+                step,
+                error,
+                name,
+                worst,
+            )
+
+    def take(self) -> float | None:
+        """The relative error of all comparisons since the last call; None if there were none."""
+        since, self._since = self._since, Missed(0.0, 0.0)
+        return sqrt(since.error / since.dense) if since.dense else None
+
+
+def _sum(parts: Sequence[Missed]) -> Missed:
+    return Missed(*map(sum, zip(*parts, strict=True)))
+
+
+def loses(exchange: Exchange) -> bool:
+    """Whether the mean of an exchange can be another than the dense one."""
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    return not (isinstance(exchange, Pair) and exchange.codec.traits.lossless)
+
+
+def refuse_no_gradients(exchange: Any) -> None:
+    """Raises ``InvalidSetting`` for an exchange whose means are no means of gradients."""
+    inner = exchange
+    while isinstance(inner, Wrapper):
+        if isinstance(inner, MomentumCorrection | DecoupledMomentum):
+            accepted = "an exchange of gradients: means of momentum cannot be compared with theirs"
+            raise invalid(
+                "exchange beside guard_every", exchange, accepted, "leave guard_every out"
+            )
+        inner = inner.inner
+
+
+def compared(me: Member, grad_N: Tensor, text: Steps[State]) -> Steps[tuple[State, Missed]]:
+    """An exchange's text that leaves the mean in ``grad_N``, and how far it is from the dense one.
+
+    It adds an all-reduce of about ``SAMPLE`` elements at the end.
+    """
+    # Odd, so that a sample of a matrix is not one of a few columns.
+    sample_S = grad_N[:: (grad_N.numel() // SAMPLE) | 1]
+    dtype = working_dtype(grad_N.dtype)
+    dense_S = me.scratch("guard", sample_S.numel(), grad_N, dtype)
+    yield Compute("sample", lambda: dense_S.copy_(sample_S).mul_(1 / me.world), sample_S.numel())
+    state = yield from text
+    yield AllReduce(dense_S)
+    missed = yield Compute("compare", lambda: _missed(sample_S, dense_S), sample_S.numel())
+    return state, missed
+
+
+def _missed(mean_S: Tensor, dense_S: Tensor) -> Missed:
+    dense_S = dense_S.double()
+    return Missed(
+        float(mean_S.double().sub_(dense_S).square().sum()), float(dense_S.square().sum())
+    )

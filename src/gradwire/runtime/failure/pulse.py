@@ -1,0 +1,342 @@
+"""Pulse: the ranks that live find out which rank died.
+
+When a rank dies, its peers see a closed connection or a timeout, then ranks that wait for them see
+the same, and no error says where it began. Every rank therefore counts up a number in the job's
+rendezvous store, once in ``PERIOD_S``; a rank whose number stands still is gone. The first rank to
+find out leaves an alarm in the store, and the others, who may be waiting on a healthy connection,
+hear it within a period.
+
+Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
+thread may wait for it: other threads use the values that were read last. A silent store means that
+its host, rank 0, is lost, or the way to it, which a roll call tells apart (`roll_call`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from ...errors import ExitCode
+from ..step.wire import in_background, store_for
+from .roll_call import RollCall
+from .sweeping import leave, sweep
+
+PERIOD_S = 0.5
+PATIENCE_S = 3.0
+"""Seconds for which a rank's number must stand still before the rank counts as gone. It is six
+periods, as a busy machine may skip some."""
+STORE_PATIENCE_S = 30.0
+"""Seconds that the store may take to answer while nothing else is wrong, as hosts migrate and links
+stall."""
+LINGER_S = 2 * PERIOD_S
+"""Seconds that an error waits after its alarm, as the process that it ends may host the store."""
+MOST_CHARACTERS = 2000
+"""The most characters of an alarm's text that travel: an error may quote a tensor, or a log."""
+
+
+class Alarm(NamedTuple):
+    """A failure: the ranks (of the group) that it began at, the step, a sentence about it, and the
+    exit code of its cause."""
+
+    ranks: tuple[int, ...]
+    step: int
+    text: str
+    code: int = ExitCode.RANK_LOST
+
+    def encoded(self) -> str:
+        """The alarm as ASCII, which the store takes, whatever characters its text has.
+
+        >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
+        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75]'
+        """
+        return json.dumps([self.ranks, self.step, _plain(self.text), self.code])
+
+    @classmethod
+    def decoded(cls, line: bytes, step: int) -> Alarm:
+        """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
+        try:
+            match json.loads(line):
+                case [list(ranks), at, str(text), code] if all(
+                    type(n) is int for n in (at, *ranks)
+                ) and code in {*ExitCode}:
+                    return cls(tuple(ranks), at, _plain(text), code)
+        except (ValueError, RecursionError):
+            pass
+        return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks as errors name them.
+
+    >>> listed((1, 3))
+    '1, 3'
+    """
+    return ", ".join(map(str, ranks))
+
+
+def said(error: BaseException) -> str:
+    """The error's type and text, even if it has none.
+
+    >>> said(ValueError("no such layer"))
+    'ValueError: no such layer'
+    """
+    try:
+        text = str(error).strip()
+    except Exception:  # the user's own class may do anything there
+        text = "its text cannot be had"
+    return f"{type(error).__name__}: {text}"
+
+
+def _plain(text: str) -> str:
+    """The text in characters that every file and terminal takes, cut where it is too long."""
+    text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
+
+
+class Place(NamedTuple):
+    """A rank's progress: its step, the messages launched in it, and its joint calls so far."""
+
+    step: int
+    launched: int
+    num_calls: int
+
+
+class Sign(NamedTuple):
+    """A rank's sign of life: its count, and its progress."""
+
+    beat: int
+    place: Place
+
+
+class Stillness:
+    """Tells for how long a number has stood still, as far as this process has read it.
+
+    A slow store is not a dead rank: while the store does not answer, nobody's number can be seen to
+    change. So the time between two readings counts for ``PERIOD_S`` at most.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._read_s, self._still_s = -1, 0.0, 0.0
+
+    def read(self, number: int) -> float:
+        """Notes a reading; returns the seconds for which the number has stood still."""
+        now_s = time.monotonic()
+        is_still = number == self._number
+        self._still_s = self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
+        self._number, self._read_s = number, now_s
+        return self._still_s
+
+
+class Pulse:
+    """Counts for this rank, watches the alarm, and can tell who is silent.
+
+    Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when the store is
+    lost, from a thread of the pulse's own. ``on_error`` is called when that thread itself ends by
+    an error, which it tells the others. ``place`` is the progress that this rank shows them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        world: int,
+        on_alarm: Callable[[Alarm], None],
+        on_lost: Callable[[], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._name = name
+        self._store: Any = None
+        self.rank, self._world = rank, world
+        self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
+        self.place = Place(0, 0, 0)
+        self._beat = 0
+        self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
+        self._news = threading.Condition()
+        self._lost = self._announced = self._is_silent = False
+        self._watching = 0  # callers that wait for others' signs
+        self._outgoing: Alarm | None = None
+        self._first: Alarm | None = None
+        self._old: list[str] = []
+        self._signs: list[Sign] = []
+        self._num_reads = 0
+        self.roll_call = RollCall(rank, world, self._heard, self._own)
+        self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self.roll_call.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PATIENCE_S)
+        if not self._thread.is_alive():
+            self._store = None  # Gives the connection back.
+
+    def raise_alarm(self, alarm: Alarm) -> Alarm:
+        """Tells all other ranks, if the store lives, and gives them the time to hear it.
+
+        Returns the alarm that counts: the first one, of which later ones are consequences.
+        """
+        self._outgoing = alarm
+        self._wake.set()
+        if not self._sent.wait(PERIOD_S):
+            # Nobody waits for those at whose doors nothing is heard.
+            in_background(partial(self.roll_call.tell, alarm.encoded()))
+        if self._sent.wait(LINGER_S - PERIOD_S):
+            time.sleep(LINGER_S)
+        return self._first or alarm
+
+    @property
+    def store_is_silent(self) -> bool:
+        """Whether the store did not answer ``silent_ranks`` for ``PATIENCE_S`` the last time."""
+        return self._is_silent
+
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the store is broken, so that it cannot answer any more."""
+        return self._lost
+
+    def _own(self) -> str:
+        """The alarm that this rank knows of, encoded; empty if there is none."""
+        known = self._first or self._outgoing
+        return "" if known is None else known.encoded()
+
+    def _heard(self, line: bytes) -> None:
+        """Takes an alarm that another rank tells past the store."""
+        if self._first is None:
+            self._first = Alarm.decoded(line, self.place.step)
+            self._announced = True
+            self._on_alarm(self._first)
+
+    def sweep(self, part: str) -> None:
+        """Takes the keys under ``part`` out of the store, soon: all ranks have read them."""
+        self._old.append(part)
+        self._wake.set()
+
+    def silent_ranks(self) -> tuple[int, ...]:
+        """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
+        silent = set(range(self._world)) - {self.rank}
+        before: list[Sign] = []
+        answered, answered_s = Stillness(), 0.0
+        with self._news:
+            self._watching += 1
+            self._wake.set()
+            self._is_silent = self._lost
+            while silent and answered_s < PATIENCE_S and not self._is_silent:
+                self._is_silent = not self._is_read_anew()
+                if not self._is_silent:
+                    answered_s, before = answered.read(0), before or self._signs
+                    silent = {r for r in silent if self._signs[r].beat == before[r].beat}
+            self._watching -= 1
+            return (0,) if self._is_silent else tuple(sorted(silent))
+
+    def _is_read_anew(self) -> bool:
+        """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""
+        reads = self._num_reads
+        self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
+        return not self._lost and self._num_reads > reads
+
+    def signs(self) -> list[Sign]:
+        """Every rank's sign, read anew; empty if the store does not answer."""
+        with self._news:
+            self._watching += 1
+            self._wake.set()
+            is_read = self._is_read_anew()
+            self._watching -= 1
+            return self._signs if is_read else []
+
+    def last_ranks(self) -> tuple[int, ...]:
+        """Ranks that were further back than others when signs were last read; none if all are
+        level."""
+        with self._news:
+            places = [sign.place for sign in self._signs]
+        if not places or min(places) == max(places):
+            return ()
+        return tuple(r for r, place in enumerate(places) if place == min(places))
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and self._live():
+                # Doors are looked for at once: a link may fail in the first step.
+                is_calm = not self._watching and self.roll_call.is_complete
+                self._wake.wait(PERIOD_S if is_calm else PERIOD_S / 4)
+                self._wake.clear()
+            if self._store is not None and not self._lost:
+                with contextlib.suppress(dist.DistError):  # its host may have ended already
+                    leave(self._store, self._world)
+        except BaseException as error:
+            text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
+            with contextlib.suppress(Exception):
+                alarm = Alarm((self.rank,), self.place.step, text, ExitCode.BROKEN)
+                self._store.compare_set("alarm", "", alarm.encoded())
+                self._stop.wait(LINGER_S)
+            self._on_error(error)
+
+    def _live(self) -> bool:
+        """One round with the store; returns whether it still answers."""
+        try:
+            if self._store is None:
+                self._store = self._connected()
+            self._turn()
+        except dist.DistError:
+            with self._news:
+                self._lost = True
+                self._news.notify_all()
+        if self._outgoing is None and not self._announced:
+            self._announce()
+        return not self._lost
+
+    def _announce(self) -> None:
+        """Tells the engine of another rank's alarm, or that the store is lost."""
+        if self._first is not None:
+            # Only now, as the process that hears it may be the store's host and end: by then all
+            # have read the alarm.
+            self._stop.wait(LINGER_S)
+            self._announced = True
+            self._on_alarm(self._first)
+        # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
+        elif self._lost and not self._stop.wait(PATIENCE_S):
+            self._on_lost()
+
+    def _connected(self) -> Any:
+        # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
+        store = PrefixStore(f"gradwire/{self._name}", store_for(self._name).clone())
+        store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
+        return store
+
+    def _turn(self) -> None:
+        """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
+        self._beat += 1
+        sign = ";".join(map(str, (self._beat, *self.place)))
+        self._store.set(f"pulse/{self.rank}", sign)
+        if not self.roll_call.is_complete:
+            self.roll_call.meet(self._store)
+        if self._outgoing is not None and not self._sent.is_set():
+            found = self._store.compare_set("alarm", "", self._outgoing.encoded())
+            self._first = self._first or Alarm.decoded(found, self.place.step)
+            self._sent.set()
+        elif self._first is None and self._store.check(["alarm"]):
+            self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
+        while self._old:
+            sweep(PrefixStore(self._old.pop(), self._store))
+        if self._watching:
+            signs = [self._read(rank) for rank in range(self._world)]
+            with self._news:
+                self._signs, self._num_reads = signs, self._num_reads + 1
+                self._news.notify_all()
+
+    def _read(self, rank: int) -> Sign:
+        key = f"pulse/{rank}"
+        if not self._store.check([key]):
+            return Sign(0, Place(0, 0, 0))
+        beat, *place = map(int, self._store.get(key).decode().split(";"))
+        return Sign(beat, Place(*place))

@@ -1,0 +1,307 @@
+"""Shrink: ranks go on without those that are lost, under an unchanged training loop.
+
+When a rank is lost the others agree on the steps that count (`survivors`), undo what does not
+(`commit`), connect anew and go on in a smaller world. Every survivor's backward pass raises
+``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
+Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
+new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
+``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
+repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
+``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
+the ``step`` that it began with, and the ``seconds`` that it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
+from ...planning.default_fusion import NamedParam
+from ..cautions import overlaps
+from ..controls import Pilot
+from ..elastic.heal import NOBODY, scale, send
+from ..elastic.rejoin import Lookout, Offer, come_together, open_group
+from ..grid.dtensors import has_dtensors
+from ..handle import Handle
+from ..settings import Settings
+from ..state import checkpoint
+from ..step.arrivals import Arrivals
+from ..step.engine import Engine
+from ..step.messages import Message
+from ..step.progress import Progress
+from ..step.synchroniser import AnyMessage
+from ..step.wire import REJOINED, Group, has_store, in_background
+from .commit import Commit
+from .membership import ALONE, Membership
+from .survivors import Counted, Survivors, meet
+
+_log = logging.getLogger("gradwire")
+_shrinking: WeakSet[Shrinking] = WeakSet()
+"""The attached models of this process that go on without lost ranks."""
+_GROUP_S = 30.0
+"""Seconds that torch.distributed may take for the survivors' process group."""
+
+
+def refuse_to_shrink(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+    """Raises ``InvalidSetting`` where ranks could not go on without a lost one."""
+    if settings.on_failure != "shrink":
+        return
+    what = ""
+    if isinstance(model, DistributedDataParallel):
+        what = "a DDP model, whose own connections break with the rank"
+    elif settings.ranks_per_host > 1:
+        what = "hosts of several ranks, which hold shares"
+    elif has_dtensors(params):
+        what = "sharded layers (FSDP), of which a lost rank holds a part"
+    elif isinstance(settings.exchange, Pilot):
+        what = "'auto', whose plan is of all ranks"
+    elif isinstance(settings.optimizer, Optimizer) and overlaps(settings):
+        what = "a plan that overlaps the next forward pass, whose updates cannot be undone"
+    if what:
+        remedy = "leave on_failure out, and go on from a checkpoint"
+        raise invalid("on_failure", "shrink", f"'end' beside {what}", remedy)
+
+
+class Shrinking:
+    """The survival of one attached model.
+
+    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for the handle's
+    ``stats()``, who left and when; ranks are numbered there as they were at attach.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        progress: Progress,
+        params: list[NamedParam],
+        make_messages: Callable[[Membership], Sequence[AnyMessage]],
+        undo: ExitStack,
+    ) -> None:
+        self._handle, self._progress, self._params = weakref.ref(handle), progress, params
+        self._make_messages, self._undo = make_messages, undo
+        if self._engine.shards.world > 1:
+            remedy = "leave on_failure out, and go on from a checkpoint"
+            accepted = "'end' beside shards=, of which a lost rank holds some"
+            raise invalid("on_failure", "shrink", accepted, remedy)
+        self._ranks = list(range(self._engine.world))
+        self._last_newcomer, self._num_labels = 0, self._engine.world
+        self._due: RanksLost | None = None
+        self.left: list[dict[str, Any]] = []
+        self.joined: list[dict[str, Any]] = []
+        handle.left, handle.joined = self.left, self.joined
+        progress.synchroniser.commit = Commit(self._engine.world)
+        if (own := progress.newcomer) is not None:
+            self._last_newcomer = own.offer.number
+            progress.go_on_from(own.offer.step)
+            self._note_newcomer(own.offer, own.seconds)
+        self._lookout: Lookout | None = None
+        self._means: list[Tensor | None] = []
+        self._look_out()
+        _shrinking.add(self)
+        undo.callback(_shrinking.discard, self)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._progress.synchroniser.engine
+
+    def before_step(self) -> None:
+        """Raises what the step before, which counted, could not."""
+        due, self._due = self._due, None
+        if due is not None:
+            self._drop_gradients()
+            raise due
+        commit = self._progress.synchroniser.commit
+        if commit is not None and commit.newcomer not in (0, self._last_newcomer):
+            self._last_newcomer = commit.newcomer
+            self._admit(
+                Offer(commit.newcomer, [*self._ranks, self._num_labels], self._progress.step)
+            )
+
+    def _drop_gradients(self) -> None:
+        for _, param in self._params:
+            param.grad = None
+
+    def failed(self, failure: RankFailed) -> None:
+        """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
+
+        Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
+        one raises.
+        """
+        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
+        is_final = isinstance(failure, RanksLost | LoopMistake)
+        if is_final or not failure.ranks or engine.rank in failure.ranks:
+            raise failure
+        num_steps = self._progress.step
+        decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))
+        if decision is None or not decision.ranks:
+            raise failure
+        counts = decision.num_steps > num_steps
+        if counts:
+            Arrivals(self._progress, self._params).put_means()
+        lost = self._note(engine, decision, start_s)
+        self._go_on(failure, decision, undoes=not counts)
+        _log.warning("%s", lost)
+        self.left[-1]["seconds"] = time.monotonic() - start_s
+        if not counts:
+            raise lost from failure
+        self._due = lost
+
+    def _note(self, engine: Engine, decision: Survivors, start_s: float) -> RanksLost:
+        """Notes who left; returns the error that says so."""
+        synchroniser, gone = self._progress.synchroniser, {*range(engine.world)} - {*decision.ranks}
+        assert synchroniser.commit is not None
+        told = {self._ranks[r]: synchroniser.commit.norm_of(r) for r in sorted(gone)}
+        self.left.append(
+            {
+                "ranks": tuple(told),
+                "step": decision.num_steps,
+                "residual_norms": tuple(one.norm for one in told.values()),
+                "norms_after_steps": tuple(one.num_steps for one in told.values()),
+            }
+        )
+        norms = ", ".join(f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values())
+        return RanksLost(
+            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, with "
+            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go on: repeat the "
+            "step, from zero_grad() on",
+            ranks=tuple(told),
+            step=decision.num_steps,
+        )
+
+    def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
+        """Connects the survivors and moves the state of exchanges over."""
+        old, synchroniser = self._engine, self._progress.synchroniser
+        old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
+        assert synchroniser.commit is not None
+        synchroniser.streams.catch_up()
+        if undoes:
+            synchroniser.commit.undo()
+            self._drop_gradients()  # some may be means of the step that does not count
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
+        scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
+        try:
+            engine, group = self._connected(old, _among(old.who, decision), decision)
+        except (GradwireError, RuntimeError, TimeoutError) as error:
+            raise failure from error
+        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+        self._move(saved, engine, group)
+
+    def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
+        """Goes on among the ranks of ``engine``, from the state that was collected."""
+        messages = self._make_messages(engine.who)
+        flat = [message for message in messages if isinstance(message, Message)]
+        for message, state in zip(flat, checkpoint.moved(saved, flat), strict=True):
+            message.state = state
+        self._progress.synchroniser.go_on(engine, messages, Commit(engine.world))
+        self._look_out()
+        if (handle := self._handle()) is not None:
+            weakref.finalize(handle, engine.finish_and_close)
+            handle.go_on_in(group)
+
+    def _look_out(self) -> None:
+        """Has rank 0 look out for newcomers, if there is a store to meet them in."""
+        commit, healing = self._progress.synchroniser.commit, self._progress.healing
+        if self._engine.rank or commit is None or healing is None:
+            return
+        if self._lookout is None and has_store():
+            self._lookout = Lookout(healing.fingerprint)
+            self._undo.callback(self._lookout.close)
+            weakref.finalize(self._handle(), self._lookout.close)
+        commit.look = self._seen
+
+    def _seen(self) -> int:
+        """The number of the newcomer that waits; notes the means that this step leaves."""
+        number = 0 if self._lookout is None else self._lookout.number
+        self._means = [param.grad for _, param in self._params] if number else []
+        return number
+
+    def _admit(self, offer: Offer) -> None:
+        """Takes a newcomer in where all ranks agree, else goes on as before."""
+        start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
+        synchroniser.streams.catch_up()
+        heal = self._healer(offer) if old.rank == 0 else lambda engine: None
+        found = come_together(offer, self._connect, heal, old.timeout, old)
+        if isinstance(found, str):
+            _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
+            return
+        engine, group = found
+        old.close()
+        self._undo.callback(engine.close)
+        saved = checkpoint.collect(self._progress.messages, NOBODY)
+        scale(saved, engine.world / old.world)
+        self._move(saved, engine, group)
+        self._note_newcomer(offer, time.monotonic() - start_s)
+
+    def _note_newcomer(self, offer: Offer, seconds: float) -> None:
+        self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
+        self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
+        _log.warning("rank %d has come in with step %d", offer.labels[-1], offer.step)
+
+    def _healer(self, offer: Offer) -> Callable[[Engine], None]:
+        """The way to send the newcomer what it lacks; raises where none can come in now."""
+        healing, why = self._progress.healing, ""
+        assert healing is not None
+        pairs = zip(self._params, self._means, strict=False)
+        if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):
+            why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
+        if len(_shrinking) > 1:
+            why = "several models are attached, and a newcomer can join only one"
+
+        def heal(engine: Engine) -> None:  # where it fails, all ranks hear it by the verdict
+            if why:
+                raise InvalidSetting(why)
+            data = healing.packed(self._progress.messages)
+            send(data, engine.world - 1, engine.routes.first_channel)
+
+        return heal
+
+    def _connect(self, who: Membership) -> Engine:
+        old = self._engine
+        return Engine(
+            who,
+            num_channels=old.num_channels,
+            timeout=old.timeout,
+            on_span=self._progress.recorder.add,
+            checksums=old.routes.checksums,
+        )
+
+    def _connected(
+        self, old: Engine, who: Membership, decision: Survivors
+    ) -> tuple[Engine, Group | None]:
+        """A new engine, and a process group of torch.distributed, of the survivors."""
+        engine = self._connect(who)
+        self._undo.callback(engine.close)
+        if old.who.name.startswith(REJOINED):
+            beside = Membership(f"{old.who.name} after {decision.num_steps}", who.rank, who.world)
+            return engine, open_group(beside, old.timeout)
+        handle = self._handle()
+        group = None if handle is None else handle.group
+        before = dist.get_process_group_ranks(group or dist.group.WORLD)
+        ranks = [before[rank] for rank in decision.ranks]
+        making = in_background(
+            lambda: dist.new_group(
+                ranks, timeout=timedelta(seconds=_GROUP_S), use_local_synchronization=True
+            )
+        )
+        return engine, making.result(_GROUP_S)
+
+
+def _among(who: Membership, decision: Survivors) -> Membership:
+    """This rank's place among the survivors."""
+    if len(decision.ranks) == 1:
+        return ALONE
+    place, world = decision.ranks.index(who.rank), len(decision.ranks)
+    # Not within the old name: whatever lies there is deleted once all of the old ranks have left.
+    return Membership(f"{who.name}, {world} after {decision.num_steps}", place, world)

@@ -1,0 +1,140 @@
+"""FSDP2 on one mesh: encoded payloads in the place of its reduce-scatter.
+
+``fully_shard`` reduces gradients and scatters their sums, and every rank keeps its shard of them.
+Here each rank encodes the shards of all others, sends each its payload, and adds up what it is sent
+in rank order. So a shard's mean is made by one rank, and travels no further. What was not sent of
+another rank's shard stays here as a residual: a rank keeps as much as the whole gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...contract import Compressor
+from ...contract.registry import load
+from ...errors import InvalidSetting, invalid
+from ...exchange.pair import pair
+from ...planning.default_fusion import matrices
+from ..failure.membership import join
+from ..fingerprint import agree, fingerprint, post_refusal
+from ..grid.dtensors import is_dtensor, sharded_modules
+from ..settings import DEFAULT_TIMEOUT
+from ..step.wire import Group
+from ._columns import WAY, Column
+from .reduction import PayloadReduceScatter, ShardReduction, groups_of
+
+
+def reduce_scatter(
+    model: nn.Module,
+    algorithm: Compressor | str,
+    *,
+    compress_if: Callable[[str, Tensor], bool] = matrices,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> ShardReduction:
+    """Has ``fully_shard`` send encoded payloads where it reduces and scatters gradients.
+
+    ``model`` is sharded on one mesh of one dimension, over whose ranks ``algorithm``, a compressor
+    or its name, encodes every shard for the rank that holds it. What is not sent is kept as a
+    residual where the compressor needs that. ``compress_if(name, param)`` tells which parameters
+    are encoded, and others travel as they are; ``timeout`` bounds a wait for a peer. The mean of a
+    shard is added up in rank order, so a run can be repeated bit for bit. The residuals of a rank
+    take the memory of the whole gradient. All ranks must call this alike, before the first
+    backward pass.
+
+    Raises ``InvalidSetting`` for what cannot be reduced so, and ``RanksDiffer`` if ranks disagree.
+    Source: torch's ``FSDPModule.set_custom_reduce_scatter``, in torch 2.13.
+    """
+    modules = _modules(model)
+    codec = _codec(algorithm)
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    group = _group_of(params)
+    who = join(group, timeout)
+    try:
+        dense = {name for name, param in params.items() if not compress_if(name, param)}
+        found = [(module, _columns(module, params, who.world)) for module in modules]
+        held = {one.name for _, columns in found for one in columns}
+        if outside := sorted(set(params) - held):
+            raise InvalidSetting(
+                f"{outside[0]} is trained and outside of what fully_shard() holds, so nobody "
+                "averages it among ranks; apply fully_shard() to the whole model too, or freeze it"
+            )
+    except Exception as error:
+        post_refusal(who, error)
+        raise
+    tensors = [(n, p, "uncompressed" if n in dense else "compressed") for n, p in params.items()]
+    agree(who, fingerprint(tensors, {"algorithm": codec}), timeout)
+    made = ShardReduction(codec, group, who, timeout)
+    for module, columns in found if who.world > 1 else ():
+        if columns:
+            made.take(module, columns, dense, params[columns[0].name].dtype)
+    return made
+
+
+def _codec(given: Any) -> Compressor:
+    """The compressor that is given, if a reduce-scatter can carry its payloads."""
+    codec = load("compress", given)() if isinstance(given, str) else given
+    if not isinstance(codec, Compressor):
+        accepted = "a compressor or its name, as a reduce-scatter has only one direction"
+        raise invalid("algorithm", given, accepted, "write gw.compress.uniform(bitwidth=4)")
+    pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
+    return codec
+
+
+def _modules(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was applied to; raises where their sums cannot be taken."""
+    modules = sharded_modules(model) if isinstance(model, nn.Module) else []
+    if not modules:
+        remedy = "apply fully_shard() first, or use gw.attach for what is whole on each rank"
+        raise invalid("model", type(model).__name__, "one that fully_shard() has cut", remedy)
+    for module in modules:
+        if not hasattr(module, "set_reduce_scatter_unused_params"):
+            needed = "2.13 or newer: set_reduce_scatter_unused_params() is asked for"
+            raise invalid("torch", torch.__version__, needed, "update torch")
+        if len(groups_of(module)) > 1:
+            accepted = "one mesh for each module"
+            raise invalid("model", "a module cut on several", accepted, "leave them to FSDP")
+        if any(
+            isinstance(group._reduce_scatter_comm, PayloadReduceScatter)
+            for group in groups_of(module)
+        ):
+            raise InvalidSetting("the model's reduce-scatter is taken already; detach() it first")
+    return [module for module in modules if groups_of(module)]
+
+
+def _group_of(params: Mapping[str, Any]) -> Group:
+    """The ranks among which all parameters are cut; raises where there is no such group."""
+    meshes = {param.device_mesh for param in params.values() if is_dtensor(param)}
+    if len(meshes) != 1 or next(iter(meshes)).ndim != 1:
+        raise invalid(
+            "model",
+            f"one cut on {sorted(map(str, meshes))}",
+            "cut on one mesh of one dimension",
+            "under HSDP shard on mesh['shard'] alone, and let gw.attach(model, exchange, "
+            "group=mesh['replicate']) average among replicas",
+        )
+    return next(iter(meshes)).get_group()
+
+
+def _columns(module: Any, params: Mapping[str, Any], world: int) -> list[Column]:
+    """A module's parameters in the order in which FSDP lays their shards out."""
+    names, found, place = {id(p): name for name, p in params.items()}, [], 0
+    for one in groups_of(module)[0].fsdp_params:
+        name = names.get(id(one.sharded_param))
+        if name is None:
+            continue  # frozen
+        param = params[name]
+        if not param.placements[0].is_shard(0):
+            accepted = "cut along their first dimension"
+            remedy = "leave out shard_placement_fn"
+            raise invalid(f"placement of {name}", param.placements, accepted, remedy)
+        shape = tuple(param.shape)
+        size = -(-shape[0] // world) * prod(shape[1:])
+        found.append(Column(name, shape, place, place + size))
+        place += size
+    return found

@@ -1,0 +1,131 @@
+"""DTensors: parameters of which a rank holds a shard, after ``fully_shard`` or under tensor
+parallelism.
+
+This rank's shard of a gradient travels, among the ranks that hold the same shard of every layer:
+the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds gradients up among shards
+first, and then calls the hooks of its sharded parameters, as autograd calls those of others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import InvalidSetting, invalid
+from ...planning.default_fusion import NamedParam
+from ..step.reals import as_complex
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether a tensor is a DTensor, of which this rank holds a shard, or a copy."""
+    module: Any = sys.modules.get("torch.distributed.tensor")  # torch's, if it is used
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def has_dtensors(params: Iterable[NamedParam]) -> bool:
+    """Whether any of these parameters is a DTensor."""
+    return any(is_dtensor(param) for _, param in params)
+
+
+def shard_of(tensor: Any) -> Tensor:
+    """This rank's shard of a DTensor, in the same memory; another tensor itself."""
+    if not is_dtensor(tensor):
+        return tensor  # type: ignore[no-any-return]
+    with torch.no_grad():
+        held: Any = tensor.to_local()
+    return held.wait() if hasattr(held, "wait") else held  # type: ignore[no-any-return]
+
+
+def shard_of_grad(param: Any) -> Tensor | None:
+    """This rank's shard of a parameter's gradient, which first gets the parameter's own layout."""
+    grad = param.grad
+    if not is_dtensor(grad):
+        return grad  # type: ignore[no-any-return]
+    if grad.placements != param.placements:
+        with torch.no_grad():
+            grad = param.grad = grad.redistribute(placements=param.placements)
+    return shard_of(grad)
+
+
+def put_grad(param: Any, held: Tensor) -> None:
+    """Makes ``held`` the gradient, or this rank's shard of it, or the reals of either."""
+    held = as_complex(held, shard_of(param))
+    if is_dtensor(param):
+        kind, mesh = sys.modules["torch.distributed.tensor"].DTensor, param.device_mesh
+        layout = {"shape": param.shape, "stride": param.stride()}
+        held = kind.from_local(held, mesh, param.placements, run_check=False, **layout)
+    param.grad = held
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules of a model to which ``fully_shard`` was applied."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # torch's, if it is used
+    return [] if fsdp is None else [m for m in model.modules() if isinstance(m, fsdp.FSDPModule)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Has FSDP take the parameters apart that it left whole after a forward pass."""
+    for module in sharded_modules(model) if isinstance(model, nn.Module) else ():
+        module.reshard()
+
+
+def places(model: Any) -> list[tuple[int, int]]:
+    """This rank's shard of each layer by its number, and their count; empty where all are whole."""
+    meshes = [param.device_mesh for param in model.parameters() if is_dtensor(param)]
+    found = {(mesh.mesh.flatten().tolist().index(mesh.get_rank()), mesh.size()) for mesh in meshes}
+    return sorted(found - {(0, 1)})
+
+
+def refuse_other_shards(model: nn.Module, ranks: Sequence[int], mesh: object) -> None:
+    """Raises unless ``ranks``, those of ``group``, hold the same shard of every layer.
+
+    ``mesh`` is that of ``attach(mesh=)``.
+    """
+    tensors = [*chain(model.named_parameters(), model.named_buffers())]
+    if not has_dtensors(tensors):
+        return
+    if mesh is not None:
+        remedy = "write group=mesh['replicate'] instead"
+        raise invalid("mesh", mesh, "None beside parameters that are DTensors", remedy)
+    sharded = bool(sharded_modules(model))
+    for name, tensor in tensors:
+        if is_dtensor(tensor):
+            _refuse_other_shard(name, tensor, ranks, sharded)
+        elif sharded and tensor.requires_grad:
+            raise InvalidSetting(
+                f"{name} is trained and outside of what fully_shard() holds, so nobody averages "
+                "it among shards; apply fully_shard() to the whole model too, or freeze it"
+            )
+
+
+def _refuse_other_shard(name: str, tensor: Any, ranks: Sequence[int], sharded: bool) -> None:
+    """Raises where another of ``ranks`` is in the mesh of a DTensor."""
+    mesh = tensor.device_mesh
+    if len(both := sorted({*ranks} & {*mesh.mesh.flatten().tolist()})) < 2:
+        return
+    if sharded and any(placement.is_replicate() for placement in tensor.placements):
+        raise InvalidSetting(
+            f"fully_shard() on a mesh of the dimensions {mesh.mesh_dim_names} averages the "
+            f"gradient of {name} among its replicas itself, and it would be exchanged twice; shard "
+            "on one dimension alone, fully_shard(module, mesh=mesh['shard']), and write "
+            "gw.attach(model, exchange, group=mesh['replicate'])"
+        )
+    remedy = (
+        "write group=mesh['replicate'] where mesh['shard'] is sharded, or mesh['dp'] beside "
+        "mesh['tp']"
+    )
+    if sharded:
+        alone = "on one mesh without replicas call gw.fsdp.reduce_scatter(model, compressor)"
+        remedy = alone if mesh.size() == dist.get_world_size() else f"{remedy}; {alone}"
+    raise invalid(
+        "group",
+        f"ranks {both}, which hold different shards of {name}",
+        "ranks that hold the same shard of every layer",
+        remedy,
+    )

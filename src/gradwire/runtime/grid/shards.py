@@ -1,0 +1,147 @@
+"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel group.
+
+A gradient is averaged among the ranks that hold the same part of it: ``group``. These may agree
+with the ranks that hold the other parts, ``shards``, on which elements to send. Every rank is in
+one group of each kind, and no other rank is in the same two. Messages must correspond for that: the
+first messages of all shards hold parts of the same layers, and so on. They need not be equally
+long, as a vocabulary may not divide evenly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...contract.member import Shards
+from ...errors import InvalidSetting, RanksDiffer, invalid
+from ..failure.membership import ALONE, Membership, join
+from ..fingerprint import refusal_in
+from ..step.messages import Message
+from ..step.synchroniser import AnyMessage
+from ..step.wire import Group
+from .dtensors import places
+
+
+def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
+    """The process group that is given, by itself or as a mesh, which must have one dimension.
+
+    ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a mesh; errors
+    use both. To a rank outside of a group ``new_group`` returns a number in the group's place.
+    """
+    if given is None or isinstance(given, dist.ProcessGroup):
+        return given
+    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise outside_of(setting)
+    if not isinstance(given, DeviceMesh):
+        accepted = "a process group this rank is in, or one dimension of a mesh"
+        raise invalid(setting, given, accepted, "attach on its ranks only, or leave it out")
+    if given.ndim != 1:
+        shown, names = f"a mesh of {given.ndim} dimensions", given.mesh_dim_names
+        remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
+        raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
+    if given.get_coordinate() is None:
+        raise outside_of(setting)
+    return given.get_group()
+
+
+def outside_of(setting: str) -> InvalidSetting:
+    """The error on a rank that is not in the group that it gives for ``setting``."""
+    return InvalidSetting(
+        f"this rank ({dist.get_rank()}) is not in the group that it gave as {setting}=; make the "
+        "call on the ranks of that group only, or give each rank the group that it is in"
+    )
+
+
+def join_shards(
+    shards: Group | DeviceMesh | None, group: Group | None, timeout: timedelta
+) -> Membership:
+    """This rank's place among the ranks that hold the parts of its layers.
+
+    It is ``ALONE`` if layers are not cut.
+    """
+    found = one_dimension("shards", shards, "tensor-parallel", -1)
+    if found is None:
+        return ALONE
+    if dist.get_rank(found) < 0:
+        raise outside_of("shards")
+    averaging = set(dist.get_process_group_ranks(group or dist.group.WORLD))
+    both = averaging.intersection(dist.get_process_group_ranks(found))
+    if len(both) > 1:
+        raise invalid(
+            "shards",
+            f"a group that shares the ranks {sorted(both)} with group=",
+            "one that shares this rank alone: others hold the same part of a layer, or another",
+            "write group=mesh['dp'], shards=mesh['tp']",
+        )
+    return join(found, timeout)
+
+
+def place_in(shards: Membership, model: nn.Module) -> str:
+    """The part of every layer that a rank holds, in words; the same on all ranks that average."""
+    found = [] if shards.world > 1 else places(model)
+    return " and ".join(f"part {r} of {w}" for r, w in found or [(shards.rank, shards.world)])
+
+
+def agree_among_shards(
+    who: Membership,
+    shards: Membership,
+    messages: Sequence[AnyMessage],
+    num_channels: int,
+    timeout: timedelta,
+) -> None:
+    """Tells every message the lengths of all its parts.
+
+    Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not correspond.
+    """
+    if shards.world == 1:
+        return
+    own = {
+        "place": f"rank {who.rank} of {who.world}",
+        "num_channels": num_channels,
+        "messages": [_described(message) for message in messages],
+        "numels": [_numel(message) for message in messages],
+    }
+    found = [json.loads(note) for note in shards.share(json.dumps(own), timeout)]
+    with shards.lingering():
+        for index, other in enumerate(found):
+            if refusal := refusal_in(other):
+                raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
+            if difference := _difference(found[0], other):
+                raise RanksDiffer(
+                    f"shard 0 and shard {index} of a layer would not travel together: {difference};"
+                    " give all ranks the same settings, and a bucket_cap_mb that cuts their "
+                    "parameters alike, such as one below the size of each"
+                )
+    for place, message in enumerate(messages):
+        numels = tuple(int(other["numels"][place]) for other in found)
+        message.member.shards = Shards(shards.rank, numels)
+
+
+def _numel(message: AnyMessage) -> int:
+    """The elements of a message; 0 for row-sparse gradients, about which shards do not agree."""
+    return message.spec.numel if isinstance(message, Message) else 0
+
+
+def _described(message: AnyMessage) -> str:
+    """The facts, in words, that all parts of one message must have in common."""
+    names = ", ".join(message.names)
+    if not isinstance(message, Message):
+        return f"rows of {names}"
+    return f"{names} as {message.spec.dtype} by {message.exchange!r}"
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    for key in ("place", "num_channels"):
+        if one[key] != other[key]:
+            return f"{key} is {one[key]} against {other[key]}"
+    for index, (a, b) in enumerate(zip(one["messages"], other["messages"], strict=False)):
+        if a != b:
+            return f"message {index} is of {a} against {b}"
+    a, b = len(one["messages"]), len(other["messages"])
+    return f"{a} messages against {b}" if a != b else None

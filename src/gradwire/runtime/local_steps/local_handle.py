@@ -1,0 +1,271 @@
+"""LocalSteps: the handle of local steps, and the rhythm in which fragments are exchanged."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...contract import Exchange
+from ...contract.bounds import check_whole
+from ...errors import invalid
+from ..handle import Handle
+from ..step.lanes import wall_clock
+from ..step.progress import Progress
+from ..strangers import Strangers
+from .outer import Outer
+from .period import ChosenGap
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When fragments are exchanged and take effect; raises ``InvalidSetting`` where that cannot be.
+
+    Source: Streaming DiLoCo, algorithm 2 (H = ``every``, tau = ``delay``, alpha = ``mixing``).
+    """
+
+    every: int
+    fragments: int = 1
+    delay: int = 0
+    mixing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("fragments", 1), ("delay", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise invalid(name, value, f"an integer of at least {least}", "count local steps")
+        if self.every % self.fragments:
+            accepted = f"a divisor of every, {self.every}, as fragments take turns evenly"
+            raise invalid("fragments", self.fragments, accepted, "change one of the two")
+        if self.delay >= self.gap:
+            accepted = f"fewer than {self.gap}, the steps from one launch to the next"
+            raise invalid("delay", self.delay, accepted, "take a shorter delay or fewer fragments")
+        if not (isinstance(self.mixing, int | float) and 0 <= self.mixing < 1):
+            accepted = "a number from 0 to below 1, as 1 would exchange for nothing"
+            raise invalid("mixing", self.mixing, accepted, "leave it out")
+
+    @property
+    def gap(self) -> int:
+        """Local steps from one exchange to the next."""
+        return self.every // self.fragments
+
+    def with_gap(self, gap: int) -> Rhythm:
+        """The rhythm of as many fragments with so many local steps between exchanges."""
+        return replace(self, every=gap * self.fragments)
+
+
+class LocalSteps(Handle):
+    """One model whose ranks train by themselves and exchange now and then; by ``local_steps``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exchange: Exchange,
+        progress: Progress,
+        undo: ExitStack,
+        *,
+        outer: Outer,
+        rhythm: Rhythm,
+        fragments: list[list[str]],
+        strangers: Strangers,
+        chosen: ChosenGap | None = None,
+    ) -> None:
+        super().__init__(model, exchange, progress, None, None, undo)
+        progress.num_fragments = len(fragments)
+        self._outer, self._rhythm, self._fragments = outer, rhythm, fragments
+        self._strangers, self._chosen = strangers, chosen
+        self._algorithm = f"local steps with outer {outer.settings[0]} through {exchange!r}"
+        self._local_step = self._counted_from = 0
+        self._position = 0
+        """Local steps since the period began, below ``every``."""
+        self._left = 0
+        """Local steps until ``_arriving`` takes effect; 0 where nothing is on its way."""
+        self._arriving: dict[str, Tensor] = {}
+        self._waited_s = 0.0
+        """Seconds within ``count_step`` since the last exchange."""
+        self._exchanged_at_s: float | None = None
+        this = weakref.ref(self)
+
+        def settle() -> None:
+            if (handle := this()) is not None:
+                handle._apply(rhythm.mixing)
+
+        undo.callback(settle)
+
+    @property
+    def step(self) -> int:
+        """Number of local steps so far."""
+        return self._local_step
+
+    @property
+    def outer(self) -> Optimizer:
+        """The outer optimizer, whose parameters are the anchors."""
+        return self._outer.optimizer
+
+    def anchors(self) -> dict[str, Tensor]:
+        """The anchors by parameter name, the same on all ranks bit for bit; not to be written.
+
+        They are what all ranks have agreed on so far, and what DiLoCo evaluates.
+        """
+        return {name: anchor.detach() for name, anchor in self._outer.anchors.items()}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Does nothing: gradients always accumulate on this rank, until the optimizer steps."""
+        yield
+
+    def count_step(self) -> None:
+        """Counts a local step, and does what is due after it; called by the optimizer's hook."""
+        self._engine.check()
+        start_s = wall_clock()
+        exchanged = self._count()
+        if self._chosen is not None:
+            self._waited_s += wall_clock() - start_s
+            if exchanged:
+                self._choose(self._chosen)
+
+    def _count(self) -> bool:
+        """Counts a local step; whether a fragment was exchanged after it."""
+        rhythm = self._rhythm
+        self._local_step += 1
+        self._position += 1
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._apply(rhythm.mixing)
+        number, rest = divmod(self._position, rhythm.gap)
+        if not rest:
+            if self._left:  # a state that was saved with a longer delay
+                self._apply(rhythm.mixing)
+            self._position %= rhythm.every
+            self._launch(self._fragments[number - 1])
+            self._left = rhythm.delay
+            if not rhythm.delay:
+                self._apply(rhythm.mixing)
+        return not rest
+
+    def _choose(self, chosen: ChosenGap) -> None:
+        """Counts an exchange with its seconds; at the end of a period it may choose another one."""
+        now_s, waited_s, self._waited_s = wall_clock(), self._waited_s, 0.0
+        if (before_s := self._exchanged_at_s) is not None:
+            chosen.count(waited_s, (now_s - before_s - waited_s) / self._rhythm.gap)
+        if chosen.is_due and not self._position:
+            self.synchronize()
+            before = self._rhythm
+            self._rhythm = before.with_gap(chosen.choose(self._engine))
+            if self._rhythm != before:
+                self._progress.recorder.forget_times()
+        self._exchanged_at_s = wall_clock()
+
+    def end_period(self) -> None:
+        """Exchanges all that ranks have learnt, now; all parameters are their anchors then.
+
+        All ranks must call this between the same two steps: at the end of training, or before an
+        evaluation in which all ranks are to have the same parameters. A new period begins.
+        """
+        self._between_steps("end_period()")
+        self._apply(self._rhythm.mixing)
+        for names in self._fragments:
+            self._launch(names)
+            self._apply(0.0)
+        self._position = 0
+
+    def _launch(self, names: Sequence[str]) -> None:
+        """Sends this rank's pseudo-gradients on their way."""
+        self._strangers.before_backward()
+        self._progress.begin_step(names)
+        for name in reversed(names):  # in issue order
+            delta = self._arriving[name] = self._outer.pseudo_gradient(name)
+            self.synchroniser.ready(name, delta)
+
+    def _apply(self, mixing: float) -> None:
+        """Lets what was launched take effect, if anything was."""
+        self.synchronize()
+        means, self._arriving, self._left = self._arriving, {}, 0
+        if means:
+            self._outer.apply(means, mixing)
+
+    def synchronize(self) -> None:
+        """Waits for the means that are on their way; they take effect when that is due."""
+        if self.synchroniser.open:
+            start_s = wall_clock()
+            self.synchroniser.finish()
+            self._progress.mark_wait(start_s, wall_clock())
+            self._progress.end_step()
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the run so far on this rank, as those of ``attach``, but for local steps.
+
+        - ``steps`` counts local steps, ``exchanges`` those in which a fragment was exchanged.
+        - ``every`` is the period now.
+        - ``*_per_step`` are per local step, and ``step_s`` is the median time from one exchange to
+          the next divided by the steps between them.
+        """
+        self.synchronize()
+        found, steps = super().stats(), self._local_step - self._counted_from
+        exchanges = found["steps"]
+        for key in found:
+            if key.endswith("_per_step"):
+                found[key] *= exchanges / max(1, steps)
+        found["step_s"] /= self._rhythm.gap
+        return {**found, "steps": steps, "exchanges": exchanges, "every": self._rhythm.every}
+
+    def residuals(self) -> dict[str, Tensor]:
+        """The residuals of this rank by parameter name: pseudo-gradient that no mean holds yet."""
+        self.synchronize()
+        return super().residuals()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank's local steps; save one file for each rank.
+
+        It holds anchors, outer optimizer, residuals, the place in the period and means that have
+        not taken effect yet. It also holds this rank's parameters, which are no other rank's
+        between two exchanges, and which ``load_state_dict`` puts in place. Buffers and the
+        optimizer inside are to be saved beside it, for each rank too.
+        """
+        saved = super().state_dict()
+        arriving = {name: mean.clone() for name, mean in self._arriving.items()}
+        place = {"position": self._position, "left": self._left, "arriving": arriving}
+        if self._chosen is not None:
+            place["gap"] = self._rhythm.gap
+        return {**saved, "local_step": self._local_step, "outer": {**self._outer.state(), **place}}
+
+    def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
+        put_exchanges = super()._checked(saved, strict)
+        local_step, outer = saved.get("local_step"), saved.get("outer")
+        put_outer = self._outer.checked(outer)
+        if type(local_step) is not int or not 0 <= local_step < math.inf:
+            remedy = "pass what handle.state_dict() returned"
+            raise invalid("local_step of the state", local_step, "a whole number", remedy)
+        if outer is not None and (gap := outer.get("gap")) is not None:
+            check_whole("gap of the state", gap, "pass what handle.state_dict() returned")
+
+        def put_in_place() -> None:
+            put_exchanges()
+            put_outer()
+            assert outer is not None
+            if self._chosen is not None and "gap" in outer:
+                self._chosen.gap = max(outer["gap"], self._chosen.least)
+                self._rhythm = self._rhythm.with_gap(self._chosen.gap)
+            self._local_step = self._counted_from = local_step
+            self._position = outer["position"] % self._rhythm.every
+            self._left = outer["left"]
+            own = self._outer.anchors
+            self._arriving = {
+                name: torch.empty_like(own[name]).copy_(mean)
+                for name, mean in outer["arriving"].items()
+            }
+
+        return put_in_place
+
+    def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
+        if not takes_a_torn_step:
+            self.synchronize()
+        super()._between_steps(what, takes_a_torn_step=takes_a_torn_step)

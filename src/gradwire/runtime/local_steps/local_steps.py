@@ -1,0 +1,264 @@
+"""local_steps: ranks train by themselves, and exchange what they have learnt every so many steps.
+
+Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo); Douillard et
+al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments, delay, mixing); Sarfi et al.
+2025, arXiv 2508.15706 (SparseLoCo: sparsified and quantised pseudo-gradients, error feedback).
+Differences: fragments are runs of parameters of about equal size in order of registration, and not
+sets of transformer blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
+
+Each parameter costs an anchor, the outer optimizer's state (with momentum as much again), its place
+in a message, and while it travels its pseudo-gradient. All of these are
+float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm, stay each rank's
+own, but for the first ones, which all have from rank 0. Embeddings travel whole, also those with
+``sparse=True``. The optimizer may hold some of the model's parameters only; those of others are
+exchanged too. A step that a ``GradScaler`` skips is no local step, and ranks that skip different
+numbers of steps do not end together; train in bfloat16, which needs no scaler.
+
+A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself until
+``detach()``. Call ``end_period()`` before that, as DDP expects the same parameters on all ranks.
+
+>>> import torch
+>>> import gradwire as gw
+>>> model = torch.nn.Linear(4, 2)
+>>> optimizer = torch.optim.AdamW(model.parameters())
+>>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
+>>> for step in range(25):
+...     optimizer.zero_grad()
+...     model(torch.randn(8, 4)).square().mean().backward()
+...     optimizer.step()
+>>> handle.stats()["steps"], handle.stats()["exchanges"]
+(25, 2)
+>>> handle.end_period()  # on all ranks, which now have the same parameters
+>>> torch.equal(handle.anchors()["weight"], model.weight)
+True
+>>> handle.detach()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from ...contract import Compressor, Exchange
+from ...errors import invalid
+from ...planning.data.plan import Plan
+from ...planning.default_fusion import NamedParam, matrices
+from ..attach import attach_in, grid_of
+from ..attachment import Attachment
+from ..cautions import warn_of_two_momenta
+from ..controls import Pilot
+from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
+from ..failure.membership import Membership
+from ..grid.dtensors import has_dtensors
+from ..handle import Handle
+from ..refusals import mark_attached, quietened, sole_ddp
+from ..settings import Choices, Settings
+from ..step.fused import fused_messages
+from ..step.hooked import untraced
+from ..step.progress import Progress
+from ..step.reals import refuse_complex
+from ..step.synchroniser import AnyMessage
+from ..step.wire import Group
+from ..strangers import Strangers
+from .local_handle import LocalSteps, Rhythm
+from .outer import DILOCO, MakeOuter, Outer
+from .period import LEAST, ChosenGap
+
+
+def local_steps(
+    model: nn.Module,
+    optimizer: Optimizer,
+    exchange: Exchange | Compressor | str,
+    *,
+    every: int | Literal["auto"],
+    outer: MakeOuter = DILOCO,
+    fragments: int = 1,
+    delay: int = 0,
+    mixing: float | None = None,
+    group: Group | DeviceMesh | None = None,
+    mesh: DeviceMesh | str | None = None,
+    bucket_cap_mb: float | None = None,
+    num_channels: int | None = None,
+    compress_if: Callable[[str, Tensor], bool] = matrices,
+    timeout: timedelta = timedelta(minutes=5),
+    trace_steps: int = 4,
+    checksums: bool = False,
+) -> LocalSteps:
+    """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
+
+    The training loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks
+    exchange pseudo-gradients by ``exchange``, as ``attach`` does gradients. A pseudo-gradient is
+    the anchor, which is where the parameter was after the last exchange, less the parameter. The
+    optimizer that ``outer`` makes of the anchors steps them with the mean, and parameters go on
+    from there. The default is DiLoCo's, ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9,
+    nesterov=True)``; with ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
+
+    With ``every="auto"`` the period is chosen while the model trains: the shortest one, of 4 to 32
+    steps between exchanges, at which these keep ranks waiting for no more than a tenth of the time.
+    It begins with 4, is chosen after a few exchanges from what all ranks measured, and looked at
+    again every 16. Short periods want a small slow momentum: ``outer=functools.partial(
+    torch.optim.SGD, lr=1.0, momentum=0.4)``.
+
+    With ``fragments`` the model is cut into so many runs of parameters, which take turns: one is
+    exchanged every ``every`` / ``fragments`` steps. With ``delay`` ranks train on while a fragment
+    travels, and its mean takes effect so many steps after its launch, fewer than lie between two
+    launches. A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its anchor, so 0
+    drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
+
+    The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
+    rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
+    raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    """
+    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None
+    choices = Choices(None, *given, checksums=checksums)
+    grid = grid_of(model := sole_ddp(model), group, None, mesh, timeout)
+    with ExitStack() as quiet:
+        way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
+        handle = attach_in(way, quietened(model, quiet), exchange, choices, grid)
+    assert isinstance(handle, LocalSteps)
+    return handle
+
+
+class _Locally(Attachment):
+    """Pseudo-gradients are exchanged, once in so many steps of an optimizer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        make: MakeOuter,
+        every: int | Literal["auto"],
+        fragments: int,
+        delay: int,
+        mixing: float | None,
+        quiet: ExitStack,
+    ) -> None:
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
+        self._optimizer, self._make, self._quiet = optimizer, make, quiet
+        self._asked = every, fragments, delay, mixing
+
+    def prepare(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings
+    ) -> Mapping[str, object]:
+        if isinstance(settings.exchange, Plan | Pilot):
+            remedy = "give the exchange itself, compress_if= and delay="
+            accepted = "a compressor or an exchange, as plans follow the backward pass"
+            given = "a plan" if isinstance(settings.exchange, Plan) else repr(settings.exchange)
+            raise invalid("exchange", given, accepted, remedy)
+        if has_dtensors(params):
+            remedy = "call gw.attach, or train a model that is whole on each rank"
+            raise invalid("model", "one of DTensors", "plain parameters", remedy)
+        refuse_complex(
+            params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
+        )
+        self._check_optimizer(params)
+        every, fragments, delay, mixing = self._asked
+        if mixing is None:
+            mixing = 0.5 if delay else 0.0
+        self._chosen = None
+        if every == "auto":
+            least = max(LEAST, delay + 1 if type(delay) is int else 0)
+            self._chosen = ChosenGap(least, least)
+            every = least * fragments
+        self._rhythm = Rhythm(every, fragments, delay, mixing)
+        self._outer = Outer(params, self._make)
+        self._fragments = cut_into(params, fragments)
+        return {
+            "every": self._asked[0],
+            "fragments": fragments,
+            "delay": delay,
+            "mixing": mixing,
+            "outer": self._outer.settings,
+            "optimizer": type(self._optimizer).__name__,
+        }
+
+    def _check_optimizer(self, params: Sequence[NamedParam]) -> None:
+        if not hasattr(self._optimizer, "_optimizer_step_post_hooks"):
+            remedy = "pass the one that your loop steps, without wrappers"
+            kind = type(self._optimizer).__name__
+            raise invalid("optimizer", kind, "a torch.optim.Optimizer", remedy)
+        known = {id(param) for _, param in params}
+        own = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if strange := [p for p in own if p.requires_grad and id(p) not in known]:
+            given = f"one with {len(strange)} parameters that the model lacks"
+            accepted = "one whose parameters are all the model's, as the others would drift apart"
+            raise invalid("optimizer", given, accepted, "pass a model that holds all of them")
+
+    def messages(
+        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
+    ) -> list[AnyMessage]:
+        assert isinstance(settings.exchange, Exchange)
+        made: list[AnyMessage] = []
+        for names in self._fragments:
+            anchors: list[NamedParam] = [(name, self._outer.anchors[name]) for name in names]
+            first = len(made)
+            made += fused_messages(model, anchors, settings, settings.exchange, who, first=first)
+        return made
+
+    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+        """Every so many exchanges, about as many steps apart as under ``attach``."""
+        return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
+
+    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
+        warn_of_two_momenta(settings, self._outer.optimizer)
+
+    def hook(
+        self,
+        model: nn.Module,
+        params: list[NamedParam],
+        settings: Settings,
+        progress: Progress,
+        undo: ExitStack,
+    ) -> Handle:
+        assert isinstance(settings.exchange, Exchange)
+        undo.enter_context(self._quiet.pop_all())
+        self._outer.restart()
+        undo.callback(mark_attached(model, params))
+        strangers = Strangers(model, progress.give_up)
+        undo.callback(strangers.remove)
+        handle = LocalSteps(
+            model,
+            settings.exchange,
+            progress,
+            undo,
+            outer=self._outer,
+            rhythm=self._rhythm,
+            fragments=self._fragments,
+            strangers=strangers,
+            chosen=self._chosen,
+        )
+        handle.enter_model()
+        hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))
+        undo.callback(hook.remove)
+        return handle
+
+
+def cut_into(params: Sequence[NamedParam], count: int) -> list[list[str]]:
+    """The names of parameters in ``count`` runs of about equal numbers of elements.
+
+    >>> from torch import ones
+    >>> cut_into([("a", ones(4)), ("b", ones(3)), ("c", ones(1)), ("d", ones(7))], 2)
+    [['a', 'b', 'c'], ['d']]
+    """
+    if count > len(params):
+        accepted = f"at most {len(params)}, the number of parameters"
+        raise invalid("fragments", count, accepted, "take fewer")
+    made: list[list[str]] = []
+    left, rest = sum(param.numel() for _, param in params), list(params)
+    for num_left in range(count, 0, -1):
+        run: list[str] = []
+        target, taken = left / num_left, 0
+        while len(rest) >= num_left and (taken < target or not run):
+            name, param = rest.pop(0)
+            run.append(name)
+            taken += param.numel()
+        left -= taken
+        made.append(run)
+    made[-1] += [name for name, _ in rest]
+    return made

@@ -1,0 +1,205 @@
+"""Outer: the anchors that local steps start from, and the optimizer that moves them.
+
+Between two exchanges every rank trains by itself. Its pseudo-gradient is anchor - parameter, as the
+parameter's dtype holds the anchor: what a gradient of all its local steps would be. The mean of the
+ranks' pseudo-gradients is the gradient of the anchor, with which the outer optimizer steps. Anchors
+and outer optimizer are the same on all ranks, bit for bit, as they depend on means only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from ...contract.spec import working_dtype
+from ...errors import InvalidSetting, invalid
+from ...planning.default_fusion import NamedParam
+from ..state.saved import refuse_values
+
+MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
+"""A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
+
+DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+"""The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
+_REMEDY = "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
+_DICTS = ("anchors", "parameters", "arriving", "optimizer")
+_KINDS: dict[str, type] = {**dict.fromkeys(_DICTS, dict), "position": int, "left": int}
+_DAMAGED = "load an undamaged checkpoint of the same model"
+
+
+class Outer:
+    """The anchors of parameters, and the outer optimizer, which ``make`` makes of them.
+
+    An anchor has its parameter's shape, strides and device, and its working dtype: float32 for
+    parameters of 16 bits.
+    """
+
+    def __init__(self, params: Sequence[NamedParam], make: MakeOuter) -> None:
+        self._params, self._make = dict(params), make
+        with torch.inference_mode(False), torch.no_grad():
+            self.anchors = {
+                name: nn.Parameter(param.detach().to(working_dtype(param.dtype), copy=True))
+                for name, param in params
+            }
+            self.optimizer = _made(make, list(self.anchors.values()))
+
+    @property
+    def settings(self) -> tuple[str, object]:
+        """The outer optimizer's class and hyper-parameters, which ranks share."""
+        groups = self.optimizer.param_groups
+        own = [{key: group[key] for key in sorted(group) if key != "params"} for group in groups]
+        return type(self.optimizer).__name__, own
+
+    def shared(self, names: Collection[str] | None) -> list[NamedParam]:
+        """The anchors of parameters (None: all), and the outer optimizer's state of them."""
+        found: list[NamedParam] = []
+        for name in self.anchors if names is None else names:
+            anchor = self.anchors[name]
+            found.append((f"the anchor of {name}", anchor))
+            state = self.optimizer.state.get(anchor, {})
+            found += [(f"{k} of {name}", v) for k, v in state.items() if isinstance(v, Tensor)]
+        return found
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Puts every anchor where its parameter is."""
+        for name, anchor in self.anchors.items():
+            anchor.copy_(self._params[name])
+
+    @torch.no_grad()
+    def pseudo_gradient(self, name: str) -> Tensor:
+        """A new tensor with what this rank has learnt since the anchor was put in place."""
+        param, anchor = self._params[name], self.anchors[name]
+        return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
+
+    @torch.no_grad()
+    def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
+        """Makes an outer step with these mean pseudo-gradients, and moves their parameters.
+
+        A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new anchor.
+        Anchors that have no mean here stay where they are.
+        """
+        for name, mean in means.items():
+            self.anchors[name].grad = mean
+        self.optimizer.step()
+        for name in means:
+            param, anchor = self._params[name], self.anchors[name]
+            anchor.grad = None
+            if mixing:
+                param.lerp_(anchor.to(param.dtype), 1.0 - mixing)
+            else:
+                param.copy_(anchor)
+
+    def state(self) -> dict[str, Any]:
+        """Copies of anchors and parameters by name, and the outer optimizer's state_dict."""
+        return {
+            "anchors": {name: anchor.detach().clone() for name, anchor in self.anchors.items()},
+            "parameters": {name: param.detach().clone() for name, param in self._params.items()},
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+        }
+
+    def checked(self, saved: Any) -> Callable[[], None]:
+        """A function that puts a saved state in place, once all of it was found to fit."""
+        check_outer(saved)
+        for key, own in (("anchors", self.anchors), ("parameters", self._params)):
+            if odd := sorted(set(saved[key]) ^ set(own)):
+                raise InvalidSetting(
+                    f"only one of the saved and the present model has {odd[0]} among its {key}; "
+                    "load the state of the same model"
+                )
+        for key in ("anchors", "parameters", "arriving"):
+            like = self._params if key == "parameters" else self.anchors
+            for name, tensor in saved[key].items():
+                _check_fits(f"{name} among the {key} of the state", tensor, like.get(name))
+        trial = _made(self._make, [nn.Parameter(a.detach().clone()) for a in self.anchors.values()])
+        try:
+            trial.load_state_dict(deepcopy(saved["optimizer"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise InvalidSetting(
+                f"the state of the outer optimizer cannot be loaded ({error}); {_DAMAGED}"
+            ) from error
+        for own in trial.state.values():
+            for field, value in own.items():
+                if isinstance(value, Tensor):
+                    refuse_values(f"{field} of the outer optimizer", value)
+
+        def put_in_place() -> None:
+            self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+            with torch.no_grad():
+                for key, own in (("anchors", self.anchors), ("parameters", self._params)):
+                    for name, tensor in own.items():
+                        tensor.copy_(saved[key][name])
+
+        return put_in_place
+
+
+def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:
+    """The outer optimizer of these anchors; raises unless it has them all, and no others."""
+    if not callable(make):
+        raise invalid("outer", type(make).__name__, "a function of parameters", _REMEDY)
+    made = make(anchors)
+    if not isinstance(made, Optimizer):
+        accepted = "a function that makes a torch.optim.Optimizer of the parameters it is given"
+        raise invalid("outer", f"one that returns {type(made).__name__}", accepted, _REMEDY)
+    taken = [id(param) for group in made.param_groups for param in group["params"]]
+    if sorted(taken) != sorted(map(id, anchors)):
+        accepted = "one whose optimizer has all parameters that it is given, and no others"
+        raise invalid("outer", f"one that takes {len(taken)} parameters", accepted, _REMEDY)
+    return made
+
+
+def check_outer(saved: Any, whose: str = "the state") -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of local steps."""
+    for key, kind in _KINDS.items():
+        if not isinstance(saved, dict) or type(saved.get(key)) is not kind:
+            raise InvalidSetting(
+                f"{whose} is not one of local steps: its {key} is missing or no {kind.__name__}; "
+                "pass what the handle of local_steps returned from state_dict()"
+            )
+    if min(saved["position"], saved["left"]) < 0:
+        given = min(saved["position"], saved["left"])
+        raise invalid(f"position in the period of {whose}", given, "at least 0", _DAMAGED)
+    if type(gap := saved.get("gap", 1)) is not int or gap < 1:
+        raise invalid(f"gap of {whose}", gap, "a whole number of at least 1", _DAMAGED)
+
+
+def _check_fits(what: str, given: Any, own: Tensor | None) -> None:
+    if not isinstance(given, Tensor) or own is None:
+        raise invalid(what, type(given).__name__, "a tensor of the model's", _DAMAGED)
+    if given.shape != own.shape or given.dtype != own.dtype:
+        shown = f"{list(given.shape)} {given.dtype}"
+        raise invalid(what, shown, f"{list(own.shape)} {own.dtype}", _DAMAGED)
+    refuse_values(what, given.detach())
+
+
+def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The outer state of any rank among other ranks, from the state_dicts of all old ones.
+
+    Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all else is taken
+    from the first.
+    """
+    for old in olds:
+        check_outer(old.get("outer"), f"the state of rank {old['rank']}")
+    first = olds[0]["outer"]
+    for old in olds[1:]:
+        for name in first["anchors"]:
+            other = old["outer"]["anchors"].get(name)
+            if other is None or not torch.equal(first["anchors"][name], other):
+                raise InvalidSetting(
+                    f"the anchors of {name} of rank 0 and rank {old['rank']} differ, and all ranks "
+                    "have the same; load undamaged checkpoints of one moment"
+                )
+    merged: dict[str, Any] = deepcopy(first)
+    for name, param in merged["parameters"].items():
+        param.copy_(_mean(old["outer"]["parameters"][name] for old in olds))
+    return merged
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([tensor.detach().double().cpu() for tensor in tensors]).mean(0)

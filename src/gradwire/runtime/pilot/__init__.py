@@ -1,0 +1,15 @@
+"""Pilots, one in each file: what ``attach`` takes to have a plan chosen while the model trains.
+
+``gradwire.runtime.pilot.auto`` is the class that ``auto.py`` defines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...contract.registry import make_registry
+
+if TYPE_CHECKING:
+    from .auto import auto as auto
+
+make_registry(__name__)

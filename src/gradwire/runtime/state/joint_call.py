@@ -1,0 +1,239 @@
+"""Joint calls: all ranks of a group load a state, or gather theirs, or none does.
+
+Ranks that train on with states of different steps, or some with a state and some without, would
+drift apart; where a state decides what is sent (the stage of a warm-up, who leads a step), they
+would wait for each other until their timeout. So each rank tells the others in the job's store
+which state it is about to load or to give, or that it cannot, and goes on when all have done so.
+Nobody waits there for a rank that has refused, nor for one that has begun the next step instead.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+import torch
+
+from ...contract.verbs import AllReduce, Recv, Send
+from ...errors import RankFailed, RanksDiffer
+from ..failure.membership import Membership
+from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
+from ..fingerprint import post_refusal, refusal_in
+from ..step.engine import Engine
+from ..step.wire import Channel, carry_out, in_background, open_channels
+from .plain import packed, read_packed
+
+SILENCE_S = STORE_PATIENCE_S
+"""Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint
+takes long."""
+_LOOK_S = 0.5
+"""Seconds between two looks for the others while states travel."""
+
+
+class JointCall:
+    """One call that this rank makes between two steps, and that all others are to make too.
+
+    ``call`` is its name in errors, such as ``load_state_dict()``, and ``done`` says in words what
+    no rank does where one refuses.
+    """
+
+    def __init__(self, engine: Engine, call: str, done: str) -> None:
+        engine.refuse_copy()
+        engine.begin_call()
+        self._engine, self._call, self._done, self._next_step = engine, call, done, 0
+        self._beats = defaultdict[int, Stillness](Stillness)
+        self._group, self._shards = (
+            who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
+        )
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the other ranks that this one does not take part, unless its run has ended anyway.
+
+        Then all have been told, and the store may be gone with the process that held it.
+        """
+        if isinstance(error, RankFailed):
+            return
+        post_refusal(self._group, error)
+        post_refusal(self._shards, error)
+
+    def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
+        """Returns when all ranks have made the call, with states that belong together.
+
+        ``next_step`` is the step that would be run if nothing were loaded. Raises ``RanksDiffer``
+        if one refused or they differ, and ``RankFailed`` if one trains on instead or does not come.
+        """
+        self._engine.check()
+        self._next_step = next_step
+        own: dict[str, Any] = {"call": self._call}
+        own |= {key: saved[key] for key in ("step", "run", "saved_by")}
+        own["local_step"] = saved.get("local_step")
+        own["local steps between two exchanges"] = (saved.get("outer") or {}).get("gap")
+        own["strict"], own["is of a share"] = strict, bool(saved["share"])
+        own["fields"] = {
+            f"{kind} {name}": sorted(fields)
+            for kind, key in (("parameter", "params"), ("message", "messages"))
+            for name, fields in saved[key].items()
+        }
+        try:
+            with self._group.lingering():
+                self._compare(self._group, own, "rank")
+        except Exception as error:
+            post_refusal(self._shards, error)
+            raise
+        # Ranks with other shards are other groups, whose runs have names of their own.
+        told = {"call": self._call, "step": saved["step"]}
+        with self._shards.lingering():
+            self._compare(self._shards, told, "the rank of shard")
+
+    def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
+        if who.world == 1:
+            return
+        timeout, call = self._engine.timeout, self._call
+        # Who is silent takes so long to find out, and is to be known at the time-out.
+        early_s = max(0.0, timeout.total_seconds() - PATIENCE_S)
+        begin_s = heard_s = time.monotonic()
+
+        def look(absent: Sequence[int], found: Mapping[int, str]) -> None:
+            nonlocal heard_s
+            self._engine.check()
+            self._refuse_if_one_did(found, kind)
+            if kind == "rank":
+                self._refuse_to_wait_for(absent)  # of shards of other groups nothing is known
+            now_s = time.monotonic()
+            heard_s = now_s if found else heard_s  # without notes, the store does not answer
+            if now_s - (begin_s if absent else heard_s) > early_s:
+                self._engine.refuse_silence(self._next_step)
+
+        try:
+            notes = who.share(json.dumps(own), timeout, what=call, look=look)
+        except RankFailed as error:
+            if error.step >= 0:
+                raise  # all were told
+            if (cause := error.__cause__) is not None:  # the store is lost, and perhaps no rank
+                raise self._engine.unreachable(f"finish {call}", cause, self._next_step) from cause
+            absent = ", ".join(map(str, error.ranks))
+            text = f"{kind} {absent} of {who.world} did not call {call} within {timeout}"
+            raise self._lose(error.ranks if kind == "rank" else (), text) from error
+        if kind == "rank" and who.rank == 0 and self._engine.num_calls > 1:
+            # Whoever has come to this call has read all of the one before it.
+            self._engine.sweep(f"call {self._engine.num_calls - 1}")
+        self._refuse_if_one_did(dict(enumerate(notes)), kind)
+        if differences := _differences([json.loads(note) for note in notes], kind):
+            raise RanksDiffer(
+                f"{differences}; nothing was {self._done}: have every rank make the same call, "
+                "with the state that it saved at the same step of the same run"
+            )
+
+    def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
+        """Raises if one of these ranks is gone, or has begun the next step without this load."""
+        signs = self._engine.signs()
+        for rank in absent if signs else ():
+            beat, place = signs[rank]
+            still_s = self._beats[rank].read(beat)
+            at = (self._next_step, self._engine.num_calls - 1)
+            if place.launched and (place.step, place.num_calls) == at:
+                raise self._lose(
+                    (rank,),
+                    f"rank {rank} of {self._engine.world} began step {self._next_step} without "
+                    f"{self._call}, which rank {self._engine.rank} has called",
+                )
+            if still_s > SILENCE_S:
+                text = f"rank {rank} of {self._engine.world} stopped answering before {self._call}"
+                raise self._lose((rank,), text)
+
+    def _lose(self, ranks: tuple[int, ...], text: str) -> BaseException:
+        how = f"all ranks of the group must call {self._call}, between the same two steps"
+        return self._engine.lose(ranks, self._next_step, text, how)
+
+    def _refuse_if_one_did(self, notes: Mapping[int, str], kind: str) -> None:
+        for rank, note in notes.items():
+            if refusal := refusal_in(json.loads(note)):
+                raise RanksDiffer(
+                    f"{kind} {rank} refused {self._call}, so nothing was {self._done} on any "
+                    f"rank: {refusal}"
+                )
+
+    def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """The states of all ranks on rank 0, in rank order, in host memory; none on others.
+
+        To be called after ``agree``. States travel to rank 0 one after another, on a channel of
+        their own, so that beside what it keeps it needs the memory of one. A rank that stops
+        answering meanwhile is named on all.
+        """
+        who, engine = self._group, self._engine
+        if who.world == 1:
+            return [own]
+        opened: list[Channel] = []
+
+        def travel() -> list[dict[str, Any]]:
+            # The last rank waits for its turn while all others send theirs.
+            opened.extend(open_channels(*who, 1, engine.timeout * who.world))
+            found = [own]
+            if who.rank:
+                _send(own, opened[0])
+            else:
+                found += [_received(rank, opened[0]) for rank in range(1, who.world)]
+            carry_out([AllReduce(torch.zeros(1))], opened)  # nobody trains on before all are there
+            return [] if who.rank else found
+
+        travelling = in_background(travel)
+        try:
+            while not wait([travelling], _LOOK_S).done:
+                engine.check()
+                self._refuse_to_wait_for([rank for rank in range(who.world) if rank != who.rank])
+            found: list[dict[str, Any]] = travelling.result()
+            return found
+        except RankFailed:
+            raise
+        except Exception as error:  # also of a state that cannot be sent: others wait for it
+            raise engine.unreachable(f"finish {self._call}", error, self._next_step) from error
+        finally:
+            for channel in () if travelling.done() else opened:
+                channel.abort()
+
+
+def _send(state: Mapping[str, Any], channel: Channel) -> None:
+    """Sends a state to rank 0, its size first."""
+    data = packed(state)
+    for tensor in (torch.tensor([data.numel()]), data):
+        carry_out([Send(0, tensor)], [channel])
+
+
+def _received(rank: int, channel: Channel) -> dict[str, Any]:
+    """The state that a rank sends."""
+    size = torch.zeros(1, dtype=torch.int64)
+    carry_out([Recv(rank, size)], [channel])
+    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
+    # the pulse would have to wait.
+    data: Any = mmap.mmap(-1, int(size))
+    carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
+    found: dict[str, Any] = read_packed(data)
+    return found
+
+
+def _differences(told: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """The ranks that differ from the first one, each with its first difference; empty if none."""
+    found: dict[str, list[int]] = {}
+    for rank, other in enumerate(told):
+        if difference := _difference(told[0], other):
+            found.setdefault(difference, []).append(rank)
+    return "; ".join(
+        f"{kind} 0 and {kind} {', '.join(map(str, ranks))} do not have the same checkpoint: {text}"
+        for text, ranks in found.items()
+    )
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    for key, value in one.items():
+        if key != "fields" and value != other[key]:
+            return f"{key} is {value} against {other[key]}"
+    ours, theirs = one.get("fields", {}), other.get("fields", {})
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            return f"of the {name} one has {ours.get(name)}, the other {theirs.get(name)}"
+    return None

@@ -1,0 +1,68 @@
+"""Plain: ranks give each other tensors, numbers and text, and no pickle that could run a program.
+
+Whoever reaches a rank's ports could send it bytes. ``torch.load(weights_only=True)`` makes tensors
+and plain containers of them, or refuses, and so does the sender before anybody waits for the bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import InvalidSetting
+from ..step.wire import Group
+
+
+def packed(given: Any) -> Tensor:
+    """The bytes of tensors, numbers, text, and of lists, tuples and dicts of these.
+
+    Raises ``InvalidSetting`` for anything else, which no other rank would take.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(given, file)
+        file.seek(0)
+        torch.load(file, "meta", weights_only=True)  # reads no elements
+    except Exception as error:  # whatever pickle raises for an object of the user's
+        first, _, _ = str(error).partition("\n")
+        raise InvalidSetting(
+            f"a state cannot be sent to other ranks: {first}; tensors, numbers, text, lists and "
+            "dicts travel, so keep other objects out of the optimizer's state_dict()"
+        ) from error
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def read_packed(data: Any) -> Any:
+    """The value that another rank has ``packed``, in host memory; ``data`` is a file or a map."""
+    return torch.load(data, map_location="cpu", weights_only=True)
+
+
+def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
+    """Every rank's value in rank order; all ranks of a group of torch.distributed call it.
+
+    A value is as for ``packed``. A rank that cannot pack its own raises on all.
+    """
+    device, world = dist.distributed_c10d._get_object_coll_device(group), dist.get_world_size(group)
+    try:
+        data, failure = packed(own).to(device), None
+    except InvalidSetting as error:
+        data, failure = torch.empty(0, dtype=torch.uint8, device=device), error
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group)
+    counts = [int(size) for size in sizes]
+    if failure is not None:
+        raise failure
+    if 0 in counts:
+        raise InvalidSetting(
+            f"rank {counts.index(0)} of the group cannot send its state; its own error says why"
+        )
+    padded = data.new_zeros(max(counts))
+    padded[: data.numel()] = data
+    found = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(found, padded, group)
+    told = zip(found, counts, strict=True)
+    return [read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes())) for one, count in told]

@@ -1,0 +1,230 @@
+"""Redistribution: state for another number of ranks, made of the saved state of all old ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InvalidSetting, RanksDiffer, invalid
+from ..local_steps.outer import merged_outer
+from .checkpoint import Origin
+from .saved import check_form, refuse_values
+
+Saved = Mapping[str, Any]
+"""A state_dict whose form was checked."""
+
+_SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run")
+"""Entries that are the same in the state_dicts of all ranks."""
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
+
+
+def redistribute(
+    state_dicts: Sequence[dict[str, Any]], world_size: int, ranks_per_host: int = 1
+) -> list[dict[str, Any]]:
+    """State for ``world_size`` ranks from the state_dicts of all old ranks.
+
+    Residuals are kept: old rank j's go to new rank j mod world_size, scaled by new / old world
+    size, because a mean over W ranks delivers 1/W of a residual. Velocity, and every field with a
+    value for each element, is shared out in the same way, so its mean over ranks stays the same.
+    Where hosts have, or had, several ranks (``attach(mesh=)``), hosts count instead of ranks: the
+    shares that an old host's ranks have kept are put together, and every rank of a new host gets
+    all of them, of which it loads its own share.
+    State that is not per element is taken from the old rank of the same number (modulo the old
+    number of ranks), or starts afresh where it has another length among the new ranks. Between two
+    exchanges of local steps every new rank goes on from the mean of the old ranks' parameters, so
+    the mean of their pseudo-gradients stays the same.
+
+    Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group, or
+    one of them is damaged; it names the rank and the parameter. Raises ``RanksDiffer`` where they
+    are not of one step of one run.
+    """
+    if type(world_size) is not int or world_size < 1:
+        remedy = "pass the new number of ranks"
+        raise invalid("world_size", world_size, "a whole number, at least 1", remedy)
+    if type(ranks_per_host) is not int or ranks_per_host < 1 or world_size % ranks_per_host:
+        accepted = f"a divisor of world_size, {world_size}"
+        raise invalid("ranks_per_host", ranks_per_host, accepted, "leave it out without mesh=")
+    olds = _of_one_moment(state_dicts)
+    return [_part(olds, rank, world_size, ranks_per_host) for rank in range(world_size)]
+
+
+def place_name(rank: int, world_size: int) -> str:
+    """The name of a rank's state among those of all ranks.
+
+    >>> place_name(0, 4)
+    'rank 0 of 4'
+    """
+    return f"rank {rank} of {world_size}"
+
+
+def part_of(saved: Any, origin: Origin) -> Any:
+    """The state_dict of the rank of ``origin`` in ``saved``, which may hold those of all ranks.
+
+    What is no such dict is returned as it is. Another number of ranks, or of ranks on a host, is
+    cut anew. Raises as ``redistribute`` does.
+    """
+    if not isinstance(saved, dict) or not saved or not all(map(_is_place_name, saved)):
+        return saved
+    own = saved.get(place_name(origin.rank, origin.world_size))
+    if own is not None:
+        check_form(own)
+        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in ("", origin.share):
+            return own
+    olds = _of_one_moment(list(saved.values()))
+    return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
+
+
+def _is_place_name(key: Any) -> bool:
+    return type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) is not None
+
+
+def _of_one_moment(state_dicts: Any) -> list[Saved]:
+    """The state_dicts of all old ranks in rank order, found to have been saved together."""
+    olds = _of_all_ranks(state_dicts)
+    for old in olds[1:]:
+        if difference := _difference(olds[0], old):
+            raise RanksDiffer(
+                f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
+                "the state_dicts that all old ranks saved at one moment"
+            )
+    return olds
+
+
+def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
+    """The state of one new rank."""
+    per_host = olds[0]["ranks_per_host"]
+    if world_size == len(olds) and per_host == ranks_per_host == 1:
+        _check_values(olds[rank], False)
+        return _copied(olds[rank])
+    hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
+    return _merged(hosts, rank, world_size, ranks_per_host)
+
+
+def _of_all_ranks(state_dicts: Any) -> list[Saved]:
+    """The state_dicts in rank order; raises unless there is one of each rank, all of one shard."""
+    if not isinstance(state_dicts, list | tuple):
+        kind = type(state_dicts).__name__
+        raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
+    for place, state_dict in enumerate(state_dicts):
+        check_form(state_dict, f"state_dicts[{place}]")
+    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
+    if len(shards) > 1:
+        accepted = "those of ranks that hold the same part of every layer"
+        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
+    for state_dict in state_dicts:
+        if state_dict["world_size"] % state_dict["ranks_per_host"]:
+            accepted = f"a divisor of its world_size, {state_dict['world_size']}"
+            given, remedy = state_dict["ranks_per_host"], "load an undamaged checkpoint"
+            raise invalid("ranks_per_host of a state_dict", given, accepted, remedy)
+    olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
+    count = olds[0]["world_size"] if olds else 1
+    ranks = [old["rank"] for old in olds]
+    if len(ranks) != count or ranks != list(range(count)):
+        raise InvalidSetting(
+            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
+            f"{ranks}; load every rank's file"
+        )
+    return olds
+
+
+def _difference(one: Saved, other: Saved) -> str | None:
+    """The first difference between two ranks' state_dicts that there ought not to be, or None."""
+    if bool(one["share"]) != bool(other["share"]):
+        return "one is of a share, the other of all elements"
+    for key in (*_SHARED, "local_step"):
+        if one.get(key) != other.get(key):
+            return f"{key} is {one.get(key)} against {other.get(key)}"
+    for key, kind in (("params", "parameter"), ("messages", "message")):
+        ours, theirs = one[key], other[key]
+        if odd := sorted(set(ours) ^ set(theirs)):
+            return f"only one of both has the {kind} {odd[0]}"
+        for name in ours:
+            if odd := sorted(set(ours[name]) ^ set(theirs[name])):
+                return f"only one of both has {odd[0]} of {name}"
+            for path, tensor in ours[name].items():
+                a, b = _described(tensor), _described(theirs[name][path])
+                if a != b:
+                    return f"{path} of {name} is {a} against {b}"
+    return None
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _check_values(old: Saved, is_shared_out: bool) -> None:
+    """Raises where a field with a value for each element is damaged, or cannot be shared out."""
+    for name, fields in old["params"].items():
+        numels = {tensor.numel() for path, tensor in fields.items() if path.endswith("_N")}
+        if len(numels) > 1:
+            raise InvalidSetting(
+                f"fields of {name} of rank {old['rank']} have {sorted(numels)} elements, and each "
+                "must have as many as the parameter; load an undamaged checkpoint"
+            )
+        for path, tensor in fields.items():
+            what = f"{path} of {name} of rank {old['rank']}"
+            if not path.endswith("_N"):
+                continue
+            if tensor.dim() != 1:
+                remedy = "load an undamaged checkpoint"
+                raise invalid(what, list(tensor.shape), "of one dimension", remedy)
+            if is_shared_out and tensor.dtype not in _SUMMED:
+                remedy = "go on with as many ranks as saved it"
+                raise invalid(f"dtype of {what}", tensor.dtype, "a floating-point one", remedy)
+            refuse_values(what, tensor.detach())
+
+
+def _copied(old: Saved) -> dict[str, Any]:
+    """A copy of a state_dict, in host memory."""
+    fields = {
+        key: {
+            name: {path: tensor.detach().cpu().clone() for path, tensor in own.items()}
+            for name, own in old[key].items()
+        }
+        for key in ("params", "messages")
+    }
+    outer = {"outer": deepcopy(old["outer"])} if "outer" in old else {}
+    return {**old, **fields, **outer}
+
+
+def _merged(
+    hosts: Sequence[Sequence[Saved]], rank: int, world_size: int, ranks_per_host: int
+) -> dict[str, Any]:
+    """The state of one new rank; ``hosts`` holds the old ranks' by host."""
+    num_hosts, olds = world_size // ranks_per_host, [old for host in hosts for old in host]
+    scale = num_hosts / len(hosts)
+    mine = [
+        old
+        for host in hosts[rank // ranks_per_host :: num_hosts]
+        for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
+    ]
+    like = olds[rank % len(olds)]
+    for old in (like, *mine):
+        _check_values(old, True)
+    new = _copied(like)
+    for name, path in chain.from_iterable(
+        ((name, path) for path in fields) for name, fields in new["params"].items()
+    ):
+        if path.endswith("_N"):
+            total_N = new["params"][name][path].zero_()
+            for old in mine:
+                total_N.add_(old["params"][name][path].detach().cpu(), alpha=scale)
+            refuse_values(f"{path} of {name}, shared out for {world_size} ranks,", total_N)
+    if "outer" in new:
+        new["outer"] = merged_outer(olds)
+    return {
+        **new,
+        "rank": rank,
+        "world_size": world_size,
+        "ranks_per_host": ranks_per_host,
+        "share": "",
+        "saved_by": len(olds),
+        "saved_per_host": len(hosts[0]),
+    }

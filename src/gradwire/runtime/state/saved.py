@@ -1,0 +1,110 @@
+"""The form of a state_dict, which is checked before any value in it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...contract import MOST_COUNTED
+from ...errors import InvalidSetting, invalid
+
+SCHEMA = 3
+Fields = Mapping[str, Mapping[str, Tensor]]
+"""The tensors of a state, by parameter or message and then by their path in the state."""
+
+_REMEDY = "pass what handle.state_dict() returned"
+_LEAST = {
+    "world_size": 1,
+    "ranks_per_host": 1,
+    "saved_by": 1,
+    "saved_per_host": 1,
+    "rank": 0,
+    "step": 0,
+}
+"""The numbers of a state_dict by name, each with the least value that is accepted."""
+_MOST = 2**63 - 1
+_TEXTS = ("algorithm", "shard", "share", "run")
+_FIELDS = ("params", "messages")
+
+
+def check_form(saved: Any, whose: str = "state_dict") -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of a state_dict.
+
+    ``whose`` is its name in errors. Shapes and values are not checked here.
+    """
+    if not isinstance(saved, dict):
+        raise invalid(whose, type(saved).__name__, "a dict", _REMEDY)
+    version = saved.get("version", SCHEMA)
+    if type(version) is not int or version != SCHEMA:
+        raise invalid(f"{whose} version", _shown(version), str(SCHEMA), "save it with this version")
+    if missing := {"version", *_LEAST, *_TEXTS, *_FIELDS} - set(saved):
+        raise InvalidSetting(
+            f"{whose} is not a gradwire state_dict: it lacks {', '.join(sorted(missing))}; pass "
+            "what handle.state_dict() returned on this rank"
+        )
+    for key, least in _LEAST.items():
+        given = saved[key]
+        if type(given) is not int or not least <= given <= _MOST:
+            accepted = f"a whole number from {least} to 2**63 - 1"
+            raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
+    for key in _TEXTS:
+        if type(saved[key]) is not str:
+            raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
+    for key in _FIELDS:
+        _check_fields(saved[key], f"{key} of {whose}")
+
+
+def _check_fields(given: Any, what: str) -> None:
+    """Raises unless this is a dict of dicts of tensors that have values."""
+    if not isinstance(given, dict):
+        raise invalid(what, _shown(given), "a dict of dicts of tensors", _REMEDY)
+    for name, fields in given.items():
+        if type(name) is not str or not isinstance(fields, dict):
+            found = f"{_shown(fields)} for {_shown(name)}"
+            raise invalid(what, found, "a dict of tensors for each name", _REMEDY)
+        for path, value in fields.items():
+            if type(path) is not str:
+                raise invalid(f"a field of {name} in {what}", _shown(path), "a text", _REMEDY)
+            if (kind := _unfit(value)) is not None:
+                accepted = "a plain, dense tensor with values"
+                raise invalid(f"{path} of {name} in {what}", kind, accepted, _REMEDY)
+
+
+def _unfit(value: Any) -> str | None:
+    """The reason, in words, why a value cannot be a tensor of the state; None if it can."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"{_shown(value)}"
+    if value.layout is not torch.strided or value.is_nested:
+        return f"one of layout {value.layout}"
+    if value.is_meta or value.is_quantized:
+        return f"one of {value.dtype} on {value.device}"
+    return None
+
+
+def _shown(given: Any) -> Any:
+    """A value as errors show it: itself if it is a plain and short one, else its type's name."""
+    is_plain = given is None or isinstance(given, bool | int | float | str)
+    return given if is_plain and len(repr(given)) <= 80 else type(given).__name__
+
+
+def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
+    """Raises where a tensor holds values that ``contract.State`` does not allow.
+
+    They are allowed where ``fresh``, the tensor that training begins with, holds such values too.
+    """
+    wrong = _strange(given)
+    if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
+        return
+    accepted = "finite" if given.is_floating_point() else f"0 to {MOST_COUNTED}"
+    remedy = "load an older checkpoint, as this one is damaged"
+    raise invalid(what, given[wrong][0].item(), accepted, remedy)
+
+
+def _strange(given: Tensor) -> Tensor:
+    if given.is_floating_point() or given.is_complex():
+        return ~given.isfinite()
+    counts = given.long()
+    return (counts < 0) | (counts > MOST_COUNTED)

@@ -1,0 +1,205 @@
+"""State as ``torch.distributed.checkpoint`` saves it: DTensors, which it cuts anew on loading.
+
+What an exchange keeps for each element of a parameter has the parameter's shape behind one more
+dimension, of replicas: each holds its own row, and of it the shard that it holds of the parameter.
+All else is small, and lies in one object that holds every rank's.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import InvalidSetting, invalid
+from ..grid.dtensors import is_dtensor, shard_of
+from ..step.reals import as_reals
+from ..step.wire import Group
+from .checkpoint import Origin
+from .plain import packed, read_packed, values_of_all
+
+_REST = "rest"
+"""The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
+_FORM = "gradwire's sharded state, 1"
+
+
+class Owners(NamedTuple):
+    """The parameters whose gradients a rank exchanges, by name, and its place among replicas."""
+
+    params: Mapping[str, Tensor]
+    group: Group | None
+    replica: int
+    replicas: int
+
+    @property
+    def within(self) -> DeviceMesh | None:
+        """The mesh that cuts parameters; None where they are whole.
+
+        Raises ``InvalidSetting`` where there are several.
+        """
+        found: Any = {p.device_mesh for p in self.params.values() if is_dtensor(p)}  # type: ignore[attr-defined]
+        if len(found) > 1 or any(mesh.ndim > 1 for mesh in found):
+            shown, remedy = sorted(map(str, found)), "save a file a rank, by state_dict()"
+            raise invalid(
+                "model", f"one cut on {shown}", "cut on one mesh of one dimension", remedy
+            )
+        return next(iter(found), None)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """This rank's part of each parameter, and how many there are."""
+        within = self.within
+        return (0, 1) if within is None else (within.get_local_rank(), within.size())
+
+    def gathered(self, own: Any) -> dict[str, Any]:
+        """All ranks' objects, each by the text "replica, part" of its rank."""
+        found, within = {f"{self.replica}, {self.part[0]}": own}, self.within
+        groups = [self.group] if self.replicas > 1 else []
+        for group in [*groups, *([] if within is None else [within.get_group()])]:
+            found = {
+                place: rest for one in values_of_all(found, group) for place, rest in one.items()
+            }
+        return dict(sorted(found.items()))
+
+    def mesh(self) -> DeviceMesh | None:
+        """The mesh of replicas and, where parameters are cut, of parts; None without a group."""
+        within = self.within
+        if self.group is None:
+            return None
+        if within is None:
+            return DeviceMesh.from_group(self.group, "cpu")
+        ranks = values_of_all(within.mesh.tolist(), self.group)
+        groups = [self.group, within.get_group()]
+        names = "replica", "part"
+        return DeviceMesh.from_group(groups, "cpu", torch.tensor(ranks), mesh_dim_names=names)
+
+
+def sharded_state(
+    owners: Owners, saved: Mapping[str, Any], saved_by: int | None, *, has_pilot: bool
+) -> dict[str, Any]:
+    """The state of all ranks, of which each gives its part; ``saved`` is this rank's state_dict.
+
+    As ``Handle.sharded_state``, which says what is given and raised.
+    """
+    if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
+        raise InvalidSetting(
+            "sharded_state() is of gw.attach with an exchange or a plan, and without mesh=: shares "
+            "of hosts, local steps and what a pilot has chosen have not the parameters' shapes; "
+            "save what gather_state() returns on rank 0, or state_dict() on each rank"
+        )
+    if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
+        remedy = "save a file a rank, by state_dict()"
+        raise invalid("shards", saved["shard"], "None, or parameters that are DTensors", remedy)
+    if saved_by is not None and (type(saved_by) is not int or saved_by < 1):
+        remedy = "say how many replicas have saved what is to be loaded"
+        raise invalid("saved_by", saved_by, "a whole number, at least 1", remedy)
+    whole = {
+        name: {path: held for path, held in fields.items() if not path.endswith("_N")}
+        for name, fields in saved["params"].items()
+    }
+    rest = {
+        "form": _FORM,
+        "replicas": owners.replicas,
+        "parts": owners.part[1],
+        **{key: saved[key] for key in ("version", "algorithm", "step", "run")},
+        "places": owners.gathered({"params": whole, "messages": saved["messages"]}),
+    }
+    mesh, count = owners.mesh(), owners.replicas if saved_by is None else saved_by
+    params = {
+        name: {
+            path: _rows(owners, owners.params[name], held_N, mesh, count)
+            for path, held_N in fields.items()
+            if path.endswith("_N")
+        }
+        for name, fields in saved["params"].items()
+    }
+    kept = packed(rest).numpy().tobytes()
+    return {_REST: kept, "params": {name: own for name, own in params.items() if own}}
+
+
+def _rows(
+    owners: Owners, param: Any, held_N: Tensor, mesh: DeviceMesh | None, count: int
+) -> Tensor:
+    """One field of a parameter behind a dimension of ``count`` rows, of which replicas hold some.
+
+    Where there are as many as replicas, each holds what it keeps, else zeros to be loaded into.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    is_cut = is_dtensor(param)
+    local = as_reals(shard_of(param))
+    most = -(-count // owners.replicas)  # as a DTensor is cut
+    num_own = max(0, min(most, count - owners.replica * most))
+    if count == owners.replicas:
+        held = held_N.view(1, *local.shape)
+    else:
+        held = held_N.new_zeros((num_own, *local.shape))
+    if mesh is None:
+        return held
+    cut = [Shard(p.dim + 1) if p.is_shard() else p for p in param.placements] if is_cut else []
+    shape = torch.Size((count, *as_reals(param).shape))
+    layout: Any = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
+    return DTensor.from_local(held, mesh, [Shard(0), *cut], run_check=False, **layout)
+
+
+def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
+    """This rank's state_dict, of what was loaded into a ``sharded_state``.
+
+    What is no such state is returned as it is. Raises ``InvalidSetting`` where it cannot be cut for
+    these ranks.
+    """
+    if not isinstance(given, dict) or set(given) != {_REST, "params"}:
+        return given
+    rest = read_packed(io.BytesIO(given[_REST]))
+    if rest.get("form") != _FORM:
+        raise invalid("form of the state", rest.get("form"), _FORM, "save it with this version")
+    part, parts = owners.part
+    replicas, is_cut_alike = rest["replicas"], rest["parts"] == parts
+    beside = rest["places"][f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"]
+    if not is_cut_alike and any(beside["params"].values()):
+        raise InvalidSetting(
+            f"this state was saved by {rest['parts']} shards of each parameter and there are "
+            f"{parts} now, and {rest['algorithm']} keeps state of whole shards, which cannot be "
+            "cut; go on with as many shards"
+        )
+    # Other cuts leave other ranks without an element of a small parameter.
+    own_names = [name for name, param in owners.params.items() if shard_of(param).numel()]
+    params = {
+        name: {
+            **beside["params"].get(name, {}),
+            **{
+                path: _summed(f"{path} of {name}", held, replicas, owners.replicas)
+                for path, held in given["params"].get(name, {}).items()
+            },
+        }
+        for name in (beside["params"] if is_cut_alike else own_names)
+    }
+    return {
+        **origin._asdict(),
+        **{key: rest[key] for key in ("version", "algorithm", "step", "run")},
+        "saved_by": replicas,
+        "saved_per_host": 1,
+        "params": params,
+        "messages": beside["messages"] if is_cut_alike else {},
+    }
+
+
+def _summed(what: str, held: Any, old: int, new: int) -> Tensor:
+    """The sum of the rows that a replica holds of ``old``, so scaled that ``new`` means deliver it.
+
+    The result is 1-D, of this rank's elements of the parameter.
+    """
+    local = shard_of(held)
+    if held.shape[0] != old:
+        remedy = f"load into handle.sharded_state(saved_by={old})"
+        raise invalid(f"rows of {what}", held.shape[0], f"{old}, as many as were saved", remedy)
+    if old == new:
+        return local[0].reshape(-1)
+    if not local.is_floating_point():
+        remedy = f"go on with {old} replicas"
+        raise invalid(f"dtype of {what}", local.dtype, "a floating-point one", remedy)
+    return local.sum(0).mul_(new / old).reshape(-1)

@@ -1,0 +1,447 @@
+"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a clear error.
+
+A message is one text (a generator of verbs). Its verbs become tasks, and a task without a lane,
+which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
+mod C; its first verb for the network waits for the end of the message before it there. So each
+process group sees one message at a time, whole and in issue order, which is the same on every rank;
+no rank can meet another in a different collective. Gather and encode do not wait for the channel,
+and scatter does not hold it: while one message has the network, others have the compute lane.
+
+Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
+where hosts have several ranks a group for those of one host and one for those across hosts. That
+adds no deadlock: shards issue the same messages, and all ranks have one order of (message, verb). A
+rank that waits, waits for ranks that are behind it in that order; the one furthest back for nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+from ...contract.trace.span import Span
+from ...contract.travel import members
+from ...contract.verbs import Among, Steps
+from ...errors import ExitCode, InvalidSetting, RankFailed
+from ..device.streams import SideStream
+from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
+from ..failure.forks import watch
+from ..failure.membership import ALONE, STORE_PATIENCE, Membership
+from ..failure.pulse import Alarm, Place, Pulse, Sign, said
+from ..failure.sweeping import give_memory_back, leave_later
+from .driver import AMONG_SHARDS, COMPUTE, COMPUTING, OFFLOAD, Driver
+from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
+from .wire import Circle, Routes, broadcast_all, in_background, open_channels
+
+_JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
+
+
+@dataclass
+class StepCounters:
+    """The costs of one step on this rank: bytes sent and seconds of each kind of lane."""
+
+    sent_bytes: int = 0
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+
+
+class Engine:
+    """Runs texts for this rank of the group ``who``.
+
+    ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
+    On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
+    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
+    With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
+    ``checksums`` says whether ranks compare what arrives with what was sent.
+    """
+
+    is_copy = False
+    """Whether this process was forked from the one that has connected."""
+
+    def __init__(
+        self,
+        who: Membership,
+        *,
+        num_channels: int,
+        timeout: timedelta,
+        on_span: Callable[[Span], None],
+        shards: Membership = ALONE,
+        ranks_per_host: int = 1,
+        checksums: bool = False,
+    ) -> None:
+        name, self.rank, self.world = who
+        self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
+        self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
+        # One channel more than asked for: small news must not wait behind a large message.
+        count = num_channels + 1 if num_channels else 0
+        lanes = [f"communication {i}" for i in range(count)]
+        self.routes = Routes(lanes, checksums=checksums)
+        self._tails: list[Task | None] = [None] * len(lanes)
+        self._last_turn: Task | None = None
+        self._on_span = on_span
+        self._lock = threading.Lock()
+        self._waiters: list[Once] = []
+        self._failure: BaseException | None = None
+        watch(self)
+        self._step = 0
+        self.num_calls = 0
+        self.inline_s = 0.0
+        """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
+        self.counters = StepCounters()
+        own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
+        self._manager = TaskManager(
+            own, spare=spare, observe=self._observe, on_error=self._task_failed
+        )
+        self._pulse = (
+            Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
+            if name
+            else None
+        )
+        try:
+            self._open(Among.RANKS, who, count)
+            if count and self.rank == 0:
+                self.sweep("note")  # all have read these, as all have connected
+            self._open(Among.SHARDS, shards, num_channels)
+            if ranks_per_host > 1:
+                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
+                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, among: Among, who: Membership, count: int) -> None:
+        """Connects ``count`` channels, if there is somebody to connect to."""
+        if who.name and count:
+            what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
+            channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
+            ranks: Sequence[int] = ()
+            if among is not Among.SHARDS:
+                ranks = members(self.rank, self.world, self.ranks_per_host, among)
+            self.routes.circles[among] = Circle(*who, channels, ranks=ranks)
+
+    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which waits for other ranks, outside of messages.
+
+        Raises as soon as another rank says that it cannot.
+        """
+        working = in_background(work)
+        over = threading.Event()
+        working.add_done_callback(lambda _: over.set())
+        waiter = Once(lambda failure: over.set())
+        with self._lock:
+            self._waiters.append(waiter)
+        over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        waiter.called = True
+        self.check()
+        try:
+            return working.result(0)
+        except (RuntimeError, TimeoutError) as error:
+            raise self.unreachable(what, error) from error
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Replaces tensors by those of rank ``source``; to be called between two steps."""
+        try:
+            broadcast_all(tensors, self.routes.first_channel, src=source)
+        except RuntimeError as error:
+            raise self.unreachable("broadcast", error) from error
+
+    def use(self, credit: int) -> None:
+        """Has messages take the first ``credit`` channels from now on, as those of a plan do.
+
+        To be called on all ranks alike, while no message is under way.
+        """
+        assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
+        self.credit = credit
+
+    def begin_step(self, step: int, *, launched: int = 0) -> None:
+        """Names the step that the next messages belong to, of which some may be ``launched``."""
+        self._step = step
+        self.counters = StepCounters()
+        self._show(launched)
+
+    def launch(
+        self,
+        index: int,
+        name: str,
+        text: Steps[Any],
+        *,
+        behind: Sequence[Task] = (),
+        after: Sequence[Task] = (),
+        last: tuple[str, Callable[[], Any]] | None = None,
+        last_behind: Sequence[Task] = (),
+        last_is_light: bool = False,
+        is_news: bool = False,
+        side: SideStream | None = None,
+    ) -> Task:
+        """Starts the message of issue number ``index``; returns the task that is its end.
+
+        The text begins when all tasks are done ``behind`` which it stands; its place among messages
+        is taken before that.
+        Its first verb for the network waits for the end of the message before it on its channel,
+        for all of ``after``, and until the message launched before it may use its own channel.
+        ``last`` names work for the compute lane once the text has ended, the channel is free and
+        ``last_behind`` are done; without it, the returned task's result is the value that the text
+        returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
+        on the channel that gradients do not take. ``side`` is the stream of the device that
+        computes the message, None where the host does.
+        """
+        lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
+        turn = self._turn(index, lane, after, is_news)
+        end = Task(name, lambda: None, step=self._step, message=index)
+        end.num_blockers = 1  # cleared by hand when the text returns
+        self._tails[lane] = end
+        whose = self._manager, self.routes, text, index, lane, self._step, end
+        driver = Driver(*whose, [turn], side)
+        if self._pulse is not None:
+            self._show(self._pulse.place.launched + 1)
+        whole = end
+        if last is not None:
+            whole = driver.task(*last, COMPUTE, 0)
+            whole.is_light = last_is_light
+            self._manager.add(whole, [end, *last_behind])
+        first = Task(name, lambda: driver.resume(None), step=self._step, message=index)
+        self._manager.add(first, behind)
+        return whole
+
+    def _turn(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
+        """A task that is done when the message may use its channel.
+
+        Messages of gradients get their turns in issue order.
+        """
+        before = [*after, self._tails[lane], None if is_news else self._last_turn]
+        turn = Task("turn", lambda: None, step=self._step, message=index)
+        if not is_news:
+            self._last_turn = turn
+        self._manager.add(turn, [task for task in before if task is not None])
+        return turn
+
+    def begin(self, task: Task) -> Task:
+        """Puts a task on its lane that waits for nothing."""
+        return self._manager.add(task)
+
+    def do_inline(self, task: Task) -> Task:
+        """Does a task in the caller's thread, with a span as one on a lane has.
+
+        An error in it ends the run, and is raised.
+        """
+        start_s = wall_clock()
+        try:
+            task.result = task.fn()
+        except BaseException as error:
+            self._task_failed(task, error)
+            raise
+        end_s = wall_clock()
+        self.inline_s += end_s - start_s
+        self._observe(task, start_s, end_s)
+        task.done = True
+        return task
+
+    def wait(self, ends: list[Task]) -> None:
+        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
+        self.refuse_copy()  # whose locks may be held for ever
+        over = threading.Event()
+        self.when_done(ends, lambda failure: over.set())
+        over.wait()
+        self.check()
+
+    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> None:
+        """Calls back once, with None when all ``ends`` are done or with the failure."""
+        once = Once(callback)
+        with self._lock:
+            self._waiters = [waiter for waiter in self._waiters if not waiter.called]
+            self._waiters.append(once)
+        self._manager.add(Task("when done", lambda: once(None)), ends)
+        if self._failure is not None:
+            once(self._failure)
+
+    def become_copy(self, error: InvalidSetting) -> list[Any]:
+        """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
+        self.is_copy, self._failure = True, error
+        return self.routes.all_channels()
+
+    def refuse_copy(self) -> None:
+        """Raises in a process that was forked from the one that has connected."""
+        if self.is_copy:
+            self.check()
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def give_up(self, text: str, *, step: int | None = None) -> BaseException:
+        """Fails by a mistake of this rank's loop, tells the others, and returns the error to raise.
+
+        ``step`` is the step that cannot be finished, by default the last that began.
+        """
+        told, at = (
+            f"on rank {self.rank} of {self.world} {text}",
+            self._step if step is None else step,
+        )
+        return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
+
+    def begin_call(self) -> None:
+        """Notes that this rank has made a joint call, for others that wait for it there."""
+        self.num_calls += 1
+        self._show(0)
+
+    def sweep(self, part: str) -> None:
+        """Takes keys out of the store, soon, that all ranks have read."""
+        if self._pulse is not None:
+            self._pulse.sweep(part)
+
+    def _show(self, launched: int) -> None:
+        if self._pulse is not None:
+            self._pulse.place = Place(self._step, launched, self.num_calls)
+
+    def signs(self) -> list[Sign]:
+        """The progress of every rank, read anew; empty if the store does not answer."""
+        return [] if self._pulse is None else self._pulse.signs()
+
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the job's store is broken."""
+        return self._pulse is None or self._pulse.store_is_lost
+
+    def lose(
+        self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
+    ) -> BaseException:
+        """Fails because of other ranks, tells all, and returns the error to raise."""
+        alarm = Alarm(ranks, step, text, code)
+        if self._pulse is not None:
+            alarm = self._pulse.raise_alarm(alarm)
+        self._fail(failure_of(alarm, self.rank, how))
+        assert self._failure is not None
+        return self._failure
+
+    def finish_and_close(self) -> None:
+        """Waits for the messages that were launched, as peers need them, and closes.
+
+        It does not wait after a failure, nor longer than the time-out. A thread of a channel or of
+        a lane, in which the garbage collector may call this, cannot wait for its own end.
+        """
+        if is_foreign() or self._manager.is_own_thread():
+            in_background(self.finish_and_close)
+            return
+        if self._failure is None:
+            over = threading.Event()
+            self.when_done([*filter(None, self._tails)], lambda failure: over.set())
+            over.wait(self.timeout.total_seconds())
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads and gives the channels back.
+
+        Whoever still waits for a message, in another thread, gets an error.
+        """
+        if self.is_copy:
+            return
+        with self._lock:
+            waiters = [waiter for waiter in self._waiters if not waiter.called]
+            if waiters and self._failure is None:
+                self._failure = InvalidSetting(
+                    "the exchange was closed in the middle of a step, by detach() in another "
+                    "thread; call it between two steps, on all ranks alike"
+                )
+        for waiter in waiters:
+            waiter(self._failure)
+        if self._pulse is not None:  # first: who sees the channels close must see no life here
+            self._pulse.stop()
+        self._manager.stop()
+        if self._manager.join(_JOIN_S):
+            self.routes.clear()
+        else:  # gloo cannot be stopped, nor tells half-read receives that their peer has closed
+            self._manager.abandon()
+            in_background(self.routes.clear)  # it waits for as long as the time-out
+        self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
+        if self.shards.name:
+            leave_later(self.shards.name, self.shards.world)
+        give_memory_back()
+
+    def _observe(self, task: Task, start_s: float, end_s: float) -> None:
+        lane = task.lane if task.lane in COMPUTING else "communication"
+        with self._lock:
+            self.counters.sent_bytes += task.size_bytes
+            if lane != "communication":
+                self.counters.compute_s += end_s - start_s
+            else:
+                self.counters.communication_s += end_s - start_s
+        done = task.name, start_s, end_s, task.size_bytes, task.step, task.message
+        self._on_span(Span(self.rank, lane, *done))
+
+    def _task_failed(self, task: Task, error: BaseException) -> None:
+        """Fails because of an error in a task; called in the thread of the first that raised.
+
+        A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
+        """
+        if is_foreign():
+            failing = in_background(lambda: self._task_failed(task, error))
+            failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
+            return
+        if self._pulse is None:
+            self._fail(error)
+            return
+        if isinstance(error, RankFailed):  # found by a text, in what all ranks told
+            alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
+            how = "by what ranks told each other"
+        elif task.lane in (*COMPUTING, None):
+            text = f"rank {self.rank} of {self.world} raised {said(error)}"
+            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
+            self._fail(error)
+            return
+        else:
+            alarm = blamed(self._pulse, task.name, self._step, self.world)
+            how = f"{task.name}: {first_line(error)}"
+        if self._failure is not None:
+            return  # Another rank's alarm was heard while this one was still listening.
+        self._fail(failure_of(self._pulse.raise_alarm(alarm), self.rank, how))
+
+    def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
+        """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
+        alarm = blamed(self._pulse, name, step, self.world)
+        if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
+            text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
+            text += ", and all ranks answer elsewhere"
+            alarm = Alarm((self.rank,), step, text, alarm.code)
+        return self._told(alarm, f"{name}: {first_line(error)}")
+
+    def refuse_silence(self, step: int) -> None:
+        """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
+        if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
+            raise self._told(alarm, "it waited for them")
+
+    def _told(self, alarm: Alarm, how: str) -> BaseException:
+        """The failure by an alarm that all others are told, or an earlier one."""
+        if self._failure is None:
+            if self._pulse is not None:
+                alarm = self._pulse.raise_alarm(alarm)
+            self._fail(failure_of(alarm, self.rank, how))
+        assert self._failure is not None
+        return self._failure
+
+    def _alarmed(self, alarm: Alarm) -> None:
+        self._fail(failure_of(alarm, self.rank, "told by another rank"))
+
+    def _lose_store(self) -> None:
+        # Others that ask later must not take this rank, which ends, for the cause.
+        self._told(blamed(self._pulse, "", self._step, self.world), "its store is lost")
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+            waiters = list(self._waiters)
+        self._manager.stop()
+        with ExitStack() as stack:  # each is done even if one before it raises
+            for waiter in waiters:
+                stack.callback(waiter, error)
+            for channel in self.routes.all_channels():
+                stack.callback(channel.abort)  # NCCL comes back by it; gloo when a peer closes.
+            # The last is done first: before anybody sees the error.
+            stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))

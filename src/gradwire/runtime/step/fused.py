@@ -1,0 +1,126 @@
+"""Fused: the messages of a model for which there is no plan."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor, nn
+
+from ...collective.allreduce import allreduce
+from ...contract import Exchange
+from ...exchange.by_name import named_collective
+from ...exchange.hosts import on_hosts
+from ...exchange.momentum import beside
+from ...exchange.natural import is_pair, with_natural_sparsity
+from ...exchange.pair import Pair
+from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
+from ...planning.exchanges import turns_of
+from ..failure.membership import Membership
+from ..settings import Settings, sparse_weights, tables
+from .driver import INLINE
+from .messages import Message, ParamRange
+from .sparse_message import SparseMessage
+from .synchroniser import AnyMessage
+
+
+def fused_messages(
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    exchange: Exchange,
+    who: Membership,
+    *,
+    first: int = 0,
+    num_flags: int = 0,
+) -> list[AnyMessage]:
+    """The messages of a model without a plan, in issue order, numbered from ``first``.
+
+    The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
+    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
+    Embeddings' tables take it in every step where it names a collective, else in steps in which
+    sending their rows would take longer.
+    """
+    kinds = _Kinds(model, settings, exchange)
+    num_hosts = who.world // settings.ranks_per_host
+
+    @cache
+    def cap_bytes(this_kind: object) -> int:
+        if settings.bucket_cap_mb is not None:
+            return int(settings.bucket_cap_mb * 2**20)
+        members = [(name, p) for name, p in params if kinds.of(name, p) == this_kind]
+        # The link's bytes count: those of the exchange among hosts.
+        return default_cap_bytes(members, kinds.exchange_of(*members[0]), num_hosts)
+
+    made: list[AnyMessage] = []
+    fused = fuse(params, kind=kinds.of, cap_bytes=cap_bytes)
+    turns = turns_of(kinds.of(*members[0]) for members in fused)
+    for index, (members, turn) in enumerate(zip(fused, turns, strict=True), first):
+        name, param = members[0]
+        if kinds.is_sparse(param):
+            named = named_collective(kinds.asked_for(name, param))
+            way = named if named is not None and named.carries_rows else None
+            made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
+        else:
+            carrier = on_hosts(kinds.exchange_of(name, param), settings.ranks_per_host)
+            carried = num_flags if members is fused[-1] else 0
+            made.append(_message(index, members, carrier, who, turn, carried))
+    return made
+
+
+class _Kinds:
+    """How a model's gradients travel: those of one kind may share a message."""
+
+    def __init__(self, model: nn.Module, settings: Settings, exchange: Exchange) -> None:
+        self._sparse, self._width_of = sparse_weights(model), tables(model)
+        self._asked, self._dense = exchange, beside(exchange)
+        self._settings = settings
+
+    def is_sparse(self, param: Tensor) -> bool:
+        """Whether a parameter's gradients are row-sparse."""
+        return id(param) in self._sparse
+
+    def asked_for(self, name: str, param: Tensor) -> Exchange:
+        """The exchange that the user's settings name for a parameter."""
+        return self._asked if self._settings.compress_if(name, param) else self._dense
+
+    def exchange_of(self, name: str, param: Tensor) -> Exchange:
+        """The exchange that carries a parameter whose gradients are not row-sparse."""
+        asked, width = self.asked_for(name, param), self._width_of.get(id(param))
+        is_free = is_pair(asked) and named_collective(asked) is None
+        return with_natural_sparsity(asked, width) if is_free and width else asked
+
+    def of(self, name: str, param: Tensor) -> object:
+        """A parameter's kind."""
+        own = self._width_of.get(id(param)), self.asked_for(name, param) != self._dense
+        return name if self.is_sparse(param) else own
+
+
+def _message(
+    index: int,
+    members: list[NamedParam],
+    exchange: Exchange,
+    who: Membership,
+    turn: int,
+    num_flags: int,
+) -> Message:
+    ranges = [ParamRange.whole(*member) for member in members]
+    # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
+    is_here = all(param.device.type == "cpu" for _, param in members)
+    is_light = is_here and _is_light(exchange, who.world)
+    if len(members) == 1 or who.world == 1 or not _is_light(exchange, who.world):
+        num_flags = 0  # a gradient that travels alone would be copied for them
+    lanes = dict.fromkeys(dict(members), INLINE) if is_light else {}
+    return Message(
+        index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn, num_flags=num_flags
+    )
+
+
+def _is_light(exchange: Exchange, world: int) -> bool:
+    """Whether encoding takes less than the wake-up of the lane that would do it.
+
+    Uncompressed gradients are divided by the number of ranks, in their place. DDP does that in the
+    backward pass too.
+    """
+    if not isinstance(exchange, Pair) or not isinstance(exchange.collective, allreduce):
+        return False
+    return exchange.codec.for_world(world).is_decoded(scale=1 / world)

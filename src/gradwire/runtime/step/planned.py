@@ -1,0 +1,150 @@
+"""A plan carried out: its chunks become messages, its exchanges are made, its order is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...contract import Exchange
+from ...contract.collective import Collective
+from ...errors import InvalidSetting
+from ...exchange.hosts import on_hosts
+from ...exchange.pair import Pair
+from ...planning.check import check
+from ...planning.data.plan import Plan, PlannedMessage
+from ...planning.data.profile import Layer, Profile, ProfiledTensor
+from ...planning.default_fusion import NamedParam
+from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes, turns_of
+from ..controls import Pilot
+from ..device.devices import HOST, home_of
+from ..failure.membership import Membership
+from .driver import COMPUTE, INLINE, OFFLOAD
+from .messages import Message, ParamRange
+from .sparse_message import SparseMessage
+from .synchroniser import AnyMessage
+
+
+def messages_of(
+    plan: Plan,
+    params: Sequence[NamedParam],
+    sparse: set[int],
+    who: Membership,
+    ranks_per_host: int = 1,
+) -> list[AnyMessage]:
+    """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
+    of, exchanges = dict(params), exchanges_of(plan)
+    rank, world = who.rank, who.world
+    made: list[AnyMessage] = []
+    turns = turns_of(message.exchange for message in plan.messages)
+    for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
+        exchange, after = exchanges[message.exchange], message.after
+        name = message.chunks[0].tensor
+        if id(of[name]) in sparse:
+            way = _rows_way(exchange)
+            rows = SparseMessage(index, name, of[name], rank, world, collective=way, after=after)
+            made.append(rows)
+        else:
+            ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
+            carrier = on_hosts(exchange, ranks_per_host)
+            is_away = home_of((r.param for r in ranges), host_only=carrier.host_only) != HOST
+            lanes = _lanes(message, index, carrier, is_away)
+            whole = Message(
+                index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
+            )
+            made.append(whole)
+    return made
+
+
+def _lanes(one: PlannedMessage, index: int, exchange: Exchange, is_away: bool) -> dict[str, str]:
+    """The lanes of what is not encoded at the launch of a message, which may be on a device."""
+    if is_away and one.early and not exchange.offloads:
+        raise InvalidSetting(
+            f"message {index} has {one.early[0]!r} encoded early, which is by the host, of a "
+            f"gradient on a device, and {exchange!r} cannot; plan it inline"
+        )
+    early = dict.fromkeys(one.early, OFFLOAD if is_away else COMPUTE)
+    return dict.fromkeys(one.inline, INLINE) | early
+
+
+def _rows_way(exchange: Exchange) -> Collective | None:
+    """The collective of ``exchange`` by which rows can travel; None if it has none.
+
+    Rows travel as they are, so an exchange that compresses has none.
+    """
+    if not isinstance(exchange, Pair) or not exchange.codec.traits.lossless:
+        return None
+    return exchange.collective if exchange.collective.carries_rows else None
+
+
+def algorithm(exchange: Exchange | Plan | Pilot) -> str:
+    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
+
+    State that was saved under a pilot means the same whatever plan was in force: it is moved to
+    another by name.
+    """
+    if isinstance(exchange, Pilot):
+        return "whatever a pilot chooses"
+    if isinstance(exchange, Exchange):
+        return repr(exchange)
+    used = {message.exchange for message in exchange.messages}
+    texts = {repr(made) for name, made in exchanges_of(exchange).items() if name in used}
+    return f"plan of {', '.join(sorted(texts))}"
+
+
+def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
+    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
+
+    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
+    message of its own, without loss and through a collective that carries rows, as in plans of the
+    planner zen.
+    """
+    try:
+        tensors = tuple(
+            ProfiledTensor.model_validate(
+                {
+                    "name": name,
+                    "shape": tuple(param.shape),
+                    "dtype": str(param.dtype).removeprefix("torch."),
+                }
+            )
+            for name, param in params
+        )
+    except ValueError as error:
+        raise InvalidSetting(f"no plan can carry this model: {error}") from None
+    layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
+    check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
+    refuse_cuts(plan, {name: param.numel() for name, param in params})
+    refuse_encodes(plan, {tensor.name: tensor for tensor in tensors})
+    _refuse_cut_strides(plan, dict(params))
+    _refuse_other_rows(plan, params, sparse)
+
+
+def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
+    exchanges, of = exchanges_of(plan), dict(params)
+    for number, message in enumerate(plan.messages):
+        rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
+        if not rows:
+            continue
+        (first, *others), why = message.chunks, ""
+        if others or first.numel < of[first.tensor].numel():
+            why = "cut" if not others else "with others"
+        elif _rows_way(exchanges[message.exchange]) is None:
+            why = f"through {message.exchange!r}, which carries no rows"
+        if why:
+            raise InvalidSetting(
+                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} {why}, and its "
+                "gradients are row-sparse; plan with zen and a profile with sparsity, build its "
+                "embedding with sparse=False, or attach an exchange instead of a plan"
+            )
+
+
+def _refuse_cut_strides(plan: Plan, params: dict[str, Tensor]) -> None:
+    for number, message in enumerate(plan.messages):
+        for chunk in message.chunks:
+            param = params[chunk.tensor]
+            if chunk.numel < param.numel() and not param.is_contiguous():
+                raise InvalidSetting(
+                    f"message {number} cuts {chunk.tensor}, whose elements do not lie in order in "
+                    f"memory (strides {param.stride()}); make it contiguous, or plan it whole"
+                )

@@ -1,0 +1,166 @@
+"""Progress: how far one attached model has got; it opens steps, ends them and keeps their times."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from torch.amp import GradScaler
+
+from ...contract.trace.span import Span
+from ...exchange.adapt import choose_together
+from ..elastic.heal import Healing
+from ..elastic.rejoin import Newcomer
+from ..failure.guard import Guard
+from .accounting import density_of_step, outgrown
+from .engine import Engine
+from .lanes import wall_clock
+from .log import Log
+from .messages import Message
+from .recorder import Recorder
+from .scaling import scale_of
+from .synchroniser import Synchroniser
+
+_log = logging.getLogger("gradwire")
+_FIRST_LOOK = 64
+
+
+def _looks_after(num_steps: int) -> bool:
+    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+
+    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
+    """
+    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
+
+
+class Progress:
+    """The steps of one attached model on this rank.
+
+    ``step`` is the number of exchanged backward passes so far. Hooks call ``begin_step`` at the
+    first gradient of a backward pass, ``mark_backward`` at its end and ``end_step`` once all its
+    means are there.
+    """
+
+    def __init__(
+        self,
+        synchroniser: Synchroniser,
+        recorder: Recorder,
+        scaler: GradScaler | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.guard = guard
+        self.healing: Healing | None = None
+        self.newcomer: Newcomer | None = None
+        """This rank's way into the run; None if it was there from the start."""
+        self.log: Log | None = None
+        self.synchroniser, self.recorder = synchroniser, recorder
+        self._scaler = scaler
+        self._in_step: list[Message] = []
+        self.num_fragments = 1
+        """The steps in which every parameter is exchanged once: more where fragments take turns."""
+        self.backward: Callable[[], object] = lambda: None
+        """A reference to the end of the last backward pass; dead once that pass is over."""
+        self.is_leaving = False
+        """Whether no further step may be opened, as ``detach`` waits for the one under way."""
+        self.step = 0
+        self._num_backward = 0
+        self._forward_end_s = 0.0
+        self._warned = False
+
+    @property
+    def _engine(self) -> Engine:
+        return self.synchroniser.engine
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages but those of row-sparse gradients, which keep no state."""
+        return self.synchroniser.flat_messages
+
+    def go_on_from(self, step: int) -> None:
+        """Counts on from the step at which a state that was loaded had been saved."""
+        self.step = self._num_backward = step
+
+    def begin_step(self, names: Collection[str] | None = None) -> None:
+        """Opens a step at the first gradient of a backward pass.
+
+        Parameters that are not in ``names`` take no part in it; None stands for all.
+        """
+        found = self.synchroniser.messages if names is None else self.synchroniser.of(names)
+        self._in_step = [message for message in found if isinstance(message, Message)]
+        notes_norms = (self._looks() and not self._warned) or self._logs()
+        for message in self._in_step:
+            message.notes_norms = notes_norms
+        if self.guard is not None and self._engine.world > 1:
+            self.guard.begin(self.step, self._in_step)
+        turn = self.step // self.num_fragments
+        self.synchroniser.begin(self.step, scale_of(self._scaler), names, turn=turn)
+
+    def begin_without_messages(self) -> None:
+        """Notes that no message of gradwire's is in the step that begins."""
+        self._in_step = []
+
+    def _looks(self) -> bool:
+        return _looks_after(self.step // self.num_fragments + 1)
+
+    def _logs(self) -> bool:
+        return self.log is not None and self.log.is_due(self.step)
+
+    def mark_forward(self, start_s: float, end_s: float) -> None:
+        """Notes a forward pass, which may end before the step of the last backward pass does."""
+        self._note("forward", start_s, end_s, self._num_backward)
+        self._forward_end_s = end_s
+
+    def mark_backward(self, end_s: float) -> None:
+        """Notes the end of a backward pass, which began when the forward pass ended."""
+        if self._forward_end_s:
+            self._note("backward", self._forward_end_s, end_s, self.step)
+        self._num_backward += 1
+
+    def mark_wait(self, start_s: float, end_s: float) -> None:
+        """Notes a wait of the training loop for the network."""
+        self._note("wait", start_s, end_s, self.step)
+
+    def _note(self, lane: str, start_s: float, end_s: float, step: int) -> None:
+        self.recorder.add(Span(self._engine.rank, lane, lane, start_s, end_s, step=step))
+
+    def end_step(self) -> None:
+        """Closes a step whose means have all arrived."""
+        counters, now_s = self._engine.counters, wall_clock()
+        density = density_of_step(
+            self._in_step,
+            rank=self._engine.rank,
+            step=self.step,
+            end_s=now_s,
+            sent_bytes=counters.sent_bytes,
+        )
+        self.recorder.end_step(counters, now_s, density)
+        choose_together((message.exchange, message.state) for message in self._in_step)
+        if self.guard is not None:
+            self.guard.end(self.step, self._in_step, self._engine.rank)
+        looks, logs = self._looks(), self._logs()
+        self.step += 1
+        self._num_backward = max(self._num_backward, self.step)
+        if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
+            self._warn_of_outgrown()
+        if logs and self.log is not None and not self.log.write(self.step, self._in_step):
+            self.log = None
+
+    def _warn_of_outgrown(self) -> None:
+        found = outgrown(self._in_step)
+        if found:
+            self._warned = True
+            name, factor = found[0]
+            _log.warning(
+                "after %d steps the residual of %s has %.0f times the norm of its gradient (%d "
+                "tensors are like it): what is kept does not get through, and training may stand "
+                "still; take a smaller block, more bits or a higher density, or exclude the "
+                "tensor by compress_if",
+                self.step,
+                name,
+                factor,
+                len(found),
+            )
+
+    def give_up(self, text: str) -> BaseException:
+        """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""
+        return self._engine.give_up(text, step=self.step)

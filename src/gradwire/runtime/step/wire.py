@@ -1,0 +1,388 @@
+"""Verbs on torch.distributed: the only place where a text's bytes meet a process group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
+
+from ...contract.travel import sent_bytes
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Among,
+    Broadcast,
+    Communication,
+    Recv,
+    ReduceScatter,
+    Send,
+)
+from ...errors import InvalidSetting
+from ..device.devices import kind_of
+from ..device.streams import SideStream
+from ..failure.checksums import Position, Seals
+from .lanes import Once, Over
+from .last_verbs import LastVerbs
+
+Group = Any
+"""A torch.distributed process group."""
+Channel = Any
+"""A process group of gradwire's own: of gloo, or of a device's own back end."""
+_NUM_TAGS = 2**31
+
+
+def open_channels(
+    name: str, rank: int, world: int, count: int, timeout: timedelta
+) -> list[Channel]:
+    """``count`` process groups of the same ranks, each for one message at a time.
+
+    They are gloo groups whatever the backend of the user's group is: what travels in them lies in
+    host memory (see `staging`; `backends` tells what takes another way).
+    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
+    groups by how many a process has, so ranks that are in different numbers of groups would wait
+    for each other for ever. It also keeps groups, with their connections, until the job ends.
+    """
+    store = store_for(name)
+    if name.startswith(REJOINED):  # who never comes would keep the job's own connection busy
+        store = store.clone()
+    return [
+        ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        for i in range(count)
+    ]
+
+
+def give_back(channels: list[Channel]) -> None:
+    """Closes the channels and empties the list.
+
+    They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
+    """
+    closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
+    with suppress(RuntimeError):  # an interpreter that ends starts no thread, since Python 3.12
+        for thread in closing:
+            thread.start()
+    for thread in closing:
+        if thread.ident is not None:
+            thread.join()
+    channels.clear()
+
+
+def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
+    """Connects the ranks of ``circle``, who all call this, by the back end of their devices."""
+    kind = kind_of(device)
+    assert kind is not None, "the host has no network back end of its own"
+    store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
+    channel = kind.connect(device, store, circle.rank, circle.world, timeout)
+    # All take part in connecting, so the first verb is one for all.
+    carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
+    circle.direct = channel
+
+
+def default_store() -> Any:
+    """The job's rendezvous store, for which torch has no public name."""
+    return dist.distributed_c10d._get_default_store()
+
+
+REJOINED = "rejoined "
+"""The beginning of the names of ranks of which one came in later, as process of no group."""
+_given: list[Any] = []
+
+
+def come_by(store: Any) -> None:
+    """Has this process, which comes in later, meet the other ranks in ``store``."""
+    _given[:] = [store]
+
+
+def has_store() -> bool:
+    """Whether this process can meet others."""
+    return bool(_given) or dist.is_initialized()
+
+
+def root_store() -> Any:
+    """The job's store without torch's prefixes of keys, which a process that comes in later cannot
+    know."""
+    store = _given[0] if _given else default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def store_for(name: str) -> Any:
+    """The store in which the ranks under a ``Membership``'s name meet."""
+    return root_store() if name.startswith(REJOINED) else default_store()
+
+
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Runs work that may wait for ever on a thread that nothing waits for.
+
+    So does work with the store: torch bounds how long a store waits for a key, but not how long it
+    waits for the store's host. Where the host is stopped, no call comes back. An interpreter that
+    ends starts no thread, since Python 3.12: the future holds that error then.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="gradwire background", daemon=True).start()
+    except RuntimeError as error:
+        done.set_exception(error)
+    return done
+
+
+@dataclass
+class Circle:
+    """The ranks that verbs of one kind are for, this one's place among them, and its channels.
+
+    There is a channel for each communication lane. ``direct`` is the one that sends from a device's
+    memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks`` are their
+    numbers among those that average, which ranks with other shards have not.
+    """
+
+    name: str
+    rank: int
+    world: int
+    channels: list[Channel]
+    direct: Channel = None
+    ranks: Sequence[int] = ()
+
+    def close_direct(self) -> None:
+        """Gives the device's own channel back, if there is one."""
+        direct, self.direct = self.direct, None
+        if direct:
+            direct.shutdown()
+
+
+class Routes:
+    """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
+
+    def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
+        self.lanes, self.checksums = lanes, checksums
+        self.circles: dict[Among, Circle] = {}
+        self.last_verbs = LastVerbs()
+
+    @property
+    def first_channel(self) -> Channel:
+        """A channel to all ranks, for what no message carries."""
+        return self.circles[Among.RANKS].channels[0]
+
+    def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
+        """The channel that each of a message's verbs takes on a lane.
+
+        Raises ``InvalidSetting`` where there is nobody to reach.
+        """
+        for verb in verbs:
+            if verb.among not in self.circles:
+                why = (
+                    "attach was given none" if Among.RANKS in self.circles else "this rank is alone"
+                )
+                among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+                remedy = _REMEDIES[verb.among]
+                raise InvalidSetting(
+                    f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
+                )
+        return [self.circles[verb.among].channels[lane] for verb in verbs]
+
+    def lane(self, index: int, credit: int) -> int:
+        """The lane of a message of gradients, of the first ``credit`` there are.
+
+        It is the first for all where a device sends itself: ranks must launch its communication in
+        one order, or each of two could wait on its device for what the other has not begun.
+        """
+        return 0 if any(circle.direct for circle in self.circles.values()) else index % credit
+
+    def parted(self, verbs: Sequence[Communication], lane: int) -> Sequence[list[Communication]]:
+        """The verbs that a device's own channel carries out on a lane, and the others."""
+        found: tuple[list[Communication], list[Communication]] = [], []
+        for verb in verbs:
+            is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            found[not is_direct].append(verb)
+        return found
+
+    def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
+        """The checksums that travel beside verbs from host memory; None where none do."""
+        if not self.checksums:
+            return None
+        found = [self.circles[verb.among] for verb in verbs]
+        with as_on_a_lane():
+            return Seals(verbs, [Position(one.rank, one.world, one.ranks) for one in found], step)
+
+    def sent_bytes(self, verb: Communication) -> int:
+        """Bytes that this rank sends for a verb."""
+        circle = self.circles[verb.among]
+        return sent_bytes(verb, circle.rank, circle.world)
+
+    def all_channels(self) -> list[Channel]:
+        """Every channel that is open."""
+        circles = tuple(self.circles.values())
+        direct = [circle.direct for circle in circles if circle.direct]
+        return [channel for circle in circles for channel in circle.channels] + direct
+
+    def clear(self) -> None:
+        """Gives all channels back."""
+        channels: list[Channel] = []
+        while self.circles:
+            circle = self.circles.popitem()[1]
+            circle.close_direct()
+            channels += circle.channels
+            circle.channels = []  # else the last would be closed with it, one by one
+        give_back(channels)
+
+
+_ON_HOSTS = "write mesh= where hosts have several ranks"
+_REMEDIES = {
+    Among.RANKS: "have your exchange return the gradient itself where world is 1",
+    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards is None",
+    Among.HOST: _ON_HOSTS,
+    Among.HOSTS: _ON_HOSTS,
+}
+
+
+@contextmanager
+def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
+    """A block that sees nothing of what the caller's thread has set for its own tensors.
+
+    Where a device computes, it is launched on the ``side`` stream.
+    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
+    """
+    is_plain = not (
+        torch.is_grad_enabled()
+        or torch._C._len_torch_function_stack()
+        or torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+    )
+    if is_plain and side is None:  # as within most backward passes
+        yield
+        return
+    with ExitStack() as undo:
+        if torch._C._len_torch_function_stack():  # where a default device is, too
+            undo.enter_context(torch.device("cpu"))
+        if torch.is_inference_mode_enabled():
+            undo.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled("cpu"):
+            undo.enter_context(torch.autocast("cpu", enabled=False))
+        if side is not None:
+            undo.enter_context(side.use())
+        undo.enter_context(torch.no_grad())  # the last, as inference_mode(False) enables gradients
+        yield
+
+
+def is_begun(verbs: Sequence[Communication]) -> bool:
+    """Whether verbs are carried out without a thread that waits: gloo tells of no other's end."""
+    return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
+
+
+def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None = None) -> None:
+    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
+
+    A verb that has ended already calls it in this thread. ``seals`` are its checksums.
+    """
+    last = Once(over)
+
+    def arrived(future: Any) -> None:
+        try:
+            future.value()
+            with lock:
+                left.pop()
+                is_last = not left
+            if not is_last:
+                return
+            if seals is not None:
+                seals.check([verb])
+        except BaseException as error:
+            last(error)
+        else:
+            last(None)
+
+    lock, works = threading.Lock(), [start(verb, channel)]
+    if seals is not None:
+        works += [start(one, channel) for _, one in seals.written([verb])]
+    left = [*works]
+    for work in works:
+        work.get_future().add_done_callback(arrived)
+
+
+def carry_out(
+    verbs: Sequence[Communication], channels: Sequence[Channel], seals: Seals | None = None
+) -> None:
+    """Starts all verbs, each on its own channel, then waits for all of them.
+
+    ``seals`` are their checksums, which are taken while payloads are on their way.
+    """
+    works = [start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
+    if seals is not None:
+        works += [start(one, channels[at]) for at, one in seals.written(verbs)]
+    for work in works:
+        work.wait()
+    if seals is not None:
+        seals.check(verbs)
+
+
+def carry_directly(
+    verbs: Sequence[Communication], channels: Sequence[Channel], device: torch.device
+) -> None:
+    """Launches verbs on the memory of ``device``; the current stream waits for them.
+
+    Sends and receives of a channel are launched together: on a device each would wait for the one
+    before it, and so could two ranks for each other.
+    """
+    for channel in dict.fromkeys(channels):
+        own = [verb for verb, its in zip(verbs, channels, strict=True) if its is channel]
+        if any(isinstance(verb, Send | Recv) for verb in own):
+            channel._start_coalescing(device)
+            for verb in own:
+                start(verb, channel)
+            channel._end_coalescing(device).wait()
+        else:
+            carry_out(own, [channel] * len(own))
+
+
+def _tag(buf: Tensor) -> int:
+    """The tag of a transfer: gloo would end a process that receives more bytes than it has room
+    for, so those of another size do not meet."""
+    return buf.nbytes % _NUM_TAGS
+
+
+def start(verb: Communication, channel: Channel) -> Any:
+    """Has a channel begin a verb; returns its work."""
+    match verb:
+        case Send(dst, buf):
+            return channel.send([buf], dst, _tag(buf))
+        case Recv(src, buf):
+            return channel.recv([buf], src, _tag(buf))
+        case AllReduce(buf):
+            return channel.allreduce([buf])
+        case AllGather(out, buf):
+            return channel._allgather_base(out, buf)
+        case AllToAll(out, buf, out_sizes, in_sizes):
+            return channel.alltoall_base(out, buf, list(out_sizes), list(in_sizes))
+        case ReduceScatter(out, buf):
+            return channel._reduce_scatter_base(out, buf)
+        case Broadcast(src, buf):
+            options = BroadcastOptions()
+            options.rootRank = src
+            return channel.broadcast([buf], options)
+
+
+def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
+    """Replaces tensors, wherever they lie, by those of group rank ``src``."""
+    for tensor in tensors:
+        host = tensor.detach().cpu().contiguous()
+        if host.numel():
+            # As bytes: gloo does not know every dtype.
+            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], [channel])
+        if channel.rank() != src:
+            tensor.detach().copy_(host)

@@ -1,0 +1,107 @@
+"""Triton kernels are compiled for GPUs that need not be there, by a process that does not interpret
+them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gradwire.cli.report.table import Row
+from gradwire.errors import InvalidSetting
+from gradwire_bench.micro import ahead
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+
+PROGRAM = """
+import json, sys
+from benchmarks import ahead
+
+architecture, only = int(sys.argv[1]), sys.argv[2:]
+found = [one for one in ahead.launches(only) if not (one.name.endswith("many") and not only)]
+print(json.dumps([ahead.compiled(one, architecture) for one in found]))
+"""
+ROUNDED = ("fma.", ".approx", ".ftz", "div.full")
+"""The instructions that round in another way than is written."""
+
+
+def compiled(folder: Path, architecture: int, *only: str) -> list[Row]:
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+    variables["PYTHONPATH"] = str(Path(__file__).parents[2])
+    variables.pop("TRITON_INTERPRET", None)
+    words = [sys.executable, "-c", PROGRAM, str(architecture), *only]
+    found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=280)
+    assert found.returncode == 0, found.stderr
+    rows: list[Row] = json.loads(found.stdout)
+    for row in rows:
+        text = str(row["_ptx"])
+        assert f".target sm_{architecture}" in text
+        assert not any(bad in text for bad in ROUNDED), row["name"]
+        assert 8 <= int(str(row["registers"])) <= 255, row["name"]
+        # Nothing is spilled: 8 bytes hold the way back from a division that is called.
+        assert int(str(row["stack_bytes"])) <= 8, row["name"]
+    return rows
+
+
+@needs_triton
+def test_one_tensor_and_several_are_compiled_with_wide_loads(tmp_path: Path) -> None:
+    rows = compiled(tmp_path, 80, "int8/merge", "runs/count")
+    alone, several, runs = rows
+    assert [row["name"] for row in (several, runs)] == [
+        "int8/merge, many",
+        "runs/count_runs",
+    ]
+    wide = [str(row["_ptx"]).count("ld.global.v4.b32") for row in (alone, several)]
+    assert wide == [5, 4]  # 4096 elements by 256 threads; of several, codes may lie anywhere
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_kernel_is_compiled(tmp_path: Path) -> None:
+    rows = compiled(tmp_path, 90)
+    names = {str(row["name"]).partition("/")[0] for row in rows}
+    assert {"dgc", "onebit", "onebit65536", "threelc", "runs", "zen"} <= names
+    (long,) = [row for row in rows if row["name"] == "onebit65536/encode_with_residual"]
+    assert int(str(long["registers"])) <= 128  # of 65536, so that 512 threads have room
+
+
+def test_every_form_of_every_program_is_listed() -> None:
+    names = [one.name for one in ahead.launches()]
+    assert len(set(names)) == len(names)
+    listed = set(names)
+    for name in ("threelc/merge", "dgc/encode_count", "adacomp/stage0_fold", "uniform/decode"):
+        assert {name, f"{name}, many"} <= listed
+    assert {"zen/hash_entries", "runs/read_runs"} <= listed
+    assert [one.name for one in ahead.launches(["zen/p"])] == ["zen/permute"]
+
+
+def test_who_interprets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(ahead, "has_triton", lambda: True)
+    with pytest.raises(InvalidSetting, match="unset TRITON_INTERPRET"):
+        ahead.compile_all((80,))
+
+
+def test_registers_and_stack_are_read_off_an_object() -> None:
+    def attribute(number: int, value: int) -> bytes:
+        return struct.pack("<BBHII", 4, number, 8, 7, value)
+
+    info = struct.pack("<BBH", 3, 0x1B, 255) + attribute(0x2F, 77)
+    info += attribute(0x11, 0) + attribute(0x11, 24) + attribute(0x12, 99)
+    names = b"\0.nv.info\0.text.k\0"
+    start = 64 + len(info) + len(names)
+    header = struct.pack("<16xHHIQQQIHHHHHH", 2, 190, 1, 0, 0, start, 0, 64, 0, 0, 64, 3, 2)
+    sections = [
+        (10, 1, 0, 0, 64, 0, 0, 0, 0, 0),
+        (1, 1, 0, 0, 64, len(info), 0, 0, 0, 0),
+        (0, 3, 0, 0, 64 + len(info), len(names), 0, 0, 0, 0),
+    ]
+    packed = b"".join(struct.pack("<IIQQQQIIQQ", *section) for section in sections)
+    assert ahead.resources(header + info + names + packed) == (77, 24)

@@ -1,0 +1,149 @@
+"""``bench device`` on a CPU: every part gives its rows, and says what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor, State
+from gradwire.contract.spec import TensorSpec
+from gradwire.errors import GradwireError, InvalidSetting
+from gradwire_bench.micro import device, offload
+from tests.bench.testbed.forked import fork_ranks
+from tests.runtime import late
+from tests.runtime.ranks import Ranks
+
+
+def ignore(done: float, what: str) -> None:
+    pass
+
+
+@pytest.fixture
+def late_one() -> Iterator[Ranks]:
+    """A process of its own, as the device stays in it."""
+    ranks = Ranks(1)
+    yield ranks
+    ranks.close()
+
+
+def test_kernels_and_the_partition_have_their_rows() -> None:
+    bench = device.DeviceBench.small(parts=("kernels", "partition"), numel=4096, zen_numel=10_000)
+    rows, notes = device.run(bench, ignore, codecs=[onebit(), topk()])
+    named: dict[str, Any] = {str(row["name"]): row for row in rows}
+    cases = ("encode", "encode-plain", "decode", "decode-plain")
+    compressors = [f"{name}/{case}" for name in ("onebit", "topk") for case in cases]
+    assert [*named] == ["copy", *compressors, "partition/cpu"]
+    assert all(named[name]["fraction_of_copy_bandwidth"] > 0 for name in compressors)
+    assert named["onebit/encode"]["eager_s"] > 0
+    assert named["partition/cpu"]["num_entries"] == 520
+    assert notes == [f"device: cpu, torch {torch.__version__}"]
+
+
+def test_a_cpu_has_the_hosts_selection_alone() -> None:
+    bench = device.DeviceBench.small(parts=("offload",))
+    rows, _ = device.run(bench, ignore)
+    assert [row["name"] for row in rows] == ["offload/10 KB", "offload/100 KB"]
+    assert all(float(str(row["on_host_s"])) > 0 for row in rows)
+    assert {*rows[0]} == {"name", "on_host_s", "paper_device_s", "paper_host_s"}
+
+
+def offloaded(rank: int, world: int) -> list[dict[str, Any]]:
+    """The rows of a device that is none, whose products and selections are small."""
+    noted = late.install()
+    where = torch.device("late:0")
+    rows = offload.rows(where, (4_000, 10_000), 2, width=32, loop_s=0.005)
+    assert noted.wrong == []
+    return rows
+
+
+@pytest.mark.multi
+def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
+    ((small, large),) = late_one.run(offloaded)
+    assert (small["name"], large["name"]) == ("offload/4 KB", "offload/10 KB")
+    for row in (small, large):
+        assert min(row[key] for key in ("on_host_s", "on_device_s", "loop_s")) > 0
+        assert {"loop_per_selection_on_host_s", "loop_per_selection_on_device_s"} < {*row}
+    assert "paper_host_s" not in small
+    assert large["paper_host_s"] == 1.49e-3
+
+
+class nowhere(onebit):
+    """A compressor that no device runs."""
+
+    def init(self, spec: TensorSpec) -> State:
+        raise RuntimeError("no such kernel\nand more of it")
+
+
+def test_a_compressor_that_fails_hides_no_other() -> None:
+    bench = device.DeviceBench.small(parts=("kernels",), numel=4096)
+    codecs: list[Compressor] = [nowhere(), onebit()]
+    rows, _ = device.run(bench, ignore, codecs=codecs)
+    assert rows[1] == {"name": "nowhere", "note": "RuntimeError: no such kernel"}
+    assert str(rows[2]["name"]) == "onebit/encode"
+
+
+def test_nothing_is_begun_once_the_minutes_are_over() -> None:
+    bench = device.DeviceBench.small(numel=4096, minutes=1e-9)
+    rows, notes = device.run(bench, ignore, codecs=[onebit()])
+    assert rows[1:] == [{"name": "onebit", "note": "left out: no time left"}]
+    assert [note.partition(" was")[0] for note in notes[1:]] == [
+        "partition",
+        "offload",
+        "training at 1.00 Gbit/s",
+    ]
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_ranks(monkeypatch, device)
+    bench = device.DeviceBench.small(parts=("training",), width=64, num_layers=1, steps=1)
+    rows, _ = device.run(bench, ignore)
+    assert [str(row["name"]) for row in rows] == [f"training/{side}" for side in device.SIDES]
+    assert all(float(str(row["steps_per_second"])) > 0 for row in rows)
+    assert len({row["num_parameters"] for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"parts": ("kernel",)}, "kernels"),
+        ({"device": "tpu"}, "cuda or cpu"),
+        ({"ranks": 1}, "at least 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(GradwireError, match=text):
+        device.DeviceBench.small(**given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_runs_without_one() -> None:
+    with pytest.raises(InvalidSetting, match=r"--compile-only needs none, --device cpu tries it"):
+        device.DeviceBench()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+def test_the_verb_compiles_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    variables.pop("TRITON_INTERPRET", None)
+    words = ["bench", "device", "--compile-only", "--only", "zen/permute", "--target", "90"]
+    program = "from gradwire.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *words, "--json"]
+    found = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110)
+    assert found.returncode == 0, found.stderr
+    (row,) = json.loads(found.stdout)["rows"]
+    assert (row["name"], row["target"]) == ("zen/permute", "sm_90")
+    assert row["registers"] > 0

@@ -1,0 +1,28 @@
+"""``gradwire_bench.runs.hsdp``: every side trains, and the rows are compared with native HSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradwire_bench.runs import hsdp
+from gradwire_bench.training.tasks import make_task
+from tests.runtime.ranks import Ranks
+
+
+def measured(rank: int, world: int) -> list[dict[str, Any]]:
+    return hsdp.measure(make_task("convnet"), turns=1, num_steps=hsdp.WARM_UP + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_a_row_a_side() -> None:
+    ranks = Ranks(4)
+    try:
+        rows = ranks.run(measured)[0]
+    finally:
+        ranks.close()
+    assert [row["name"] for row in rows] == [hsdp.NATIVE, *hsdp.EXCHANGES, hsdp.ALONE]
+    assert rows[0]["speedup_vs_native"] == 1.0
+    assert all(row["step_s"] > 0 for row in rows)

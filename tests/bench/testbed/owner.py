@@ -1,0 +1,31 @@
+"""The program that the clean-up tests end: a testbed whose ranks sleep as long as argv[1] says.
+
+It prints who keeps the namespaces. With ``raise`` as argv[2] it fails while processes still run.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import without_torch  # noqa: F401  (must come before gradwire)
+
+from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
+from gradwire_bench.testbed.launch import launch
+
+# Whatever started the tests: who starts them in the background has SIGINT ignored by all below.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SLEEP = ["sleep", sys.argv[1]]
+# A second process in a session of its own, which no signal to the rank's process group reaches.
+RANK = f"setsid sleep {sys.argv[1]} & exec sleep {sys.argv[1]}"
+
+with shaped_hosts(Testbed(hosts=2)) as hosts:
+    spaces = hosts.namespaces
+    assert spaces is not None
+    print(spaces.privilege.replace(" ", "-"), spaces.holder_pid, *spaces.pids, flush=True)
+    if sys.argv[2:] == ["raise"]:
+        left_behind = [subprocess.Popen(hosts.command_on(host, SLEEP)) for host in (0, 1)]
+        raise ZeroDivisionError
+    launch(hosts, ["sh", "-c", RANK])

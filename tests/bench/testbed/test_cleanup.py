@@ -1,0 +1,179 @@
+"""Whatever ends the owner of a testbed, nothing of it is left: no process, so no namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire_bench.testbed.hosts import Testbed, available, shaped_hosts
+
+OWNER = Path(__file__).with_name("owner.py")
+NOBODY = 65534
+pytestmark = pytest.mark.netns
+
+
+def start(*arguments: str, command: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, str(OWNER), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def announced(owner: subprocess.Popen[str]) -> tuple[str, set[int]]:
+    """Privilege, and the pids of the processes that keep the namespaces."""
+    assert owner.stdout is not None
+    privilege, *pids = owner.stdout.readline().split()
+    assert len(pids) == 3
+    return privilege, {int(pid) for pid in pids}
+
+
+def sleeping(duration: str) -> set[int]:
+    """Pids of all processes ``sleep duration``."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words[:2] == [b"sleep", duration.encode()]:
+            found.add(int(path.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"  # there may be nobody to reap it
+
+
+def all_sleeping(duration: str, number: int) -> set[int]:
+    deadline_s = time.monotonic() + 60
+    while len(found := sleeping(duration)) < number:
+        assert time.monotonic() < deadline_s, f"only {len(found)} of {number} processes started"
+        time.sleep(0.01)
+    return found
+
+
+def still_running(pids: set[int]) -> set[int]:
+    deadline_s = time.monotonic() + 60
+    while left := {pid for pid in pids if is_running(pid)}:
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.01)
+    return left
+
+
+@pytest.fixture
+def duration(request: pytest.FixtureRequest) -> str:
+    """Seconds to sleep that no other process on this machine sleeps."""
+    return f"300.{os.getpid()}{abs(hash(request.node.name)) % 10**6}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) -> None:
+    with start(duration) as owner:
+        _, keepers = announced(owner)
+        ranks = all_sleeping(duration, 4)
+        owner.send_signal(number)
+        owner.communicate(timeout=60)
+    assert owner.returncode == -number
+    assert still_running(keepers | ranks) == set()
+
+
+def test_an_exception_in_the_block_leaves_nothing(duration: str) -> None:
+    with start(duration, "raise") as owner:
+        _, keepers = announced(owner)
+        _, said = owner.communicate(timeout=60)
+    assert "ZeroDivisionError" in said
+    assert still_running(keepers | sleeping(duration)) == set()
+
+
+def test_nothing_is_left_as_soon_as_the_block_is(duration: str) -> None:
+    with shaped_hosts(Testbed(hosts=1)) as hosts:
+        assert hosts.namespaces is not None
+        keepers = {hosts.namespaces.holder_pid, *hosts.namespaces.pids}
+        with subprocess.Popen(hosts.command_on(0, ["sleep", duration])) as rank:
+            all_sleeping(duration, 1)
+            rank.kill()
+    assert [pid for pid in keepers if is_running(pid)] == []
+
+
+def test_a_killed_holder_is_survived(duration: str) -> None:
+    with shaped_hosts(Testbed(hosts=2)) as hosts:
+        assert hosts.namespaces is not None
+        os.kill(hosts.namespaces.holder_pid, signal.SIGKILL)
+    assert still_running(set(hosts.namespaces.pids)) == set()
+
+
+def as_nobody() -> tuple[str, ...]:
+    """The words that run a Python as an unprivileged user, or a skip that says what is missing."""
+    if os.geteuid() != 0:
+        return (sys.executable,)
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("setpriv is not installed, so the tests cannot give up root")
+    user = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env")
+    said = []
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = [*user, python, str(OWNER.with_name("can_run.py"))]
+        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return (*user, python)
+        said += done.stderr.strip().splitlines()[-1:]
+    pytest.skip("; ".join(said))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, duration: str) -> None:
+    with start(duration, command=as_nobody()) as owner:
+        privilege, keepers = announced(owner)
+        ranks = all_sleeping(duration, 4)
+        owners = {Path(f"/proc/{pid}").stat().st_uid for pid in ranks}
+        owner.send_signal(number)
+        owner.communicate(timeout=60)
+    assert privilege == "user-namespace"
+    assert 0 not in owners
+    assert still_running(keepers | ranks) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_the_holder_cannot_end_the_next_testbed_does(
+    number: signal.Signals, duration: str
+) -> None:
+    with start(duration) as owner:
+        _, keepers = announced(owner)
+        ranks = all_sleeping(duration, 4)
+        holder = min(keepers)  # which has forked the others
+        os.kill(holder, number)
+        owner.kill()
+        owner.wait()
+        assert sleeping(duration) == ranks, "nobody is there to end them"
+        with shaped_hosts(Testbed(hosts=1)):
+            assert still_running(keepers | ranks) == set()
+
+
+def test_a_testbed_of_a_living_owner_is_left_alone(duration: str) -> None:
+    with start(duration) as owner:
+        announced(owner)
+        ranks = all_sleeping(duration, 4)
+        with shaped_hosts(Testbed(hosts=1)):
+            assert {pid for pid in ranks if is_running(pid)} == ranks
+        owner.send_signal(signal.SIGINT)
+        owner.communicate(timeout=60)
+
+
+def test_available_names_the_way() -> None:
+    ways = {"user namespace"} | ({"root"} if os.geteuid() == 0 else set())
+    assert available().kind in ways

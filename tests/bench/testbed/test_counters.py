@@ -1,0 +1,50 @@
+"""Counters are read from the right columns of the right interface."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import TestbedUnavailable
+from gradwire_bench.testbed.counters import LOOPBACK, own_counters, parse_counters, read_counters
+
+LISTING = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop
+    lo:     120       2    0    0    0     0          0         0      120       2    0    0
+  eth0: 4567890     321    0    0    0     0          0         0   123456      99    0    0
+ eth01:1 2 3 4 5 6 7 8 9 10 11 12
+"""
+
+
+def test_columns() -> None:
+    found = parse_counters(LISTING, "eth0")
+    assert found is not None
+    assert (found.tx_bytes, found.rx_bytes, found.shared) == (123456, 4567890, False)
+    crowded = parse_counters(LISTING, "eth01")
+    assert crowded is not None
+    assert (crowded.tx_bytes, crowded.rx_bytes) == (9, 1)
+    assert parse_counters(LISTING, "eth") is None
+
+
+def test_own_counters_fall_back_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "notthere0")
+    before = own_counters()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as link,
+    ):
+        link.sendall(bytes(100_000))
+    added = own_counters().since(before)
+    assert (added.interface, added.shared) == (LOOPBACK, True)
+    assert added.tx_bytes > 0
+
+
+def test_a_missing_interface_is_named(tmp_path: Path) -> None:
+    listing = tmp_path / "dev"
+    listing.write_text(LISTING)
+    with pytest.raises(TestbedUnavailable, match="wlan7"):
+        read_counters(listing, "wlan7")
+    with pytest.raises(TestbedUnavailable, match="they need Linux"):
+        read_counters(tmp_path / "absent", "eth0")

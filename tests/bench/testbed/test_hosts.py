@@ -1,0 +1,237 @@
+"""Links limit, counters count, testbeds stay apart, and loopback stands in where they cannot be."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import InvalidSetting, TestbedUnavailable
+from gradwire_bench.testbed import hosts as hosts_module
+from gradwire_bench.testbed import netns
+from gradwire_bench.testbed.counters import InterfaceCounters
+from gradwire_bench.testbed.hosts import (
+    Hosts,
+    Testbed,
+    available,
+    loopback_hosts,
+    open_hosts,
+    shaped_hosts,
+)
+from gradwire_bench.testbed.launch import launch
+
+TRANSFER = str(Path(__file__).with_name("transfer.py"))
+RATE = 12_500_000.0  # 100 Mbit
+PAYLOAD_SHARE = 1448 / 1514
+
+
+def transfer(hosts: Hosts, size_bytes: int) -> tuple[float, list[str], list[InterfaceCounters]]:
+    """Seconds, the receiver's other words, and what every host's counters gained."""
+    before = hosts.read_counters()
+    command = [sys.executable, TRANSFER, str(size_bytes)]
+    exits = launch(hosts, command, output="none", timeout_s=100, check=True)
+    added = [now.since(then) for now, then in zip(hosts.read_counters(), before, strict=True)]
+    _, seconds, *words = " ".join(exits[0].last_lines).split()
+    return float(seconds), words, added
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("num_senders", [1, 3])
+def test_the_rate_limits_and_is_reached(num_senders: int) -> None:
+    total_bytes = 6_000_000
+    expected_s = total_bytes / (RATE * PAYLOAD_SHARE)
+    seconds = []
+    with shaped_hosts(Testbed(hosts=num_senders + 1, rate_bytes_per_s=RATE)) as hosts:
+        # Never faster, however often; a machine that has no time for the senders may be slower.
+        while len(seconds) < 5 and min(seconds, default=math.inf) > 1.15 * expected_s:
+            seconds.append(transfer(hosts, total_bytes // num_senders)[0])
+    assert min(seconds) == pytest.approx(expected_s, rel=0.15)
+
+
+@pytest.mark.netns
+def test_the_rate_of_links_can_be_changed() -> None:
+    """From 1 Gbit to 10 Mbit: never faster than that, however busy the machine is."""
+    slow = Testbed(hosts=2, rate_bytes_per_s=RATE / 10)
+    with shaped_hosts(Testbed(hosts=2, rate_bytes_per_s=10 * RATE)) as hosts:
+        hosts.change_rate(slow)
+        seconds, _, _ = transfer(hosts, 1_000_000)
+    assert seconds > 0.8 * 1_000_000 / (slow.rate_bytes_per_s * PAYLOAD_SHARE)
+
+
+def test_plain_loopback_has_no_rate_to_change() -> None:
+    with (
+        loopback_hosts(Testbed(hosts=2)) as hosts,
+        pytest.raises(TestbedUnavailable, match="loopback"),
+    ):
+        hosts.change_rate(Testbed(hosts=2))
+
+
+@pytest.mark.netns
+def test_ranks_of_one_host_do_not_use_its_link() -> None:
+    """Rank 0 receives from three ranks, of which one is on its own host."""
+    settings = Testbed(hosts=2, ranks_per_host=2, rate_bytes_per_s=RATE)
+    with shaped_hosts(settings) as hosts:
+        _, _, (receiver, sender) = transfer(hosts, 400_000)
+    assert 800_000 < receiver.rx_bytes <= sender.tx_bytes < 1_000_000
+    with pytest.raises(InvalidSetting, match="ranks_per_host must be between 1 and 64"):
+        Testbed(ranks_per_host=0)
+
+
+@pytest.mark.netns
+def test_the_counters_count() -> None:
+    size_bytes = 400_000
+    with shaped_hosts(Testbed(hosts=3, rate_bytes_per_s=RATE)) as hosts:
+        _, words, added = transfer(hosts, size_bytes)
+    # Lost packets are sent again, so senders may count more than arrives.
+    assert 2 * size_bytes < added[0].rx_bytes < 2.3 * size_bytes
+    for sender in added[1:]:
+        assert size_bytes < sender.tx_bytes < 1.6 * size_bytes
+        assert 0 < sender.rx_bytes < 0.2 * size_bytes
+    name, own_tx_bytes, own_rx_bytes = words[1:]
+    assert name == "eth0"
+    assert 0 < int(own_tx_bytes) <= added[0].tx_bytes
+    assert 2 * size_bytes < int(own_rx_bytes) <= added[0].rx_bytes
+
+
+@pytest.mark.netns
+def test_idle_hosts_send_nothing() -> None:
+    with shaped_hosts(Testbed(hosts=3)) as hosts:
+        counters = hosts.read_counters()
+    assert [(one.tx_bytes, one.rx_bytes) for one in counters] == [(0, 0)] * 3
+
+
+@pytest.mark.netns
+def test_two_testbeds_do_not_see_each_other() -> None:
+    listen = "import socket; s = socket.create_server(('', 5000)); print(flush=True); s.accept()"
+    probe = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=60)"
+    with shaped_hosts(Testbed(hosts=2)) as one, shaped_hosts(Testbed(hosts=2)) as other:
+        command = one.command_on(0, [sys.executable, "-c", listen])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            server.stdout.readline()
+            outcomes = {}
+            for name, hosts in (("other", other), ("one", one)):
+                reach = hosts.command_on(1, [sys.executable, "-c", probe, hosts.addresses[0]])
+                done = subprocess.run(reach, capture_output=True, text=True, check=False)
+                outcomes[name] = (done.returncode, "ConnectionRefused" in done.stderr)
+    assert outcomes == {"other": (1, True), "one": (0, False)}
+
+
+@pytest.mark.netns
+def test_the_machine_itself_is_left_alone() -> None:
+    listing = Path("/proc/net/dev")
+    before = [line.partition(":")[0] for line in listing.read_text().splitlines()]
+    with shaped_hosts(Testbed(hosts=2)):
+        during = [line.partition(":")[0] for line in listing.read_text().splitlines()]
+    assert during == before
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("rate_bytes_per_s", [12_500.0, 12.5e9])
+def test_the_extreme_rates_can_be_made(rate_bytes_per_s: float) -> None:
+    with shaped_hosts(Testbed(hosts=1, rate_bytes_per_s=rate_bytes_per_s, mtu=9000)) as hosts:
+        assert hosts.shaped
+
+
+@pytest.mark.netns
+def test_a_congestion_control_that_is_not_there_is_named() -> None:
+    with (
+        pytest.raises(InvalidSetting, match="got 'nonesuch'"),
+        shaped_hosts(Testbed(hosts=1, congestion_control="nonesuch")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("missing", "package"), [("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")]
+)
+def test_a_missing_tool_is_named(
+    missing: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str, path: str | None = None) -> str | None:
+        return None if name == missing else f"/no/such/{name}"
+
+    monkeypatch.setattr(netns.shutil, "which", without)
+    found = available()
+    assert found.kind == "none"
+    assert f"{missing!r} is not installed (package {package}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("tool", "said", "reason"),
+    [
+        ("ip", 'Error: Unknown device type "bridge".', "lacks bridge or veth interfaces"),
+        ("ip", "RTNETLINK answers: Operation not supported", "lacks bridge or veth interfaces"),
+        ("tc", "Error: Specified qdisc kind is unknown.", "has no tbf shaper"),
+        ("ip", "RTNETLINK answers: Operation not permitted", "no permission"),
+        ("tc", "something new", "tc failed: something new"),
+    ],
+)
+def test_what_a_kernel_lacks_is_named(tool: str, said: str, reason: str) -> None:
+    assert reason in netns._explain_batch(tool, said)
+
+
+def answer(words: str) -> tuple[int, ...]:
+    """What is made of a holder's first line."""
+    with subprocess.Popen(["echo", words], stdout=subprocess.PIPE, text=True) as holder:
+        return netns._read_pids(holder, "bbr")
+
+
+def test_a_kernel_that_makes_no_namespaces_is_named() -> None:
+    assert answer("ready 12 13") == (12, 13)
+    with pytest.raises(TestbedUnavailable, match=r"namespaces \(Operation not permitted\)"):
+        answer("denied Operation not permitted")
+    with pytest.raises(TestbedUnavailable, match="holder ended"):
+        answer("")
+    with pytest.raises(InvalidSetting, match="got 'bbr'; leave it empty"):
+        answer("congestion No such file or directory")
+
+
+def test_outside_linux_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns.sys, "platform", "darwin")
+    assert available().reason == "network namespaces need Linux"
+
+
+def test_loopback_stands_in_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        raise TestbedUnavailable("the kernel has no tbf shaper")
+
+    monkeypatch.setattr(hosts_module, "open_namespaces", refuse)
+    hosts_module._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        for _ in range(2):
+            with open_hosts(Testbed(hosts=2)) as hosts:
+                assert not hosts.shaped
+                assert len(hosts) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "no shaped links, running on plain loopback at full speed: the kernel has no tbf shaper"
+    ]
+
+
+def test_loopback_runs_the_same_program() -> None:
+    with loopback_hosts(Testbed(hosts=3)) as hosts:
+        command = [sys.executable, TRANSFER, "1000000"]
+        exits = launch(hosts, command, output="none", timeout_s=100, check=True)
+        counters = hosts.read_counters()
+    assert " ".join(exits[0].last_lines).split()[3] == hosts.interface
+    assert all(one.shared for one in counters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted"),
+    [
+        ({"hosts": 0}, "between 1 and 254"),
+        ({"rate_bytes_per_s": -1.0}, "between 12500"),
+        ({"mtu": 100}, "between 576"),
+        ({"burst_s": -1.0}, "between 0 and 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: dict[str, float], accepted: str) -> None:
+    with pytest.raises(InvalidSetting, match=accepted):
+        Testbed(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,222 @@
+"""Replicas in one process are the replicas of any exchange: their mean is one process' gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import isclose
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.compress.deft import deft
+from gradwire.compress.dgc import dgc
+from gradwire.compress.none import none
+from gradwire.compress.topk import topk
+from gradwire.contract import Exchange
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import residuals
+from gradwire.exchange.momentum import with_momentum_correction
+from gradwire.planning.default_fusion import default_messages
+from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
+from gradwire_bench.workloads.train import (
+    History,
+    Replicas,
+    Schedule,
+    layer_sizes,
+    train,
+    without_momentum,
+)
+from gradwire_lab.compress.cltk import cltk
+
+WIDTH, CLASSES = 12, 4
+WORLD = 4
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+def draw(step: int, rank: int, world: int, batch: int = 8) -> Batch:
+    """Which of the first inputs is the largest."""
+    inputs = torch.randn(batch, WIDTH, generator=random_of(0, step, rank, world))
+    return inputs, inputs[:, :CLASSES].argmax(1)
+
+
+def task(seed: int = 0) -> TrainingTask:
+    held_out = draw(1_000_000, 0, 1, batch=200)
+    return TrainingTask(
+        name="argmax",
+        description="which input is the largest",
+        make_model=make_model,
+        make_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch=draw,
+        loss=class_loss,
+        score=lambda model: mean_over(model, class_loss, held_out, 64),
+        metric="loss",
+        seed=seed,
+    )
+
+
+EXCHANGES: dict[str, Callable[[], Exchange]] = {
+    "none": lambda: exchange_for(none()),
+    "topk": lambda: exchange_for(topk(density=0.1)),
+    "dgc": lambda: exchange_for(dgc(density=0.1)),
+    "cltk": lambda: exchange_for(cltk(density=0.1)),
+    "deft": lambda: exchange_for(deft(density=0.1, layers=layer_sizes(task()))),
+}
+
+
+def parameters_of(replicas: Replicas) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(replicas.model.parameters()).detach()
+
+
+def test_dense_replicas_are_one_process_with_the_whole_batch() -> None:
+    replicas = Replicas(task(), exchange_for(none()), WORLD)
+    for _ in range(5):
+        replicas.step()
+    torch.manual_seed(0)
+    model = make_model()
+    optimizer = task().make_optimizer(model.parameters())
+    for step in range(5):
+        optimizer.zero_grad()
+        class_loss(model, *task().examples(step, WORLD)).backward()
+        optimizer.step()
+    alone = nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(parameters_of(replicas), alone, rtol=1e-4, atol=1e-6)
+    assert replicas.history.actual == [1.0] * 5
+    assert replicas.history.errors == [0.0] * 5
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_all_ranks_hold_the_same_mean(name: str) -> None:
+    replicas = Replicas(task(), EXCHANGES[name](), WORLD)
+    for _ in range(3):
+        replicas.step()
+        assert (replicas.gradients == replicas.gradients[0]).all()
+
+
+def test_messages_as_attached_leave_vectors_uncompressed() -> None:
+    exchange = EXCHANGES["topk"]()
+    found = default_messages([*make_model().named_parameters()], exchange, WORLD)
+    names = [([name for name, _ in members], made == exchange) for members, made in found]
+    assert sorted(names) == [(["2.bias", "0.bias"], False), (["2.weight", "0.weight"], True)]
+    replicas = Replicas(task(), exchange, WORLD, as_attached=True)
+    replicas.step()
+    assert 0.1 < replicas.history.actual[0] < 0.9
+
+
+@pytest.mark.parametrize("as_attached", [False, True])
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
+    """The gradients that went in are W times the means and what residuals still hold."""
+    if name == "deft" and as_attached:
+        return  # its layers are those of the whole model here
+    replicas = Replicas(task(), EXCHANGES[name](), WORLD, as_attached=as_attached)
+    given = torch.zeros_like(replicas.gradients[0], dtype=torch.float64)
+    taken = torch.zeros_like(given)
+    for _ in range(6):
+        before = replicas.step_index
+        replicas.backward()
+        given += replicas.gradients.double().sum(0)
+        assert replicas.step_index == before
+        replicas.step()  # draws the same batches once more
+        taken += WORLD * replicas.gradients[0].double()
+    for states in replicas.states:
+        parts = torch.split(taken, [message.spec.numel for message in replicas.messages])
+        for part, state in zip(parts, states, strict=True):
+            for residual_N in residuals(state).values():
+                part += residual_N
+    torch.testing.assert_close(taken, given, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_loss_goes_down_and_a_second_run_is_the_same(name: str) -> None:
+    first, second = (Replicas(task(), EXCHANGES[name](), WORLD) for _ in range(2))
+    for _ in range(40):
+        first.step()
+    for _ in range(5):
+        second.step()
+    losses = first.history.losses
+    assert losses[:5] == second.history.losses
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+def test_scores_are_spread_over_the_steps() -> None:
+    history = train(task(), EXCHANGES["none"](), world=2, num_steps=7, num_scores=3)
+    assert [step for step, _ in history.scores] == [2, 4, 7]
+    assert history.scores[-1][1] < history.scores[0][1]
+
+
+def test_what_is_noted_of_a_sparsifier() -> None:
+    history = train(task(), EXCHANGES["topk"](), world=WORLD, num_steps=4)
+    num_kept = round(0.1 * sum(layer_sizes(task())))
+    assert history.asked == pytest.approx([0.1] * 4)
+    assert history.local == pytest.approx([num_kept / sum(layer_sizes(task()))] * 4)
+    assert all(low <= high for low, high in zip(history.local, history.actual, strict=True))
+    assert history.sent_bytes == [(WORLD - 1) * 8 * num_kept] * 4
+    assert all(error > 0 for error in history.errors)
+
+
+def test_error_is_the_mean_of_the_norms_of_residuals() -> None:
+    replicas = Replicas(task(), EXCHANGES["topk"](), WORLD)
+    replicas.step()
+    norms = [float(state.residual_N.norm()) for (state,) in replicas.states]
+    assert isclose(replicas.history.errors[0], sum(norms) / WORLD, rel_tol=1e-6)
+
+
+def test_a_history_goes_into_json_and_back() -> None:
+    history = train(task(), EXCHANGES["none"](), world=2, num_steps=4, num_scores=2)
+    assert History.from_json(history.to_json()) == history
+
+
+def test_seeds_differ() -> None:
+    losses = [
+        train(task(seed), EXCHANGES["none"](), world=2, num_steps=1).losses for seed in (0, 1)
+    ]
+    assert losses[0] != losses[1]
+    places = product((0, 1), repeat=3)
+    draws = {random_of(seed, step, rank, 2).initial_seed() for seed, step, rank in places}
+    assert len(draws) == 8
+
+
+def test_the_schedule_goes_up_and_down() -> None:
+    rates = [Schedule(100, 10)(step) for step in range(100)]
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] < 0.01
+
+
+def test_momentum_may_be_left_to_the_exchange() -> None:
+    made = without_momentum(task()).make_optimizer(make_model().parameters())
+    assert [group["momentum"] for group in made.param_groups] == [0.0]
+    adam = replace(task(), make_optimizer=torch.optim.Adam)
+    with pytest.raises(InvalidSetting, match="momentum"):
+        without_momentum(adam).make_optimizer(make_model().parameters())
+
+
+def test_momentum_in_the_exchange_leaves_weights_to_decay_as_fast() -> None:
+    """Decay that is outside momentum is a tenth of what momentum of 0.9 makes of it."""
+    rates = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}
+    decaying = replace(task(), make_optimizer=partial(torch.optim.SGD, **rates))
+    dense = Replicas(decaying, exchange_for(none()), 2)
+    moved = Replicas(without_momentum(decaying), with_momentum_correction(none()), 2)
+    for _ in range(60):
+        dense.step()
+        moved.step()
+    apart = parameters_of(dense) - parameters_of(moved)
+    assert apart.norm() < 0.1 * parameters_of(dense).norm()  # 0.27 of it with a tenth of the decay
+
+
+def test_scoring_leaves_the_model_in_training() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), make_model())
+    value = mean_over(model, class_loss, draw(0, 0, 1, batch=30), 7)
+    assert model.training
+    assert value == mean_over(model, class_loss, draw(0, 0, 1, batch=30), 7)  # nothing is dropped
+    whole = class_loss(model.eval(), *draw(0, 0, 1, batch=30))
+    assert value == pytest.approx(whole.item(), rel=1e-5)

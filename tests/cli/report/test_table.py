@@ -1,0 +1,80 @@
+"""Tables: all three forms show the same cells, and the key decides how a value looks."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from gradwire.cli.report.table import cell, cells, columns, heading, markdown, plain, rich_table
+
+ROWS = [
+    {"name": "ddp", "step_s": 1.25, "speedup_vs_ddp": 1.0, "tags": ["a", "b"]},
+    {"name": "onebit", "step_s": 0.0123, "speedup_vs_ddp": 101.6, "loss": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("step_s", 0.0123, "12.3 ms"),
+        ("step_s", 2, "2.00 s"),
+        ("beta_s_per_byte", 1.6e-8, "16 ns/B"),
+        ("size_bytes", 4096, "4.10 kB"),
+        ("wire_bytes_per_step", 1.5e6, "1.50 MB"),
+        ("rate_bytes_per_s", 25e6, "200.0 Mbit/s"),
+        ("copy_bandwidth_bytes_per_s", 5e9, "5.00 GB/s"),
+        ("speedup_vs_ddp", 3, "3.00 x"),
+        ("fraction_of_copy_bandwidth", 0.615, "61.5 %"),
+        ("num_steps", 1_000_000, "1,000,000"),
+        ("loss", 2.345678, "2.346"),
+        ("loss", math.nan, "nan"),
+        ("loss", None, "-"),
+        ("available", False, "no"),
+        ("tags", ("a", "b"), "a, b"),
+        ("name", "x|y", "x|y"),
+    ],
+)
+def test_the_key_decides_how_a_value_looks(key: str, value: object, text: str) -> None:
+    assert cell(key, value) == text
+
+
+def test_columns_and_headings() -> None:
+    assert columns([{"b_s": 1}, {"name": "x", "c": 2}]) == ["name", "b_s", "c"]
+    assert heading("fraction_of_copy_bandwidth") == "copy bandwidth"
+    assert heading("num_steps") == "steps"
+
+
+def test_absent_cells_are_empty_and_none_is_a_dash() -> None:
+    assert cells(ROWS)[0][-1] == ""
+    assert cells(ROWS)[1][-1] == "-"
+
+
+def test_plain_columns_line_up_and_are_never_cut() -> None:
+    rows = [{"name": "n" * 300, "step_s": 1.0}, {"name": "m", "step_s": 0.5}]
+    lines = plain(rows, title="two").splitlines()
+    assert lines[0] == "two"
+    assert len({len(line) for line in lines[1:]}) == 1
+    assert "n" * 300 in lines[2]
+
+
+def test_markdown_escapes_bars_and_aligns_numbers() -> None:
+    lines = markdown([{"name": "a|b", "step_s": 1.0}]).splitlines()
+    assert lines[1] == "| :--- | ---: |"
+    assert lines[2] == "| a\\|b | 1.00 s |"
+
+
+def test_a_terminal_gets_every_cell_and_reads_no_markup() -> None:
+    rows = [*ROWS, {"name": "[red]x[/red]"}]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(rich_table(rows, title="[all]"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for row in cells(rows):
+        assert all(cell in text for cell in row)
+
+
+def test_no_rows_make_an_empty_table() -> None:
+    assert plain([], title="none") == "none\n"
+    assert columns([]) == []

@@ -1,0 +1,155 @@
+"""Warm-up of density: the paper's densities, in stages, whatever the algorithm is made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract import Exchange, Member
+from gradwire.contract.travel import sent_bytes
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.local import drive
+from gradwire.planning.clock.supersteps import record
+
+PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+NUMEL, WORLD = 20_000, 2
+
+
+def gradients(step: int, numel: int = NUMEL) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randn(numel, generator=draw) for _ in range(WORLD)]
+
+
+def selected(exchange: Exchange, num_steps: int) -> list[int]:
+    """How many elements rank 0 selects in each step."""
+    members = [Member(rank, WORLD) for rank in range(WORLD)]
+    states = [exchange.init(gw.TensorSpec("weight", NUMEL), WORLD) for _ in members]
+    found = []
+    for step in range(num_steps):
+        grads = gradients(step)
+        ranks = zip(members, states, grads, strict=True)
+        states = drive([exchange.synchronise(me, s, g, g) for me, s, g in ranks]).results
+        assert members[0].selection is not None
+        found.append(members[0].selection.selected)
+    return found
+
+
+def test_the_densities_are_those_of_the_paper() -> None:
+    exchange = gw.with_density_warmup(gw.compress.topk(density=0.001), steps_per_stage=2)
+    assert exchange.densities == PAPER
+    kept = [round(density * NUMEL) for density in PAPER]
+    assert kept == [5000, 1250, 312, 80, 20]
+    assert selected(exchange, 12) == [count for count in kept for _ in range(2)] + kept[-1:] * 2
+
+
+def test_deep_gradient_compression_warms_up_to_its_density() -> None:
+    exchange = gw.deep_gradient_compression(warmup_steps=8, sample_share=0.01)
+    kept = [round(density * NUMEL) for density in PAPER for _ in range(2)]
+    for count, most in zip(selected(exchange, 10), kept, strict=True):
+        assert most / 2 < count <= most
+    assert gw.deep_gradient_compression(warmup_steps=30, density=0.01).densities == (
+        *(0.25, 0.0625, 0.015625, 0.01),
+    )
+    for without in ({"warmup_steps": 0}, {"warmup_steps": 9, "density": 0.5}):
+        made = gw.deep_gradient_compression(clip_norm=0.25, **without)
+        assert type(made).__name__ == "Clipping"
+        assert type(made.inner).__name__ == "MomentumCorrection"
+        assert made.inner.masking
+    assert not gw.deep_gradient_compression(warmup_steps=0, masking=False).masking
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        gw.compress.topk(density=0.05),
+        gw.compress.graddrop(density=0.05),
+        gw.compress.randomk(density=0.05),
+        gw.compress.deft(density=0.05),
+        gw.pair(gw.compress.dgc(density=0.05), gw.collective.casync_ps()),
+        gw.with_clipping(gw.with_momentum_correction(gw.compress.dgc(density=0.05)), 1.0),
+    ],
+    ids=repr,
+)
+def test_whatever_has_a_density_is_warmed_up(algorithm: gw.Exchange | gw.Compressor) -> None:
+    exchange = gw.with_density_warmup(algorithm, steps_per_stage=1)
+    assert exchange.densities == (0.25, 0.0625, 0.05)
+    states, shares = None, []
+    for step in range(4):
+        results = run_local(exchange, gradients(step, 2000), states, seed=step)
+        states = [state for _, _, state in results]
+        shares.append(int(results[0][1].count_nonzero()) / 2000)
+    assert shares[0] > 2 * max(shares[2:])
+
+
+def test_what_waits_goes_on_through_the_stages() -> None:
+    exchange = gw.with_density_warmup(
+        gw.compress.topk(), steps_per_stage=1, densities=(0.5, 0.1, 1.0)
+    )
+    states, due_N, arrived_N = None, torch.zeros(64), torch.zeros(64)
+    for step in range(3):
+        grads = gradients(step, 64)
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        due_N += sum(grads)
+        arrived_N += WORLD * results[0][0]
+        assert (torch.allclose(arrived_N, due_N, atol=1e-5)) == (step == 2)
+
+
+def test_buffers_change_between_stages_only() -> None:
+    exchange = gw.with_density_warmup(gw.compress.topk(), steps_per_stage=2, densities=(0.5, 0.25))
+    members = [Member(rank, WORLD) for rank in range(WORLD)]
+    states = [exchange.init(gw.TensorSpec("weight", 64), WORLD) for _ in members]
+    places = []
+    for step in range(4):
+        grads = gradients(step, 64)
+        ranks = zip(members, states, grads, strict=True)
+        states = drive([exchange.synchronise(me, s, g, g) for me, s, g in ranks]).results
+        places.append(members[0]._buffers["gathered"])
+    assert places[0] is places[1]
+    assert places[2] is places[3]
+    assert places[0].numel() == 2 * places[2].numel()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps_per_stage": 0}, "steps_per_stage must be a whole number, 1 to 2**63 - 1, got 0"),
+        ({"steps_per_stage": 1.5}, "steps_per_stage must be a whole number"),
+        ({"steps_per_stage": 5, "densities": ()}, "densities must be at least one"),
+        (
+            {"steps_per_stage": 5, "densities": (0.5, 2.0)},
+            "densities[1] must be a fraction in (0, 1], got 2.0",
+        ),
+    ],
+)
+def test_mistakes_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        gw.with_density_warmup(gw.compress.topk(), **settings)  # type: ignore[arg-type]
+    assert said in str(raised.value)
+
+
+def test_what_has_no_density_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="one that has a density"):
+        gw.with_density_warmup(gw.compress.onebit(), steps_per_stage=5)
+    for steps in (-1, 2.5, True):
+        with pytest.raises(InvalidSetting, match="warmup_steps must be a whole number"):
+            gw.deep_gradient_compression(warmup_steps=steps)  # type: ignore[arg-type]
+
+
+def test_sizes_are_expected_of_the_last_stage() -> None:
+    spec = gw.TensorSpec("weight", NUMEL)
+    exchange = gw.with_density_warmup(gw.compress.topk(density=0.01), steps_per_stage=9)
+    assert exchange.wire_bytes(spec, 4) is None
+    last = gw.exchange_for(gw.compress.topk(density=0.01))
+    assert exchange.expected_bytes(spec, 4) == last.wire_bytes(spec, 4)
+    for wrapped in (exchange, gw.with_clipping(exchange, 1.0)):
+        assert sent_in_simulation(wrapped, spec) == sent_in_simulation(last, spec) > 0
+
+
+def sent_in_simulation(exchange: Exchange, spec: gw.TensorSpec) -> int:
+    """Bytes that rank 1 of 4 sends."""
+    rows = record(exchange, spec, 1, 4).rows
+    return sum(sent_bytes(verb, 1, 4) for row in rows for verb in row)

@@ -1,0 +1,252 @@
+"""Momentum correction against its paper's algorithm written out, and how it is put together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import gradwire as gw
+from gradwire.contract import Member
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.momentum import momentum_of
+
+WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
+topk = gw.compress.topk(density=KEPT / NUMEL)
+
+
+def gradients(step: int, world: int = WORLD, numel: int = NUMEL) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randn(numel, generator=draw) for _ in range(world)]
+
+
+class OfThePaper:
+    """One rank's algorithm, line by line, with an exact top-k for its threshold."""
+
+    def __init__(self, nesterov: bool, masking: bool) -> None:
+        self.nesterov, self.masking = nesterov, masking
+        self.u_N, self.v_N = torch.zeros(NUMEL), torch.zeros(NUMEL)
+
+    def step(self, grad_N: Tensor) -> Tensor:
+        """What this rank sends, zeros where it sends nothing."""
+        if self.nesterov:
+            self.u_N = MOMENTUM * (self.u_N + grad_N)
+            self.v_N = self.v_N + self.u_N + grad_N
+        else:
+            self.u_N = MOMENTUM * self.u_N + grad_N
+            self.v_N = self.v_N + self.u_N
+        mask_N = torch.zeros(NUMEL)
+        mask_N[self.v_N.abs().topk(KEPT).indices] = 1
+        sent_N = self.v_N * mask_N
+        self.v_N = self.v_N * (1 - mask_N)
+        if self.masking:
+            self.u_N = self.u_N * (1 - mask_N)
+        return sent_N
+
+
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
+    exchange = gw.with_momentum_correction(topk, MOMENTUM, nesterov, masking)
+    ranks, states = [OfThePaper(nesterov, masking) for _ in range(WORLD)], None
+    for step in range(30):
+        grads = gradients(step)
+        results = run_local(exchange, grads, states, seed=step)
+        states = [state for _, _, state in results]
+        sent = [rank.step(grad_N) for rank, grad_N in zip(ranks, grads, strict=True)]
+        torch.testing.assert_close(results[0][0], torch.stack(sent).mean(0))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("world", [1, 4])
+def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
+    """Of a gradient that is larger than the sample that gives its threshold."""
+    exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0, nesterov=nesterov)
+    numel = 4000
+    weights = [torch.nn.Parameter(torch.zeros(numel)) for _ in range(2)]
+    dense = torch.optim.SGD(weights[:1], lr=0.1, momentum=MOMENTUM, nesterov=nesterov)
+    plain = torch.optim.SGD(weights[1:], lr=0.1)
+    states = None
+    for step in range(30):
+        grads = gradients(step, world, numel)
+        weights[0].grad = torch.stack(grads).mean(0)
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        weights[1].grad = results[0][0]
+        dense.step()
+        plain.step()
+        if world == 1 and not nesterov:
+            assert torch.equal(*weights)
+        torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
+    """Velocity without gradients decays until its W-th part is 0 on the wire."""
+    exchange = gw.with_momentum_correction(gw.compress.none())
+    states, want_N = None, torch.zeros(8)
+    for step in range(150):
+        grad_N = torch.full((8,), 0.01, dtype=torch.float16)
+        grad_N[0] = 0.0 if step else 0.1
+        results = run_local(exchange, [grad_N] * world, states)
+        states = [state for _, _, state in results]
+        want_N = MOMENTUM * want_N + grad_N.float()
+    assert bool(states[0].residual_N[0]), "no element was too small"
+    torch.testing.assert_close(states[0].velocity_N, want_N)
+    torch.testing.assert_close(results[0][0].float(), want_N, rtol=2e-3, atol=1e-6)
+
+
+def test_masking_is_what_clears_stale_momentum() -> None:
+    """An element that is sent in its last step is not carried on by the momentum of before."""
+    turned = [torch.tensor([10.0, 0.0, 0.0, 0.1]), *[torch.tensor([0.0, 0.0, 0.0, 0.1])] * 3]
+    exchange = gw.compress.topk(density=0.25)
+
+    def means(masking: bool) -> list[float]:
+        states, found = None, []
+        for grad_N in turned:
+            wrapped = gw.with_momentum_correction(exchange, masking=masking)
+            results = run_local(wrapped, [grad_N, grad_N], states)
+            states = [state for _, _, state in results]
+            found.append(results[0][0][0].item())
+        return found
+
+    assert means(masking=True) == [10.0, 0.0, 0.0, 0.0]
+    assert means(masking=False)[:2] == [10.0, 9.0]
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
+    """A constant gradient, of which every element leaves in every T-th step."""
+    period = 10
+    exchange = gw.with_momentum_correction(
+        gw.compress.topk(density=1 / period), MOMENTUM, masking=masking
+    )
+    states, moved_N = None, torch.zeros(period)
+    for step in range(9 * period):
+        results = run_local(exchange, [torch.ones(period)] * 2, states)
+        states = [state for _, _, state in results]
+        if step >= 8 * period:  # long after the start
+            moved_N += results[0][0] / period
+    lost = MOMENTUM * (1 - MOMENTUM**period) / ((1 - MOMENTUM) * period) if masking else 0.0
+    want_N = torch.full((period,), (1 - lost) / (1 - MOMENTUM))
+    torch.testing.assert_close(moved_N, want_N, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype) -> None:
+    """Beside a sparse one in its message, of which most elements stay."""
+    inner = gw.compress.selective(sparsifier="topk", density=0.01, num_dense=1)
+    exchange = gw.with_momentum_correction(inner, MOMENTUM)
+    spec = gw.TensorSpec("small and large", 1020, dtype, shapes=((4, 5), (1000,)))
+    states, want_D = [exchange.init(spec, 2) for _ in range(2)], torch.zeros(20)
+    for step in range(30):
+        grads = [grad_N.to(dtype) for grad_N in gradients(step, world=2, numel=1020)]
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        want_D = MOMENTUM * want_D + torch.stack(grads).float().mean(0)[:20]
+        torch.testing.assert_close(results[0][0][:20].float(), want_D, rtol=1e-2, atol=1e-2)
+    assert not bool(states[0].velocity_N[20:].all()), "nothing was masked"
+
+
+def test_error_feedback_is_taken_out_wherever_it_is() -> None:
+    pair = gw.pair(topk, gw.collective.allgather_sparse())
+    twice = gw.with_error_feedback(gw.with_error_feedback(pair))
+    for given in (topk, pair, twice):
+        assert gw.with_momentum_correction(given).inner == pair
+    warming = gw.with_density_warmup(topk, steps_per_stage=3)
+    assert isinstance(warming.inner, ErrorFeedback)
+    assert gw.with_momentum_correction(warming).inner == gw.with_density_warmup(
+        pair, steps_per_stage=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (gw.with_clipping(topk, 1.0), "with_clipping(with_momentum_correction(...), max_norm)"),
+        (
+            gw.with_density_warmup(gw.with_clipping(topk, 1.0), steps_per_stage=1),
+            "with_clipping(with_momentum_correction(...), max_norm)",
+        ),
+        (gw.with_momentum_correction(topk), "wrap it once"),
+    ],
+    ids=["clipping", "clipping inside", "twice"],
+)
+def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        gw.with_momentum_correction(inner)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["topk", gw.compress.none, 3], ids=["name", "class", "number"])
+def test_what_is_no_algorithm_is_refused(given: gw.Compressor) -> None:
+    for wrap in (gw.with_momentum_correction, gw.exchange_for, gw.with_error_feedback):
+        with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
+            wrap(given)
+    with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
+        gw.with_clipping(given, 1.0)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 2, True, "0.9", float("nan")])
+def test_momentum_is_a_number_below_1(momentum: float) -> None:
+    with pytest.raises(InvalidSetting, match=r"momentum must be a number in \[0, 1\)"):
+        gw.with_momentum_correction(topk, momentum)
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("inf"), float("nan"), "1", True])
+def test_a_bound_of_norms_is_positive_and_finite(max_norm: float) -> None:
+    with pytest.raises(InvalidSetting, match="max_norm must be a positive finite number"):
+        gw.with_clipping(topk, max_norm)
+
+
+def test_the_momentum_of_an_exchange_is_found_in_it() -> None:
+    inner = gw.with_momentum_correction(topk, 0.7)
+    assert (
+        momentum_of(gw.with_density_warmup(gw.with_clipping(inner, 1.0), steps_per_stage=1)) == 0.7
+    )
+    assert momentum_of(gw.exchange_for(topk)) == 0.0
+
+
+def test_what_an_exchange_states_shows_through_its_wrappers() -> None:
+    spec = gw.TensorSpec("weight", 400, shapes=((20, 20),))
+    for algorithm in (topk, gw.compress.powersgd(rank=2)):
+        inner = gw.exchange_for(algorithm)
+        for wrapped in (gw.with_clipping(algorithm, 1.0), gw.with_momentum_correction(algorithm)):
+            assert wrapped.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4) is not None
+            assert wrapped.expected_bytes(spec, 4) == inner.expected_bytes(spec, 4)
+            assert wrapped.keeps_whole == inner.keeps_whole
+            assert wrapped.same_threads == inner.same_threads
+
+
+def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> None:
+    exchange = gw.with_clipping(gw.compress.none(), 1.0)
+    for spoil in (float("inf"), float("nan")):
+        mean_N = run_local(exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)])[0][0]
+        assert bool(mean_N[0].isnan())
+        assert mean_N[1:].tolist() == [0.0, 0.0]
+
+
+def test_later_steps_allocate_nothing_of_the_gradients_size() -> None:
+    """Clipping, momentum and mask together; payloads of 10 elements are not counted."""
+    numel = 100_000
+    codec = gw.compress.topk(density=10 / numel)
+    exchange = gw.with_clipping(gw.with_momentum_correction(codec), 1.0)
+    spec, members = gw.TensorSpec("weight", numel), [Member(rank, 2) for rank in range(2)]
+    states = [exchange.init(spec, 2) for _ in members]
+
+    def step(number: int) -> None:
+        given = zip(members, states, gradients(number, 2, numel), strict=True)
+        texts = [exchange.synchronise(me, s, grad_N, grad_N) for me, s, grad_N in given]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            states[:] = drive(texts).results
+        largest.append(max(event.cpu_memory_usage for event in profiler.events()))
+
+    largest: list[int] = []
+    for number in range(3):
+        step(number)
+    assert largest[0] >= 4 * numel, "the first step's buffers were not seen"
+    assert max(largest[1:]) < numel

@@ -1,0 +1,173 @@
+"""Natural sparsity: every way gives the mean, ranks choose alike, and steps may turn dense."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.compress.nonzero import nonzero
+from gradwire.contract import Member
+from gradwire.contract.laws.cases import Case
+from gradwire.contract.laws.exchanges import LAWS
+from gradwire.contract.spec import TensorSpec
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import Exchange, run_local
+from gradwire.exchange.counted import LOSSLESS, counted, fastest
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.momentum import with_momentum_correction
+from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from tests.strategies import bounded
+
+ROWS, WIDTH = 400, 8
+DENSE = with_natural_sparsity(gw.compress.none(), WIDTH)
+
+
+def tables(world: int, count: int, *, shared: bool = False, seed: int = 0) -> list[Tensor]:
+    """One flat gradient a rank, non-zero in ``count`` rows: drawn ones, or the same on all."""
+    draw = torch.Generator().manual_seed(seed)
+    found, rows = [], torch.randperm(ROWS, generator=draw)[:count]
+    for _ in range(world):
+        table = torch.zeros(ROWS, WIDTH)
+        own = rows if shared else torch.randperm(ROWS, generator=draw)[:count]
+        table[own] = torch.randn(count, WIDTH, generator=draw)
+        found.append(table.flatten())
+    return found
+
+
+def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[str | None]:
+    """The way of each rank in the last of some equal steps."""
+    world = len(grads)
+    members = [Member(rank, world) for rank in range(world)]
+    states = [exchange.init(TensorSpec("", ROWS * WIDTH), world) for _ in grads]
+    for _ in range(num_steps):
+        texts = [
+            exchange.synchronise(*given, torch.empty_like(given[2]))
+            for given in zip(members, states, grads, strict=True)
+        ]
+        states = list(drive(texts, seed=3).results)
+    return [member.way for member in members]
+
+
+@bounded(8)
+@given(
+    world=st.integers(1, 9),
+    count=st.sampled_from((0, 1, 7, 90, ROWS)),
+    shared=st.booleans(),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
+)
+def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: torch.dtype) -> None:
+    grads = [g.to(dtype) for g in tables(world, count, shared=shared, seed=count)]
+    first = run_local(DENSE, grads)
+    expected = torch.stack([g.double() for g in grads]).mean(0)
+    for step in (first, run_local(DENSE, grads, [state for *_, state in first])):
+        for mean, contributed, _ in step:
+            assert torch.equal(mean, step[0][0])
+            tolerance = 1e-6 if dtype != torch.bfloat16 else 2e-2
+            torch.testing.assert_close(mean.double(), expected, rtol=tolerance, atol=tolerance)
+            assert torch.equal(contributed, grads[0].to(contributed.dtype)) or world > 1
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("lossy", [False, True], ids=["dense", "topk"])
+def test_laws_of_exchanges(law: object, lossy: bool) -> None:
+    """Drawn gradients are dense: the inner exchange's laws hold through the wrapper."""
+    topk = gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse())
+    exchange = with_natural_sparsity(topk if lossy else gw.compress.none(), 7)
+    for case in (Case(world=3, numel=300, seed=3), Case(world=1, numel=9), Case(world=2, numel=0)):
+        law(exchange, case)  # type: ignore[operator]
+
+
+def test_all_ranks_take_one_way_though_counts_differ() -> None:
+    grads = tables(4, 20)
+    grads[2].zero_()
+    grads[3] = tables(1, 60, seed=9)[0]
+    found = ways(DENSE, grads)
+    assert len(set(found)) == 1
+    assert found[0] in {scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS}
+
+
+def test_a_dense_step_goes_the_inner_way() -> None:
+    assert set(ways(DENSE, tables(4, ROWS))) == {INNER}
+    one_dense = [*tables(3, 5), *tables(1, ROWS)]
+    assert set(ways(DENSE, one_dense)) == {INNER}
+
+
+def test_what_the_last_step_showed_changes_the_way() -> None:
+    """Rows that all ranks share: first taken for distinct ones, then known to be the same."""
+    counts, numel = [4000] * 8, 50_000 * 64
+    first, then = (fastest(counted(counts, numel, 64, torch.float32, g)) for g in (0.0, 1.0))
+    assert (first.scheme, then.scheme) == ("sparcml", "zen")
+    grads = tables(8, 30, shared=True)
+    states = [state for *_, state in run_local(DENSE, grads)]
+    assert {float(state.growth_1) for state in states} == {1.0}
+
+
+class Selfish(Natural):
+    """Decides from its own count: what every other rank does not know."""
+
+    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+        own = count_units(grad_N, None, self.width)
+        return super()._choose([own] * len(counts), growth, grad_N)
+
+
+def test_a_table_is_looked_through_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Tensor] = []
+    fill = nonzero._fill
+
+    def counting(self: nonzero, room: Tensor, grad_N: Tensor, residual_N: Tensor | None) -> int:
+        looked.append(grad_N)
+        return fill(self, room, grad_N, residual_N)
+
+    monkeypatch.setattr(nonzero, "_fill", counting)
+    assert INNER not in ways(DENSE, tables(3, 5))
+    assert len(looked) == 3
+
+
+def test_a_choice_of_one_rank_alone_is_caught() -> None:
+    grads = [*tables(2, 3), *tables(1, ROWS)]
+    run_local(Natural(DENSE.inner, WIDTH), grads)
+    with pytest.raises(InvalidSetting, match="ranks call different collectives"):
+        run_local(Selfish(DENSE.inner, WIDTH), grads)
+
+
+def test_one_rank_alone_goes_no_way() -> None:
+    assert ways(DENSE, tables(1, 5)) == [None]
+
+
+def test_rows_leave_no_residual_and_dense_steps_do() -> None:
+    exchange = with_natural_sparsity(gw.compress.topk(density=0.01), WIDTH)
+    sparse, full = tables(3, 4), tables(3, ROWS)
+    after_rows = run_local(exchange, sparse)
+    assert all(not bool(state.residual_N.any()) for *_, state in after_rows)
+    torch.testing.assert_close(after_rows[0][0], torch.stack(sparse).mean(0))
+    after_full = run_local(exchange, full, [state for *_, state in after_rows])
+    assert all(bool(state.residual_N.any()) for *_, state in after_full)
+
+
+def test_counting_units() -> None:
+    grad_N = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, float("nan")])
+    assert count_units(grad_N, None, 1) == 2
+    assert count_units(grad_N, None, 3) == 2
+    assert count_units(grad_N, torch.tensor([0, 0, 0, 2.0, 0, 0, 0]), 3) == 3
+    assert count_units(torch.zeros(0), None, 3) == 0
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.0, True])
+def test_width_is_refused(width: object) -> None:
+    with pytest.raises(InvalidSetting, match="width"):
+        with_natural_sparsity(gw.compress.none(), width)  # type: ignore[arg-type]
+
+
+def test_what_is_no_pair_is_refused() -> None:
+    """Its collective averages velocities, in whose place no rows can be sent."""
+    momentum = with_momentum_correction(gw.compress.topk(), 0.9)
+    with pytest.raises(InvalidSetting, match="a pair with or without error feedback"):
+        with_natural_sparsity(momentum, 4)
+    assert with_natural_sparsity(with_error_feedback(DENSE.inner), 4).inner == Natural(
+        DENSE.inner, 4
+    )

@@ -1,0 +1,203 @@
+"""The partition in Triton, where there is no GPU under its interpreter: lossless, both ways."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gradwire.errors import InvalidSetting
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.gpu import partition as gpu
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.parts import Parts
+from gradwire.kernels.sparse.permutation import Permutation
+from tests.laws.format_laws import loses_nothing
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run where their tensors lie; numpy, which then computes them, is silent."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with np.errstate(all="ignore"):
+        yield
+
+
+def on_device(entries: Entries) -> Entries:
+    return Entries(entries.indices_K.to(DEVICE), entries.values.to(DEVICE), entries.width)
+
+
+def on_cpu(parts: Parts) -> Parts:
+    indices_K, values, width = parts.entries
+    return Parts(parts.counts_W, Entries(indices_K.cpu(), values.cpu(), width))
+
+
+def two_passes(entries: Entries, *where: Any) -> Parts:
+    return on_cpu(gpu.two_passes(on_device(entries), *where))
+
+
+def hashed(entries: Entries, *where: Any, **memory: int) -> Parts:
+    """Algorithm 1, whatever of it spills."""
+    found, _ = gpu.algorithm_1(on_device(entries), *where, **memory)
+    return on_cpu(found)
+
+
+def some(num_units: int, count: int, width: int = 1, *, repeated: bool = False) -> Entries:
+    draw = torch.Generator().manual_seed(num_units + count)
+    if repeated:
+        indices_K = torch.randint(num_units, (count,), generator=draw)
+    else:
+        indices_K = torch.randperm(num_units, generator=draw)[:count]
+    return Entries(indices_K.int(), torch.randn(count * width, generator=draw), width)
+
+
+def as_sets(parts: Parts, world: int) -> list[list[tuple[Any, ...]]]:
+    """Each part's entries, without their order."""
+    found = []
+    for rank in range(world):
+        own = parts.of(rank)
+        units = own.values.view(-1, own.width).tolist()
+        found.append(
+            sorted((i, *unit) for i, unit in zip(own.indices_K.tolist(), units, strict=True))
+        )
+    return found
+
+
+WAYS = {
+    "two passes": two_passes,
+    "algorithm 1": hashed,
+    "one rehash": partial(hashed, rehashes=1),
+    "little parallel memory": partial(hashed, parallel=64),
+    "serial memory overflows": partial(hashed, parallel=64, serial=8),
+    "no room at all": partial(hashed, parallel=1, serial=1),
+}
+CASES = {
+    "nothing": (100, 4, some(100, 0)),
+    "one unit, one part": (1, 1, some(1, 1)),
+    "more parts than units": (5, 16, some(5, 5)),
+    "index 0 alone": (1000, 3, Entries(torch.zeros(1, dtype=torch.int32), torch.ones(1))),
+    "all indices": (1003, 7, some(1003, 1003)),
+    "a tenth": (9_011, 8, some(9_011, 900)),
+    "rows": (999, 5, some(999, 300, 3)),
+    "duplicates": (300, 3, some(300, 900, repeated=True)),
+    "one index often": (300, 3, Entries(torch.full((500,), 7, dtype=torch.int32), torch.ones(500))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_lost_and_parts_are_those_of_the_definition(way: str, case: str) -> None:
+    num_units, world, entries = CASES[case]
+    for shuffle in (None, Permutation(num_units, seed=3)):
+        agree(way, entries, num_units, world, shuffle)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    way=st.sampled_from([*WAYS]),
+    indices=st.lists(st.integers(0, 49), max_size=80),
+    num_units=st.integers(50, 70),
+    world=st.integers(1, 17),
+    shuffled=st.booleans(),
+)
+def test_any_list_of_entries_is_partitioned(
+    way: str, indices: list[int], num_units: int, world: int, shuffled: bool
+) -> None:
+    values = torch.arange(len(indices), dtype=torch.float32)
+    entries = Entries(torch.tensor(indices, dtype=torch.int32), values)
+    agree(way, entries, num_units, world, Permutation(num_units, 2) if shuffled else None)
+
+
+def agree(
+    way: str, entries: Entries, num_units: int, world: int, shuffle: Permutation | None
+) -> None:
+    found = WAYS[way](entries, num_units, world, shuffle)
+    want = partition(entries, num_units, world, shuffle)
+    assert found.counts_W == want.counts_W
+    assert as_sets(found, world) == as_sets(want, world)
+    if way == "two passes":
+        given = entries, num_units, world, shuffle
+        loses_nothing(lambda *_: found, *given, by_place=False)
+
+
+@pytest.mark.parametrize("numel", [1, 2, 3, 1000, 4096, 4097, 2**31 - 1])
+def test_the_permutation_has_the_same_bits(numel: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    indices_K = torch.randint(numel, (300,), generator=draw, dtype=torch.int64).int()
+    shuffle = Permutation(numel, seed=5)
+    found_K = gpu.places(indices_K.to(DEVICE), shuffle).cpu()
+    assert torch.equal(found_K, shuffle.places(indices_K))
+
+
+def test_what_overflows_is_counted() -> None:
+    num_units, world = 4000, 4
+    entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
+    _, roomy = gpu.algorithm_1(entries, num_units, world, shuffle)
+    assert roomy.fallback == 0
+    assert 0 < roomy.serial < 0.2 * entries.num  # half as full as there are cells, three tries
+    _, tight = gpu.algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
+    assert tight.serial == 4
+    assert tight.fallback > 100
+    _, single = gpu.algorithm_1(entries, num_units, world, shuffle, rehashes=1)
+    assert single.serial + single.fallback > roomy.serial + roomy.fallback
+
+
+def test_indices_outside_are_named() -> None:
+    wrong = Entries(torch.tensor([3, 10], dtype=torch.int32), torch.ones(2))
+    for way in (gpu.two_passes, gpu.algorithm_1):
+        with pytest.raises(InvalidSetting, match=r"index 1 must lie in \[0, 10\), got 10"):
+            way(on_device(wrong), 10, 2, None)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gradwire.kernels.sparse.gpu import device
+
+shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
+scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
+ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
+given = [(kernel, shapes) for kernel in (device.permute, device.count, device.move)]
+for kernel, fixed in (*given, (device.hash_entries, shapes), (device.hash_entries, ones)):
+    names = kernel.arg_names
+    constants = {name: fixed[name] for name in names if name in fixed}
+    types = {name: "i32" if name in scalars else "*i32" for name in names}
+    types |= dict.fromkeys(constants, "constexpr")
+    made = triton.compile(ASTSource(kernel, types, constants), GPUTarget("cuda", 80, 32))
+    print(made.asm["ptx"].replace("\\n", " "))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> None:
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    variables.pop("TRITON_INTERPRET", None)
+    found = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
+    )
+    assert found.returncode == 0, found.stderr
+    permute, count, move, hashing, single = found.stdout.splitlines()
+    for ptx in (permute, count, move, hashing, single):
+        assert ".target sm_80" in ptx
+        assert "ld.local" not in ptx
+    assert "atom" not in permute + count + move  # their order does not depend on timing
+    assert "atom.global" in hashing
+    assert ".cas.b32" in hashing
+    assert ".add.u32" in hashing

@@ -1,0 +1,239 @@
+"""espresso: its clock against the simulator's, its algorithms against readings of their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.errors import InvalidSetting
+from gradwire.planning import catalogue
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
+from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
+from gradwire_lab.planner.espresso import espresso
+from gradwire_lab.planning.lanes import TimedMessage, end_of, link_times
+from tests.planning.profiles import profiles
+from tests.strategies import bounded
+
+ON_DEVICE = LineFit(alpha_s=8.87e-4, per_unit_s=1.865e-10)
+BESIDE = LineFit(alpha_s=1.673e-3, per_unit_s=1.494e-9)
+"""Lines through SSFusion's table III, over elements of two bytes."""
+BY_GATHER = "dgc by allgather_sparse"
+GATHER = ExchangeSetting(
+    compressor="dgc",
+    settings={"density": 0.01},
+    collective="allgather_sparse",
+    error_feedback=True,
+)
+
+
+def cluster_of(
+    inline: LineFit = ON_DEVICE, beside: LineFit = BESIDE, num_ranks: int = 8, rate: float = 1.25e9
+) -> Cluster:
+    codec = CodecFit(encode=beside, decode=NOTHING, merge=NOTHING)
+    return Cluster(
+        num_ranks=num_ranks,
+        rate_bytes_per_s=rate,
+        hop_s=2e-5,
+        codecs={"dgc": codec},
+        inline={"dgc": inline},
+    )
+
+
+def options(plan: Plan) -> list[tuple[str, bool]]:
+    """The exchange of each tensor in backward order, and whether it is encoded inline."""
+    return [(message.exchange, bool(message.inline)) for message in plan.messages]
+
+
+def chosen(plan: Plan, picked: Sequence[tuple[str, bool]]) -> Plan:
+    """The plan with another option for each tensor."""
+    messages = [
+        message.model_copy(
+            update={
+                "exchange": exchange,
+                "inline": (message.chunks[0].tensor,) if is_inline else (),
+            }
+        )
+        for message, (exchange, is_inline) in zip(plan.messages, picked, strict=True)
+    ]
+    exchanges = {BY_GATHER: GATHER} if any(e != DENSE for e, _ in picked) else {}
+    return plan.model_copy(update={"messages": tuple(messages), "exchanges": exchanges})
+
+
+drawn = st.lists(
+    st.tuples(st.integers(1, 3_000_000), st.floats(0.0, 0.02), st.sampled_from((1, 2))),
+    min_size=1,
+    max_size=6,
+)
+
+
+def model_of(rows: list[tuple[int, float, int]]) -> Profile:
+    return profile_of(*[([numel] * count, 0.001, own_s) for numel, own_s, count in rows])
+
+
+@bounded(30)
+@given(
+    rows=drawn,
+    slow_s=st.floats(1e-5, 5e-3),
+    rate=st.floats(1e7, 1e10),
+    draw=st.randoms(use_true_random=False),
+)
+def test_the_lanes_clock_is_the_simulators(
+    rows: list[tuple[int, float, int]], slow_s: float, rate: float, draw: random.Random
+) -> None:
+    """Whatever is chosen for each tensor, where nothing is computed behind a transfer."""
+    profile = model_of(rows)
+    cluster = cluster_of(beside=LineFit(alpha_s=slow_s, per_unit_s=1e-9), rate=rate)
+    lanes = espresso_lanes.of(profile, cluster, "dgc", {BY_GATHER: GATHER})
+    for place in range(len(lanes.tensors)):
+        lanes.options[place] = draw.choice((DENSE, BY_GATHER))
+        lanes.offloaded[place] = draw.random() < 0.5
+    picked = [
+        (option, option != DENSE and not offloaded)
+        for option, offloaded in zip(lanes.options, lanes.offloaded, strict=True)
+    ]
+    plan = chosen(espresso(profile, cluster), picked)
+    assert profile.forward_s + lanes.seconds() == pytest.approx(iteration_s(plan, profile, cluster))
+
+
+def largest_first(profile: Profile, cluster: Cluster) -> list[tuple[str, bool]]:
+    """Algorithm 1 by whole simulations, each tensor in turn, bubbles read off the timeline."""
+    base = espresso(profile, cluster, offload=False)
+    numels = [message.chunks[0].numel for message in base.messages]
+    picked = [(DENSE, False)] * len(numels)
+
+    def seconds(now: list[tuple[str, bool]]) -> float:
+        return iteration_s(chosen(base, now), profile, cluster)
+
+    def first_behind(now: list[tuple[str, bool]]) -> int:
+        timing = run_on_clock(chosen(base, now), profile, cluster)
+        starts = [max(timing.message_start_s[n], 0.0) for n in range(len(numels))]
+        found = 0
+        for n in range(1, len(numels)):
+            if starts[n] > timing.message_end_s[n - 1] * (1 + 1e-12):
+                found = n
+        return found
+
+    best_s, behind = seconds(picked), first_behind(picked)
+    for place in sorted(range(len(numels)), key=lambda n: (-numels[n], n)):
+        if place < behind:
+            continue
+        tried = [*picked[:place], (BY_GATHER, True), *picked[place + 1 :]]
+        if seconds(tried) < best_s * (1 - 1e-12):
+            picked, best_s = tried, seconds(tried)
+            behind = first_behind(picked)
+    return picked
+
+
+@pytest.mark.parametrize("rate", [2e8, 1.25e9, 5e9])
+def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
+    rows = [
+        (3_000_000, 0.004, 1),
+        (500, 0.001, 2),
+        (1_500_000, 0.02, 1),
+        (3_000_000, 0.004, 2),
+        (40_000, 0.002, 1),
+        (2_000_000, 0.003, 1),
+    ]
+    profile, cluster = model_of(rows), cluster_of(rate=rate)
+    assert options(espresso(profile, cluster, offload=False)) == largest_first(profile, cluster)
+
+
+def test_tensors_before_a_bubble_stay_as_they_are() -> None:
+    """The first is sent long before the others are there; the last is all that is exposed."""
+    profile = profile_of(([3_000_000], 0.0, 0.5), ([3_000_000], 0.0, 0.1))
+    plan = espresso(profile, cluster_of())
+    assert [exchange for exchange, _ in options(plan)] == [DENSE, BY_GATHER]
+
+
+def test_offloading_is_the_best_of_all_counts() -> None:
+    """Of every number of tensors of each size, from either end, by whole simulations."""
+    rows = [(3_000_000, 0.008, 1)] * 4 + [(1_000_000, 0.003, 1)] * 3
+    profile, cluster = model_of(rows), cluster_of(rate=4e8)
+    inline = espresso(profile, cluster, offload=False)
+    found_s = iteration_s(espresso(profile, cluster), profile, cluster)
+    sizes = [message.chunks[0].numel for message in inline.messages]
+    groups = [
+        [n for n, size in enumerate(sizes) if size == one and inline.messages[n].inline]
+        for one in sorted(set(sizes))
+    ]
+    assert sum(map(len, groups)) > 3
+    every_s = []
+    for step in (1, -1):
+        for counts in product(*(range(len(group) + 1) for group in groups)):
+            beside = {n for g, count in zip(groups, counts, strict=True) for n in g[::step][:count]}
+            picked = [
+                (exchange, is_inline and n not in beside)
+                for n, (exchange, is_inline) in enumerate(options(inline))
+            ]
+            every_s.append(iteration_s(chosen(inline, picked), profile, cluster))
+    assert found_s == pytest.approx(min(every_s))
+    assert found_s < iteration_s(inline, profile, cluster)
+
+
+def test_link_and_lane_by_hand() -> None:
+    """The second waits for its encode behind the first's, the third for the link alone."""
+    ready_s = [1.0, 2.0, 3.0]
+    messages = [
+        TimedMessage(0, ((0, 2.0),), 1.0),
+        TimedMessage(1, ((1, 3.0),), 1.0),
+        TimedMessage(2, (), 4.0),
+    ]
+    assert link_times(ready_s, messages) == ([3.0, 6.0, 7.0], [4.0, 7.0, 11.0])
+    assert end_of(ready_s, messages) == 11.0
+    assert end_of([1.0, 2.0, 20.0], messages[:2]) == 20.0
+
+
+def test_each_tensor_is_a_message_and_offloading_pays_on_models() -> None:
+    profile, cluster = catalogue.load("bert_base"), cluster_of()
+    plan, inline = espresso(profile, cluster), espresso(profile, cluster, offload=False)
+    assert all(len(message.chunks) == 1 for message in plan.messages)
+    seconds = [iteration_s(one, profile, cluster) for one in (plan, inline)]
+    assert seconds[0] < seconds[1] < iteration_s(wfbp(profile, cluster), profile, cluster)
+
+
+def test_push_and_pull_is_an_option() -> None:
+    """Among many ranks an all-gather of what is not very sparse takes longer."""
+    profile, cluster = profile_of(([3_000_000], 0.0, 0.01)), cluster_of(rate=1e8)
+    plan = espresso(profile, cluster, density=0.2, divisible=True)
+    assert [exchange for exchange, _ in options(plan)] == ["dgc by casync_ps"]
+    without = espresso(profile, cluster, density=0.2)
+    assert iteration_s(plan, profile, cluster) < iteration_s(without, profile, cluster)
+
+
+@bounded(15)
+@given(profile=profiles(largest=20_000), num_ranks=st.sampled_from((1, 2, 5)))
+def test_never_slower_than_uncompressed(profile: Profile, num_ranks: int) -> None:
+    cluster = cluster_of(num_ranks=num_ranks, rate=1e7)
+    plan = espresso(profile, cluster)
+    dense = chosen(plan, [(DENSE, False)] * len(plan.messages))
+    assert iteration_s(plan, profile, cluster) <= iteration_s(dense, profile, cluster) * (1 + 1e-9)
+    if num_ranks == 1:
+        assert plan.exchanges == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"compressor": "onebit"}, "setting of onebit"),
+        ({"density": 2.0}, "density"),
+        ({"offload": 1}, "offload must be True or False"),
+        ({"divisible": "yes"}, "divisible must be True or False"),
+    ],
+)
+def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        partial(espresso, **settings)(profile_of(([9], 0.1, 0.1)), cluster_of())

@@ -1,0 +1,53 @@
+"""redsync: between k and 2k by halving, exactly k by trimming."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.compress.topk import topk
+from gradwire.contract.laws.densities import KINDS, drawn
+from gradwire.errors import InvalidSetting
+from gradwire_lab.compress.redsync import redsync
+
+
+def sent(grad_N, **settings):
+    payload, _ = redsync(**settings).encode(None, grad_N)
+    return payload["indices"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("density", [0.3, 0.01, 0.0001])
+def test_halving_ends_between_k_and_twice_k(kind, density):
+    grad_N = drawn(kind, 50_000)
+    asked = min(round(density * 50_000), int((grad_N != 0).sum()))
+    assert asked <= sent(grad_N, density=density, trimmed_below=0).numel() <= 2 * density * 50_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trimmed_is_exact(kind):
+    grad_N = drawn(kind, 50_000)
+    want, _ = topk(density=0.01).encode(None, grad_N)
+    assert torch.equal(sent(grad_N, density=0.01), want["indices"])
+
+
+def test_trimming_goes_by_length():
+    grad_N = drawn("normal", 1_000)
+    assert sent(grad_N, density=0.01, trimmed_below=1_001).numel() == 10
+    assert sent(grad_N, density=0.01, trimmed_below=1_000).numel() > 10
+
+
+def test_where_no_threshold_is_right_the_largest_twice_k_are_sent():
+    grad_N = torch.ones(1_000)
+    grad_N[5] = 7.0
+    assert sent(grad_N, density=0.01, trimmed_below=0).tolist() == list(range(20))
+
+
+def test_below_the_mean_it_goes_on():
+    """Nine tenths of a gradient can only pass a threshold below its mean."""
+    assert sent(drawn("normal", 1_000), density=0.9, trimmed_below=0).numel() >= 900
+
+
+def test_trimmed_below_is_a_length():
+    with pytest.raises(InvalidSetting, match="trimmed_below"):
+        redsync(trimmed_below=-1)

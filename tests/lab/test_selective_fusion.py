@@ -1,0 +1,265 @@
+"""selective_fusion: never slower than others, its clock the simulator's, near the best there is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.errors import InvalidSetting
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
+from gradwire.planning.settings import Planner
+from gradwire_lab.planner.cupcake import cupcake
+from gradwire_lab.planner.espresso import espresso
+from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planner.selective_fusion import (
+    APART,
+    AS_ONE,
+    _exchanges,
+    _planned,
+    selective_fusion,
+)
+from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
+from gradwire_lab.planning.mixing_search import cells_of, first_groups
+from tests.lab.test_espresso import cluster_of
+from tests.planning.profiles import deep, profiles
+from tests.strategies import bounded
+
+OTHERS = (
+    wfbp,
+    ddp,
+    mgwfbp,
+    espresso,
+    *(partial(planner, inline=inline) for planner in (cupcake, omgs) for inline in (True, False)),
+    *(partial(ssfusion, variant=variant) for variant in VARIANTS),
+)
+
+
+def law_never_slower_than(others: Sequence[Planner], profile: Profile, cluster: Cluster) -> None:
+    own_s = iteration_s(selective_fusion(profile, cluster), profile, cluster)
+    for other in others:
+        other_s = iteration_s(other(profile, cluster), profile, cluster)
+        assert own_s <= other_s * (1 + 1e-9), other
+
+
+@bounded(15)
+@given(
+    profile=profiles(largest=200_000),
+    num_ranks=st.sampled_from((1, 2, 8)),
+    rate=st.floats(1e6, 1e9),
+    merge=st.sampled_from((0.0, 1e-8)),
+)
+def test_never_slower_than_the_others(
+    profile: Profile, num_ranks: int, rate: float, merge: float
+) -> None:
+    cluster = cluster_of(num_ranks=num_ranks, rate=rate)
+    line = LineFit(alpha_s=0.0, per_unit_s=merge)
+    codec = CodecFit(encode=cluster.codecs["dgc"].encode, decode=line, merge=line)
+    law_never_slower_than(
+        OTHERS, profile, cluster.model_copy(update={"codecs": {"dgc": codec, "selective": codec}})
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg16", "bert_base"])
+@pytest.mark.parametrize("rate", [1.25e8, 1.25e9, 1.25e10])
+def test_never_slower_on_models(name: str, rate: float) -> None:
+    law_never_slower_than(OTHERS, catalogue.load(name), cluster_of(rate=rate))
+
+
+def test_the_law_bites() -> None:
+    """A plan that is faster than ours, as it sends a tenth, is found out."""
+    profile, cluster = profile_of(([10**6], 0.1, 0.1)), cluster_of(rate=1e6)
+
+    def of_a_tenth(profile: Profile, cluster: Cluster) -> Plan:
+        plan = selective_fusion(profile, cluster, density=0.001)
+        return plan.model_copy(update={"planner": "sends a tenth"})
+
+    law_never_slower_than([selective_fusion], profile, cluster)
+    with pytest.raises(AssertionError):
+        law_never_slower_than([of_a_tenth], profile, cluster)
+
+
+def cost_of(profile: Profile, cluster: Cluster, density: float = 0.01) -> MixedCost:
+    exchanges = _exchanges("dgc", density)
+    return MixedCost.of(profile, cluster, exchanges[APART], exchanges[AS_ONE], density)
+
+
+def drawn_groups(cost: MixedCost, draw: random.Random) -> list[MixedGroup]:
+    cuts = {0, len(cost.tensors)}
+    cuts |= {n for n in range(1, len(cost.tensors)) if draw.random() < 0.4}
+    found = []
+    for start, stop in pairwise(sorted(cuts)):
+        ways: tuple[Way, ...] = tuple(draw.choice(list(Way)[:3]) for _ in range(start, stop))
+        if draw.random() < 0.3:
+            ways = (draw.choice(WHOLE[:2]),) * (stop - start)
+        found.append(MixedGroup(start, stop, ways))
+    return found
+
+
+model = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 2_000_000), min_size=1, max_size=2),
+        st.just(0.001),
+        st.floats(0.0, 0.02),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@bounded(40)
+@given(rows=model, rate=st.floats(1e7, 1e10), draw=st.randoms(use_true_random=False))
+def test_the_clock_of_groups_is_the_simulators(
+    rows: list[tuple[list[int], float, float]], rate: float, draw: random.Random
+) -> None:
+    """Whatever the groups, where nothing is computed behind a transfer."""
+    profile, cluster = profile_of(*rows), cluster_of(rate=rate)
+    cost = cost_of(profile, cluster)
+    groups = drawn_groups(cost, draw)
+    plan = _planned(profile, cost, groups, _exchanges("dgc", 0.01))
+    found_s = profile.forward_s + cost.seconds(groups)
+    assert found_s == pytest.approx(iteration_s(plan, profile, cluster), rel=1e-3)
+    better, better_s = improved(groups, cost)
+    assert better_s == cost.seconds(better) <= cost.seconds(groups)
+    assert [g.start for g in better] + [better[-1].stop] == [0, *(g.stop for g in better)]
+    assert improved(groups, cost, most=0) == (groups, cost.seconds(groups))
+
+
+def every_fusion(count: int) -> Iterator[list[MixedGroup]]:
+    """All groups of so many tensors in all ways."""
+    for inner in product((False, True), repeat=count - 1):
+        cuts = [0, *(n for n, cut in enumerate(inner, 1) if cut), count]
+        options = [
+            [
+                MixedGroup(start, stop, ways)
+                for ways in (
+                    *product(list(Way)[:3], repeat=stop - start),
+                    *((way,) * (stop - start) for way in WHOLE[:2]),
+                )
+            ]
+            for start, stop in pairwise(cuts)
+        ]
+        yield from map(list, product(*options))
+
+
+def test_small_models_are_planned_nearly_as_well_as_they_can_be() -> None:
+    """Within 2 % of the best of all groups in all ways, and mostly the best itself."""
+    draw, over = random.Random(1), []
+    for _ in range(25):
+        rows = [
+            ([int(10 ** draw.uniform(3, 6.7))], 0.0, 10 ** draw.uniform(-3.5, -1.7))
+            for _ in range(4)
+        ]
+        cost = cost_of(profile_of(*rows), cluster_of(rate=10 ** draw.uniform(8, 9.7)))
+        least_s = min(cost.seconds(groups) for groups in every_fusion(4))
+        own_s = min(improved(found, cost)[1] for found in first_groups(cost, as_one=True))
+        over.append(own_s / least_s - 1)
+    assert max(over) < 0.02
+    assert sum(one < 1e-9 for one in over) > 15
+
+
+@pytest.mark.slow
+def test_something_of_every_tensor_is_sent_if_so_asked_for() -> None:
+    """One vector of several tensors may lack one of them."""
+    profile, cluster = catalogue.load("resnet152"), cluster_of()
+    free, bound = (selective_fusion(profile, cluster, every_tensor=one) for one in (False, True))
+    assert any(m.exchange == AS_ONE and len(m.chunks) > 1 for m in free.messages)
+    for message in bound.messages:
+        compressor = bound.exchanges.get(message.exchange)
+        assert (
+            message.exchange == DENSE
+            or len(message.chunks) == 1
+            or (compressor is not None and compressor.compressor == "selective")
+        )
+    seconds = [iteration_s(plan, profile, cluster) for plan in (free, bound)]
+    assert seconds[0] < seconds[1] < iteration_s(ssfusion(profile, cluster), profile, cluster)
+
+
+@pytest.mark.slow
+def test_a_fast_link_carries_all_dense_and_a_slow_one_nothing_large() -> None:
+    profile = catalogue.load("resnet50")
+    fast = selective_fusion(profile, cluster_of(rate=1.25e11))
+    assert {message.exchange for message in fast.messages} == {DENSE}
+    slow = selective_fusion(profile, cluster_of(rate=1.25e7))
+    dense = [c.numel for m in slow.messages if m.exchange == DENSE for c in m.chunks]
+    sparse = [c.numel for m in slow.messages if m.exchange != DENSE for c in m.chunks]
+    assert sum(sparse) > 20 * sum(dense)
+
+
+def test_cells_lie_where_layers_change_and_few_are_made_of_many_layers() -> None:
+    cost = cost_of(deep(400), cluster_of())
+    cells = cells_of(cost)
+    assert cells[0] == 0
+    assert cells[-1] == len(cost.tensors) == 400
+    assert 8 < len(cells) < 60
+    assert all(cost.layers[place - 1] != cost.layers[place] for place in cells[1:-1])
+
+
+@pytest.mark.parametrize("every_tensor", [False, True])
+def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> None:
+    """Never slower than without, nor than espresso with them; here a third faster."""
+    profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1.25e8)
+    own = partial(selective_fusion, every_tensor=every_tensor)
+    pushing = own(profile, cluster, divisible=True)
+    pushed_s, gathered_s, tensorwise_s = (
+        iteration_s(plan, profile, cluster)
+        for plan in (
+            pushing,
+            own(profile, cluster),
+            espresso(profile, cluster, divisible=True),
+        )
+    )
+    assert pushed_s <= tensorwise_s * (1 + 1e-9)
+    assert pushed_s < 0.8 * gathered_s
+    collectives = {name: one.collective for name, one in pushing.exchanges.items()}
+    used = {message.exchange for message in pushing.messages}
+    assert "casync_ps" in {collectives.get(name) for name in used}
+    if every_tensor:
+        assert all(
+            len(message.chunks) == 1
+            for message in pushing.messages
+            if collectives.get(message.exchange) is not None
+        )
+
+
+def test_what_follows_a_gather_counts() -> None:
+    """A merge that takes long makes sparse messages as much longer."""
+    profile = profile_of(([1_000_000], 0.0, 0.01))
+    group = MixedGroup(0, 1, (Way.EARLY,))
+    free = cost_of(profile, cluster_of()).seconds([group])
+    line = LineFit(alpha_s=0.5, per_unit_s=1e-7)
+    codec = CodecFit(encode=cluster_of().codecs["dgc"].encode, decode=NOTHING, merge=line)
+    codecs = {"dgc": codec, "selective": codec}
+    slow = cost_of(profile, cluster_of().model_copy(update={"codecs": codecs})).seconds([group])
+    assert slow - free == pytest.approx(line.seconds(8 * 1_000_000), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sparsifier": "onebit"}, "setting of onebit"),
+        ({"density": 2.0}, "density"),
+        ({"every_tensor": 1}, "every_tensor must be True or False"),
+        ({"divisible": "yes"}, "divisible must be True or False"),
+    ],
+)
+def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        partial(selective_fusion, **settings)(profile_of(([9], 0.1, 0.1)), cluster_of())

@@ -1,0 +1,274 @@
+"""oktopk and spardl: sums that are cut on the way, among any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.local import drive
+from gradwire.planning.clock.timeline import simulate_exchange
+from gradwire.planning.measure.codecs import measure_codecs
+from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
+from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
+from gradwire_lab.compress.spardl import rounds
+from tests.compress.allocations import Allocations
+from tests.compress.test_support import Run, draw
+from tests.planning.profiles import exact_cluster
+from tests.strategies import WORLDS
+
+KINDS = (gw.compress.oktopk, gw.compress.spardl)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+NAN = float("nan")
+
+
+def vector(numel: int, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
+    return gw.TensorSpec("vector", numel, dtype)
+
+
+def kept(run: Run) -> Tensor:
+    """What all ranks keep together."""
+    return torch.stack([state.residual_N.double() for state in run.states]).sum(0)
+
+
+def balance(run: Run, steps: Sequence[list[Tensor]]) -> None:
+    """Holds each step to: what was pending and came = what arrived and is pending now."""
+    world = len(run.members)
+    for number, grads in enumerate(steps):
+        want_N = kept(run) + torch.stack(grads).double().sum(0)
+        got_N = world * run.step(grads, seed=number).double() + kept(run)
+        largest = max([1.0, *(float(grad_N.abs().max()) for grad_N in grads if len(grad_N))])
+        near = 8 * world * largest * torch.finfo(grads[0].dtype).eps
+        torch.testing.assert_close(got_N, want_N, rtol=0.0, atol=near)
+
+
+@every_kind
+@pytest.mark.parametrize("world", WORLDS)
+def test_nothing_is_lost_among_any_number_of_ranks(kind: type, world: int) -> None:
+    """Also where there are more ranks than elements, in steps of zeros, and with one zero rank."""
+    for numel, density in ((0, 0.1), (1, 0.1), (7, 0.4), (301, 0.02)):
+        run = Run(exchange_for(kind(density=density)), vector(numel), world)
+        steps = [draw(vector(numel), world, seed) for seed in range(4)]
+        for grad_N in (*steps[1], steps[2][0]):
+            grad_N.zero_()
+        steps[3] = [100 * grad_N for grad_N in steps[3]]
+        balance(run, steps)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gradients_of_other_widths(kind: type, dtype: torch.dtype) -> None:
+    spec = vector(300, dtype)
+    run = Run(exchange_for(kind(density=0.1)), spec, 5)
+    balance(run, [draw(spec, 5, seed) for seed in range(4)])
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {state.residual_N.dtype for state in run.states} == {working}
+
+
+@every_kind
+@pytest.mark.parametrize(("world", "place"), [(2, 299), (3, 0), (6, 150), (9, 40)])
+def test_what_is_not_finite_arrives_and_goes(kind: type, world: int, place: int) -> None:
+    """In a first step and later ones, one NaN or nothing but NaN, of one rank; however few go."""
+    spec = vector(300)
+    for density in (0.001, 0.1):
+        run = Run(exchange_for(kind(density=density)), spec, world)
+        for step, spoil in enumerate((NAN, float("inf"), NAN, -float("inf"))):
+            grads = draw(spec, world, step)
+            grads[-1][place if step < 3 else slice(None)] = spoil
+            assert not bool(run.step(grads).isfinite().all()), (density, step)
+            assert bool(kept(run).isfinite().all())
+            balance(run, [draw(spec, world, 10 + step)])
+
+
+@every_kind
+def test_at_density_1_the_mean_is_the_dense_one(kind: type) -> None:
+    spec = vector(100)
+    grads = draw(spec, 6)
+    mean_N = Run(kind(density=1.0), spec, 6).step(grads)
+    torch.testing.assert_close(mean_N, torch.stack(grads).mean(0))
+
+
+@every_kind
+def test_what_went_is_the_mean_of_what_all_have(kind: type) -> None:
+    """Where ranks are alike nothing is cut twice: the largest arrive, whole."""
+    spec = vector(400)
+    [grad_N] = draw(spec, 1)
+    mean_N = Run(kind(density=0.1), spec, 4).step([grad_N] * 4)
+    there_K = mean_N.nonzero().flatten()
+    assert there_K.numel() == 40
+    torch.testing.assert_close(mean_N[there_K], grad_N[there_K])
+    if kind is gw.compress.oktopk:
+        assert torch.equal(there_K, grad_N.abs().topk(40).indices.sort().values)
+    else:  # ten of each chunk
+        assert (there_K // 104).bincount().tolist() == [10, 10, 11, 9]
+
+
+@every_kind
+def test_bytes_are_as_stated(kind: type) -> None:
+    """oktopk's are those of most steps, whose counts are near what was asked for."""
+    spec, world = vector(60_000), 5
+    for formats in ("smallest", "coo"):
+        exchange = kind(density=0.02, formats=formats)
+        run = Run(exchange, spec, world)
+        run.step(draw(spec, world))
+        before = run.sent_bytes
+        run.step(draw(spec, world, 1))
+        run.step(draw(spec, world, 2))
+        stated = exchange.expected_bytes(spec, world)
+        assert stated is not None
+        for sent, begun, each in zip(run.sent_bytes, before, stated, strict=True):
+            assert (sent - begun) / 2 == pytest.approx(
+                each, rel=0 if kind is gw.compress.spardl else 0.12
+            )
+        assert exchange.expected_bytes(spec, 1) == [0]
+
+
+def test_in_its_papers_form_spardl_sends_its_papers_bytes() -> None:
+    """4 k (W-1)/W words of 4 bytes: a value and an index, each way."""
+    exchange = gw.compress.spardl(density=0.01, formats="coo")
+    assert exchange.wire_bytes(vector(800_000), 8) == [4 * 4 * 8000 * 7 // 8] * 8
+    # Places in the shortest code are about a byte each.
+    [least, *_] = gw.compress.spardl(density=0.01).wire_bytes(vector(800_000), 8)
+    assert least == pytest.approx(2 * 5.07 * 8000 * 7 / 8, rel=0.005)
+
+
+@pytest.mark.parametrize("world", range(1, 34))
+def test_in_spardls_rounds_every_chunk_meets_at_its_rank(world: int) -> None:
+    """By sets of who is in a sum; in each round every rank sends what it will not hold any more."""
+    sums = [[{rank} for _ in range(world)] for rank in range(world)]
+    for distance, count in rounds(world):
+        moved = [
+            (rank, (rank + distance + i) % world) for rank in range(world) for i in range(count)
+        ]
+        taken = [(rank, chunk, sums[rank][chunk]) for rank, chunk in moved]
+        for rank, chunk, members in taken:
+            to = (rank + distance) % world
+            assert not sums[to][chunk] & members
+            sums[to][chunk] = sums[to][chunk] | members
+            sums[rank][chunk] = set()
+    for rank in range(world):
+        assert sums[rank][rank] == set(range(world))
+        assert not any(sums[rank][chunk] for chunk in range(world) if chunk != rank)
+    assert sum(count for _, count in rounds(world)) == world - 1
+
+
+def test_spardls_residual_is_where_a_sum_was_cut() -> None:
+    """Rank 0 gets rank 1's element of the first chunk, and keeps what it cuts of both."""
+    spec = vector(16)
+    grads = [torch.zeros(16), torch.zeros(16)]
+    grads[0][:2] = torch.tensor([1.0, 5.0])
+    grads[1][:2] = torch.tensor([3.0, 2.0])
+    run = Run(exchange_for(gw.compress.spardl(density=2 / 16)), spec, 2)
+    mean_N = run.step(grads)
+    # Rank 1 sends its 3; rank 0 then has (4, 5), sends 5 and keeps 4, of which 3 was rank 1's.
+    assert mean_N[:2].tolist() == [0.0, 2.5]
+    assert run.states[0].residual_N[:2].tolist() == [4.0, 0.0]
+    assert run.states[1].residual_N[:2].tolist() == [0.0, 2.0]
+
+
+def test_oktopks_residual_is_where_the_element_came_from() -> None:
+    spec = vector(16)
+    grads = [torch.zeros(16), torch.zeros(16)]
+    grads[0][:2] = torch.tensor([4.0, 1.0])
+    grads[1][:2] = torch.tensor([2.0, 3.0])
+    run = Run(exchange_for(gw.compress.oktopk(density=1 / 16)), spec, 2)
+    mean_N = run.step(grads)
+    # Each selects its largest, 4 and 3; the sums are 4 and 3, of which the larger arrives.
+    assert mean_N[:2].tolist() == [2.0, 0.0]
+    assert run.states[0].residual_N[:2].tolist() == [0.0, 1.0]
+    assert run.states[1].residual_N[:2].tolist() == [2.0, 3.0]
+
+
+def test_oktopks_thresholds_keep_to_the_density() -> None:
+    """Whatever gradients do: as asked in each 32nd step, and within the stated range in others."""
+    spec, world = vector(20_000), 4
+    run = Run(exchange_for(gw.compress.oktopk(density=0.02)), spec, world)
+    for step in range(EXACT_STEPS + 2):
+        factor = 1000.0 if 5 <= step < 8 else 1e-4 if 12 <= step < 15 else 1.0
+        run.step([factor * grad_N for grad_N in draw(spec, world, step)])
+        [arrived] = {me.selection.arrived for me in run.members if me.selection}
+        assert FEWEST * 400 <= arrived <= MOST * 400
+        assert arrived == 400 or step % EXACT_STEPS
+        assert all(me.selection and 200 <= me.selection.selected <= 800 for me in run.members)
+    inner = [state.inner for state in run.states]
+    shared = {(int(one.step), float(one.thresholds_2[1]), *one.cuts_C.tolist()) for one in inner}
+    assert len(shared) == 1
+    assert len({float(one.thresholds_2[0]) for one in inner}) == world
+
+
+def test_oktopks_regions_follow_what_ranks_select() -> None:
+    """An eighth of the gradient has what is large: at first one rank of four sums all of it up."""
+    spec, world = vector(32_000), 4
+    run = Run(exchange_for(gw.compress.oktopk(density=0.02)), spec, world)
+    sent = []
+    for step in range(3):
+        grads = [0.01 * grad_N for grad_N in draw(spec, world, step)]
+        for grad_N in grads:
+            grad_N[:4000] *= 100
+        before = sum(run.sent_bytes)
+        run.step(grads)
+        sent.append(sum(run.sent_bytes) - before)
+    cuts = run.states[0].inner.cuts_C
+    assert cuts.tolist() == pytest.approx([1000, 2000, 3000], rel=0.1)
+    assert sent[2] < 0.6 * sent[0]
+    for step in range(3, CUT_STEPS + 1):
+        run.step(draw(spec, world, step))
+    assert torch.equal(run.states[0].inner.cuts_C, cuts)
+    run.step(draw(spec, world, 99))
+    assert not torch.equal(run.states[0].inner.cuts_C, cuts)
+
+
+@every_kind
+def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type) -> None:
+    """A quarter of it would be seen; the local driver copies what it gathers, a twentieth."""
+    spec = vector(20_000)
+    run = Run(exchange_for(kind(density=0.02)), spec, 2)
+    for step in range(3):
+        run.step(draw(spec, 2, step))
+    outs = draw(spec, 2, 3)
+    seen = Allocations()
+    texts = [
+        run.exchange.synchronise(me, state, out_N, out_N)
+        for me, state, out_N in zip(run.members, run.states, outs, strict=True)
+    ]
+    with seen:
+        drive(texts)
+    assert max(seen.numels, default=0) < spec.numel // 4
+
+
+@every_kind
+def test_alone_nothing_is_selected(kind: type) -> None:
+    run = Run(exchange_for(kind()), vector(50), 1)
+    [grad_N] = draw(vector(50), 1)
+    assert same_bits(run.step([grad_N]), grad_N)
+    assert run.members[0].selection is None
+
+
+@every_kind
+def test_a_simulation_sends_the_stated_bytes(kind: type) -> None:
+    exchange, world, numel = exchange_for(kind(density=0.02)), 6, 60_000
+    trace = simulate_exchange(exchange, numel, exact_cluster(num_ranks=world))
+    sent = [0] * world
+    for span in trace.spans:
+        sent[span.rank] += span.size_bytes or 0
+    assert sent == exchange.expected_bytes(vector(numel), world)
+
+
+@every_kind
+def test_what_it_computes_can_be_measured(kind: type) -> None:
+    [fit] = measure_codecs([kind.__name__], sizes=(256, 1024, 4096), budget_s=0.001).values()
+    assert fit.encode.per_unit_s >= 0
+
+
+@every_kind
+def test_what_int32_cannot_address_is_refused_before_a_step(kind: type) -> None:
+    kind().init(vector(2**31 - 1), 2)
+    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):
+        kind().init(vector(2**31), 2)
+    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} formats must be smallest or coo"):
+        kind(formats="bitmap")

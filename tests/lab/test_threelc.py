@@ -1,0 +1,90 @@
+"""threelc against the paper's definition, and what its runs of zeros come to."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.contract.laws.inputs import make_gradient
+from gradwire.contract.laws.tolerance import same_bits
+from gradwire.contract.spec import TensorSpec
+from gradwire_lab.compress.threelc import threelc
+from tests.compress.quantisers import assert_refused, decoded
+
+
+def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
+    """3LC's equations 1 to 3: M = s max|T|, round(T / M), times M; halves round to zero."""
+    level = grad_N.abs().max() * sparsity
+    return torch.where(level > 0, (grad_N / level).round(), 0.0) * level
+
+
+@pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.9])
+@pytest.mark.parametrize("kind", ["normal", "zeros", "equal", "ties", "spike", "tiny"])
+def test_each_block_is_quantised_as_in_the_paper(kind, sparsity):
+    grad_N = make_gradient(kind, 1000, torch.float32)
+    want = [quantised(block, sparsity) for block in grad_N.split(192)]
+    assert torch.equal(decoded(threelc(sparsity=sparsity, block=192), grad_N)[0], torch.cat(want))
+
+
+def test_what_was_not_sent_stays_in_the_residual():
+    grad_N = make_gradient("normal", 500, torch.float32, seed=1)
+    residual_N = make_gradient("normal", 500, torch.float32, seed=2)
+    whole_N = grad_N + residual_N
+    payload, _ = threelc(block=64).encode(None, grad_N, residual_N=residual_N)
+    assert same_bits(residual_N, whole_N - threelc(block=64).decode(payload, torch.empty(500)))
+
+
+def test_seventy_zeros_are_a_byte():
+    """70 codes are 14 bytes of five; a group of 64 elements takes 13 bytes."""
+    num_blocks = 4
+    payload, _ = threelc(block=64 * 140).encode(None, torch.zeros(64 * 140 * num_blocks))
+    assert payload["codes"].tolist() == [255] * (num_blocks * 140 * 13 // 14)
+
+
+def encoded_bytes(sparsity, grad_N):
+    return threelc(sparsity=sparsity, block=16384).encode(None, grad_N)[0].size_bytes
+
+
+def test_sparsity_makes_payloads_smaller():
+    grad_N = make_gradient("normal", 100_000, torch.float32)
+    sizes = [encoded_bytes(s, grad_N) for s in (1.0, 1.5, 1.75, 1.9)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] / 2
+    assert sizes[0] < threelc(block=16384).format(TensorSpec("gradient", 100_000)).size_bytes
+
+
+@pytest.mark.parametrize("block", [64, 128, 512, 16384])
+def test_typical_lies_between_gradients_of_short_and_of_long_tails(block):
+    spec, draw = TensorSpec("gradient", 100_000), torch.Generator().manual_seed(0)
+    normal_N = torch.randn(100_000, generator=draw)
+    sizes = []
+    for grad_N in (normal_N, normal_N * normal_N.abs().exp()):
+        residual_N = torch.zeros(100_000)
+        for _ in range(10):
+            order = torch.randperm(100_000, generator=draw)
+            payload, _ = threelc(block=block).encode(None, grad_N[order], residual_N=residual_N)
+        sizes.append(payload.size_bytes)
+    assert sizes[1] < threelc(block=block).typical(spec).size_bytes < sizes[0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_shows_in_its_block_and_no_other(bad):
+    grad_N = make_gradient("normal", 300, torch.float32)
+    grad_N[100] = bad
+    finite_N = decoded(threelc(block=64), grad_N)[0].isfinite()
+    assert not finite_N[64:128].any()
+    assert finite_N[:64].all()
+    assert finite_N[128:].all()
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 2.0, float("nan")])
+def test_sparsity_is_from_one_to_two(sparsity):
+    assert_refused(threelc, "sparsity", sparsity, "from 1 to below 2")
+
+
+def test_encode_is_shorter_than_the_papers():
+    """HiPress, section 4.4: 69 lines of its language."""
+    assert len(inspect.getsource(threelc.source.encode).splitlines()) < 15

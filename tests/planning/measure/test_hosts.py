@@ -1,0 +1,52 @@
+"""Hosts of several ranks are measured by what a cluster's formulas ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradwire.planning.data.cluster import Cluster, Host
+from gradwire.planning.measure import links
+
+HOST = Host(num_ranks=2, rate_bytes_per_s=1e9, hop_s=1e-5)
+SIZES_BYTES = (2**14, 2**16, 2**18, 2**20)
+
+
+def found_again(given: Cluster, patch: pytest.MonkeyPatch) -> Cluster:
+    """What is measured where messages take what ``given`` says; no rank is started."""
+    parts = [given._levels("all_reduce", size) for size in SIZES_BYTES]
+    within_s = [own_s for own_s, _, _ in parts]
+    across_s = [latency_s + work_s for _, latency_s, work_s in parts]
+
+    def seconds(engine: Any, cases: Sequence[Any], *rest: Any) -> list[float]:
+        return (within_s + across_s)[: len(cases)]
+
+    patch.setattr(links, "_message_s", seconds)
+    patch.setattr(links, "rank_0s", lambda engine, own: own)
+    engine: Any = SimpleNamespace(rank=1, world=given.num_ranks, ranks_per_host=2)
+    return links.measure_hosts(engine, sizes_bytes=SIZES_BYTES)
+
+
+def test_both_levels_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Cluster(num_ranks=8, rate_bytes_per_s=1e8, hop_s=1e-4, host=HOST)
+    found = found_again(given, monkeypatch)
+    assert found.ranks_per_host == 2
+    for size_bytes in (100, 2**15, 2**22):
+        assert found.all_reduce_s(size_bytes) == pytest.approx(given.all_reduce_s(size_bytes))
+    assert (found.rate_bytes_per_s, found.hop_s) == pytest.approx((1e8, 1e-4))
+
+
+def test_one_host_by_itself_has_its_own_links_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Cluster(num_ranks=2, rate_bytes_per_s=1e8, host=HOST)
+    found = found_again(given, monkeypatch)
+    assert found.host is not None
+    assert (found.host.rate_bytes_per_s, found.host.hop_s) == pytest.approx((1e9, 1e-5))
+    assert found.all_reduce_s(10**6) == pytest.approx(given.all_reduce_s(10**6))
+
+
+def test_longer_messages_that_take_no_longer_still_have_a_rate() -> None:
+    flat = links.fit_line((size, 0.01) for size in SIZES_BYTES)
+    assert links._slope(flat) == pytest.approx(0.01 / 2**20)

@@ -1,0 +1,110 @@
+"""Measured clusters: every verb, the same figures on every rank, and what is no measurement."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.cluster import HOP_S, VERBS, Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.measure import links
+from gradwire.planning.measure.links import measure_cluster
+from gradwire.runtime.failure.membership import Membership
+from gradwire.runtime.step.engine import Engine
+from tests.planning.measure.links_ranks import SIZES_BYTES
+
+pytestmark = pytest.mark.slow
+
+WORLD = 3
+
+
+@pytest.mark.multi
+def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.planning.measure.links_ranks"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(tmp_path)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    found = [Cluster.load(tmp_path / f"cluster-{rank}.json") for rank in range(WORLD)]
+    facts = {(tmp_path / f"facts-{rank}").read_text() for rank in range(WORLD)}
+    assert found[0] == found[1] == found[2]
+    assert len(facts) == 1, "the host's share is not the same on all ranks"
+    told, share = map(float, facts.pop().split())
+    assert told == pytest.approx(len(VERBS) * len(SIZES_BYTES))
+    # Two channels cannot show less than about a half, and what they cannot show counts as none.
+    assert share == 0 or 0.5 < share <= 1
+    assert 0 <= found[0].host_share <= 1
+    cluster = found[0]
+    assert cluster.num_ranks == WORLD
+    assert cluster.codecs["own"].encode.alpha_s == 0
+    assert tuple(cluster.collectives) == VERBS
+    for verb, line in cluster.collectives.items():
+        assert all(seconds > 0 for _, seconds in line.samples), verb
+        buffers = [size * (WORLD if verb == "all_gather" else 1) for size, _ in line.samples]
+        assert all(
+            0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
+        )
+    assert cluster.processors is not None
+    assert all(seconds > 0 for _, seconds in cluster.processors.samples)
+    # No rate was stated: it is that of a ring that takes as long, and so is the hop.
+    ring = cluster.model_copy(update={"collectives": {}})
+    fitted = cluster.line("all_reduce")
+    for size_bytes in SIZES_BYTES:
+        assert ring.all_reduce_s(size_bytes) == pytest.approx(fitted.seconds(size_bytes))
+
+
+def test_a_single_rank_has_no_links() -> None:
+    engine = Engine(
+        Membership("", 0, 1), num_channels=1, timeout=timedelta(seconds=5), on_span=lambda _: None
+    )
+    with pytest.raises(InvalidSetting, match="joins at least two ranks, got 1"):
+        measure_cluster(engine)
+    engine.close()
+
+
+class _Three:
+    """As much of an engine as is looked at before anything is sent."""
+
+    world, rank = 3, 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"verbs": ("all_reduse",)}, "did you mean 'all_reduce'"),
+        ({"sizes_bytes": (1, 2)}, "three sizes or more"),
+        ({"sizes_bytes": (0, 2, 3)}, "three sizes or more"),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_sent(
+    settings: dict[str, tuple[object, ...]], words: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        measure_cluster(_Three(), **settings)  # type: ignore[arg-type]
+
+
+def test_a_rate_needs_an_all_reduce_that_has_one() -> None:
+    flat = LineFit(alpha_s=1.0, per_unit_s=0.0)
+    for fits in ({}, {"all_reduce": flat}):
+        with pytest.raises(InvalidSetting, match="or give rate_bytes_per_s"):
+            links._cluster(_Three(), fits, None, {})  # type: ignore[arg-type]
+    given = links._cluster(_Three(), {}, 1e6, {})  # type: ignore[arg-type]
+    assert (given.rate_bytes_per_s, given.hop_s) == (1e6, HOP_S)

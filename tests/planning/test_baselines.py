@@ -1,0 +1,168 @@
+"""wfbp, ddp, mgwfbp and bytescheduler, each against something that is not itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.contract.laws.inputs import MIXED, LayerRow, profile_of
+from gradwire.errors import InvalidSetting
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
+from tests.planning.profiles import clusters, exact_cluster, random_instance
+from tests.strategies import bounded
+
+SMALL = profile_of(([6], 0.25, 0.25), ([], 0.25, 0.25), ([3, 2], 0.25, 0.25), ([4], 0.25, 0.25))
+
+
+def _tensors(plan: Plan) -> list[list[str]]:
+    return [[chunk.tensor for chunk in message.chunks] for message in plan.messages]
+
+
+def test_wfbp_sends_layers_whole_from_the_last_on() -> None:
+    assert _tensors(wfbp(SMALL, exact_cluster())) == [["t3"], ["t1", "t2"], ["t0"]]
+
+
+def test_a_layer_of_two_dtypes_takes_two_messages() -> None:
+    mixed = profile_of(([6, 5, 4], 0.0, 0.0), dtypes=MIXED)
+    assert sorted(_tensors(wfbp(mixed, exact_cluster()))) == [["t0", "t2"], ["t1"]]
+
+
+@bounded(40)
+@given(
+    numels=st.lists(st.integers(1, 400), min_size=1, max_size=30),
+    first_bytes=st.integers(1, 1500),
+    bucket_bytes=st.integers(1, 4000),
+)
+def test_ddp_fills_buckets_as_torch_does(
+    numels: list[int], first_bytes: int, bucket_bytes: int
+) -> None:
+    profile = profile_of(*[([numel], 0.0, 0.0) for numel in numels])
+    plan = ddp(profile, exact_cluster(), first_bucket_bytes=first_bytes, bucket_bytes=bucket_bytes)
+    arriving = [torch.empty(numel) for numel in reversed(numels)]
+    order = list(range(len(numels)))
+    torchs, _ = dist._compute_bucket_assignment_by_size(
+        arriving, [first_bytes, bucket_bytes], [False] * len(numels), order
+    )
+    names = [f"t{place}" for place in reversed(range(len(numels)))]
+    assert _tensors(plan) == [[names[place] for place in bucket] for bucket in torchs]
+
+
+def test_ddp_keeps_dtypes_apart() -> None:
+    profile = profile_of(*[([40], 0.0, 0.0)] * 6, dtypes=MIXED)
+    plan = ddp(profile, exact_cluster(), first_bucket_bytes=200, bucket_bytes=1000)
+    assert _tensors(plan) == [["t4", "t2"], ["t5", "t3", "t1"], ["t0"]]
+
+
+def _as_printed(profile: Profile, cluster: Cluster) -> list[list[str]]:
+    """Algorithm 1 of MG-WFBP line by line, layers from 1; every layer owns one tensor."""
+    num = len(profile.layers)
+    a, b = cluster.alpha_s, cluster.beta_s_per_byte
+    p = {i + 1: float(layer.size_bytes) for i, layer in enumerate(profile.layers)}
+    ready, now = {}, 0.0
+    for i in range(num, 0, -1):
+        now += profile.layers[i - 1].backward_s
+        ready[i] = now
+    t_c = {i: a + b * p[i] for i in p}
+
+    def starts() -> dict[int, float]:
+        tau = {num: ready[num]}
+        for i in range(num - 1, 0, -1):
+            tau[i] = max(tau[i + 1] + t_c[i + 1], ready[i])
+        return tau
+
+    groups: list[list[str]] = [[]]
+    tau = starts()
+    for i in range(num, 0, -1):
+        groups[-1].append(f"t{i - 1}")
+        if i > 1 and ready[i - 1] - tau[i] < a:
+            t_c[i] = 0.0
+            p[i - 1] += p[i]
+            t_c[i - 1] = a + b * p[i - 1]
+            tau = starts()
+        else:
+            groups.append([])
+    return groups[:-1]
+
+
+@bounded(60)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 3000), st.floats(1e-5, 2e-2)), min_size=1, max_size=12),
+    cluster=clusters,
+)
+def test_mgwfbp_merges_as_its_algorithm_is_printed(
+    rows: list[tuple[int, float]], cluster: Cluster
+) -> None:
+    profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
+    assert _tensors(mgwfbp(profile, cluster)) == _as_printed(profile, cluster)
+
+
+def test_mgwfbp_is_wfbp_without_latency_and_one_message_with_much() -> None:
+    free, dear = exact_cluster(hop_s=0.0), exact_cluster(hop_s=1e3)
+    assert mgwfbp(SMALL, free).messages == wfbp(SMALL, free).messages
+    assert _tensors(mgwfbp(SMALL, dear)) == [["t3", "t1", "t2", "t0"]]
+
+
+def test_mgwfbp_is_not_longer_than_wfbp() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        profile, cluster, _ = random_instance(draw, draw.randint(1, 12))
+        merged, single = mgwfbp(profile, cluster), wfbp(profile, cluster)
+        shorter = iteration_s(merged, profile, cluster) / iteration_s(single, profile, cluster)
+        assert shorter <= 1 + 1e-12
+
+
+def test_bytescheduler_prefers_the_first_layers_that_are_ready() -> None:
+    """32 bytes take as long as a layer: while t1 is under way, t0 comes in and overtakes it."""
+    rows: list[LayerRow] = [([16], 1.0, 1.0), ([32], 1.0, 1.0)]
+    cluster = exact_cluster(hop_s=0.0, rate=32.0)
+    profile = profile_of(*rows)
+    plan = bytescheduler(profile, cluster, partition_bytes=32, credit=1)
+    sent = [(m.chunks[0].tensor, m.chunks[0].start) for m in plan.messages]
+    assert sent == [("t1", 0), ("t0", 0), ("t0", 8), ("t1", 8), ("t1", 16), ("t1", 24)]
+    assert iteration_s(plan, profile, cluster) == 8.0
+
+
+@bounded(30)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 400), st.floats(1e-4, 2e-2)), min_size=1, max_size=6),
+    cluster=clusters,
+    credit=st.integers(1, 4),
+)
+def test_bytescheduler_never_passes_over_a_more_urgent_block(
+    rows: list[tuple[int, float]], cluster: Cluster, credit: int
+) -> None:
+    """Its fixed order, carried out with the head of the line waiting, is the schedule itself."""
+    profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
+    plan = bytescheduler(profile, cluster, partition_bytes=256, credit=credit)
+    timing = run_on_clock(plan, profile, cluster)
+    for place, message in enumerate(plan.messages):
+        start_s = timing.message_start_s[place]
+        mine = int(message.chunks[0].tensor[1:])
+        for later in plan.messages[place + 1 :]:
+            other = int(later.chunks[0].tensor[1:])
+            assert other >= mine or timing.backward_end_s[other] > start_s
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_settings_that_are_no_sizes(value: int) -> None:
+    for planner, setting in (
+        (bytescheduler, "partition_bytes"),
+        (bytescheduler, "credit"),
+        (ddp, "bucket_bytes"),
+        (ddp, "first_bucket_bytes"),
+    ):
+        with pytest.raises(InvalidSetting, match=f"{setting} must be a whole number, 1 to"):
+            planner(SMALL, exact_cluster(), **{setting: value})

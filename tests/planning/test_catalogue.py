@@ -1,0 +1,203 @@
+"""The catalogue's files: totals as published, sane times and order, and what makes them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.planning import catalogue
+from gradwire.planning.data.profile import Profile
+from scripts.catalogue.entries import FAMILIES, MODELS
+from scripts.make_catalogue import FOLDER, render
+
+TORCHVISION = "torchvision's documentation of the model's weights, num_params"
+HIPRESS = "HiPress, table 6 (given there in MB of 2**20 bytes)"
+
+PUBLISHED = {
+    "vgg16": (138_357_544, TORCHVISION),
+    "vgg19": (143_667_240, TORCHVISION + "; " + HIPRESS + ": 548.05 MB"),
+    "resnet50": (25_557_032, TORCHVISION),
+    "resnet152": (60_192_808, TORCHVISION),
+    "mobilenet_v2": (3_504_872, TORCHVISION),
+    "googlenet": (6_624_904, TORCHVISION + ", which leaves the auxiliary classifiers out"),
+    "inception_v3": (27_161_264 - 3_326_696, TORCHVISION + ", less the auxiliary classifier"),
+    "bert_base": (109_482_240 + 2 * 768 + 2, "bert-base-uncased, and a classifier of two labels"),
+    "bert_large": (336_226_108, HIPRESS + ": 1282.60 MB"),
+    "gpt2": (124_439_808, "gpt2 as released (124M), output embedding tied"),
+    "gpt2_large": (774_030_080, "gpt2-large as released (774M), output embedding tied"),
+    "gpt2_xl": (1_557_611_200, "gpt2-xl as released (1558M), output embedding tied"),
+    "bloom_3b": (3_002_557_440, "model card of bigscience/bloom-3b"),
+    "vit_large": (304_326_632, TORCHVISION + ", vit_l_16"),
+    "lstm": (85_974_278, HIPRESS + ": 327.97 MB"),
+    "transformer": (61_362_176, HIPRESS + ": 234.08 MB"),
+    "ugatit": (670_761_088, HIPRESS + ": 2558.75 MB"),
+    "ugatit_light": (134_021_248, HIPRESS + ": 511.25 MB"),
+}
+
+STEMS = {
+    "vgg16": "features.0",
+    "vgg19": "features.0",
+    "resnet50": "conv1",
+    "resnet152": "conv1",
+    "mobilenet_v2": "features.0.0",
+    "googlenet": "conv1.conv",
+    "inception_v3": "Conv2d_1a_3x3.conv",
+    "bert_base": "bert.embeddings.word_embeddings",
+    "bert_large": "bert.embeddings.word_embeddings",
+    "gpt2": "transformer.wte",
+    "gpt2_large": "transformer.wte",
+    "gpt2_xl": "transformer.wte",
+    "bloom_3b": "transformer.word_embeddings",
+    "vit_large": "vit.embeddings",
+    "lstm": "encoder",
+    "transformer": "embedding",
+    "ugatit": "generators.0.down.0",
+    "ugatit_light": "generators.0.down.0",
+}
+
+every_profile = pytest.mark.parametrize("name", catalogue.names())
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="its definition comes from the package transformers"
+)
+
+
+def num_parameters(profile: Profile) -> int:
+    return sum(tensor.numel for layer in profile.layers for tensor in layer.tensors)
+
+
+def test_every_model_of_the_script_has_a_file_and_no_other() -> None:
+    assert set(catalogue.names()) == set(MODELS) == set(PUBLISHED) == set(STEMS)
+
+
+@every_profile
+def test_totals_are_the_published_ones(name: str) -> None:
+    profile = catalogue.load(name)
+    published, source = PUBLISHED[name]
+    assert profile.model == name
+    assert num_parameters(profile) == published, source
+
+
+@pytest.mark.parametrize(
+    ("name", "mebibytes", "largest", "num_gradients"),
+    [
+        ("vgg19", 548.05, 392, 38),
+        ("bert_large", 1282.60, 119.23, 398),  # the paper counts one more
+        ("lstm", 327.97, 190.42, 10),
+        ("transformer", 234.08, 65.84, 185),
+        ("ugatit", 2558.75, 1024, 148),
+        ("ugatit_light", 511.25, 128, 148),
+    ],
+)
+def test_sizes_are_those_of_hipress_table_6(
+    name: str, mebibytes: float, largest: float, num_gradients: int
+) -> None:
+    profile = catalogue.load(name)
+    sizes = [tensor.size_bytes / 2**20 for layer in profile.layers for tensor in layer.tensors]
+    assert sum(sizes) == pytest.approx(mebibytes, abs=0.005)
+    assert max(sizes) == pytest.approx(largest, abs=0.005)
+    assert len(sizes) == num_gradients
+
+
+SMALL = 102_400
+"""Elements of what SSFusion calls a small tensor, "200 KB" of two bytes each."""
+
+
+@pytest.mark.parametrize(
+    ("name", "percent", "head"),
+    [("resnet152", 72.38, 1000), ("vit_large", 62.76, 100), ("gpt2_large", 66.51, 1000)],
+)
+def test_as_many_tensors_are_small_as_in_ssfusion_table_ii(
+    name: str, percent: float, head: int
+) -> None:
+    """Its ViT-large has a head of 100 classes, whose weights are 102,400 elements to the last."""
+    layers = catalogue.load(name).layers
+    numels = [tensor.numel for layer in layers for tensor in layer.tensors]
+    num_small = sum(numel <= SMALL for numel in numels)
+    num_small += name == "vit_large" and head * 1024 == SMALL
+    assert 100 * num_small / len(numels) == pytest.approx(percent, abs=0.005)
+
+
+@every_profile
+def test_times_are_positive_and_say_where_they_come_from(name: str) -> None:
+    profile = catalogue.load(name)
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in profile.layers)
+    assert profile.backward_s == pytest.approx(2 * profile.forward_s, rel=1e-3)
+    assert "not a measurement" in profile.source
+    assert f"Batch {profile.batch_size} " in profile.source
+
+
+@every_profile
+def test_layers_own_tensors_and_start_with_the_stem(name: str) -> None:
+    profile = catalogue.load(name)
+    assert profile.layers[0].name == STEMS[name]
+    assert all(layer.tensors for layer in profile.layers)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if FAMILIES[f].model in catalogue.names()])
+def test_iterations_take_the_published_time(family: str) -> None:
+    published = FAMILIES[family]
+    profile = catalogue.load(published.model)
+    iteration_s = profile.forward_s + profile.backward_s
+    if profile.batch_size == published.batch_size:
+        assert iteration_s == pytest.approx(published.iteration_s, rel=1e-3)
+    else:  # Only VGG16: weights are read once a batch, so a larger one is a little faster a sample.
+        share = published.batch_size / profile.batch_size
+        assert 0.8 < iteration_s * share / published.iteration_s < 1
+
+
+def test_convolutions_take_the_time_and_dense_layers_the_bytes_in_vgg16() -> None:
+    profile = catalogue.load("vgg16")
+    dense = [layer for layer in profile.layers if layer.name.startswith("classifier")]
+    assert sum(layer.size_bytes for layer in dense) > 0.85 * profile.size_bytes
+    assert sum(layer.forward_s for layer in dense) < 0.1 * profile.forward_s
+
+
+def test_files_are_small_and_have_one_line_a_layer() -> None:
+    texts = {path.stem: path.read_text() for path in FOLDER.glob("*.json")}
+    assert sum(map(len, texts.values())) < 1_000_000
+    for name, text in texts.items():
+        rows = [line for line in text.splitlines() if line.startswith('{"name":')]
+        assert len(rows) == len(catalogue.load(name).layers)
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet", "ugatit_light"])
+def test_the_script_gives_the_same_file_again(name: str) -> None:
+    assert render(name) == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"]
+)
+def test_the_script_gives_the_same_layers_again(name: str) -> None:
+    """Times may move a little: versions of transformers spell elementwise work differently."""
+    again, profile = Profile.parse(render(name)), catalogue.load(name)
+    assert [(x.name, x.tensors) for x in again.layers] == [
+        (x.name, x.tensors) for x in profile.layers
+    ]
+    assert [x.forward_s for x in again.layers] == pytest.approx(
+        [x.forward_s for x in profile.layers], rel=0.1
+    )
+
+
+def test_a_file_does_not_hide_a_model_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = catalogue.load("vgg16").model_copy(update={"model": "mine"})
+    for name in ("vgg16", "own"):
+        own.save(tmp_path / name)
+    (tmp_path / "resnet50").mkdir()
+    models = [catalogue.load_or_read(name).model for name in ("vgg16", "own", "resnet50")]
+    assert models == ["vgg16", "mine", "resnet50"]
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UnknownName, match=r"'bert-base'.*gpt2.*vgg19.*did you mean 'bert_base'"):
+        catalogue.load("bert-base")
+    with pytest.raises(InvalidSetting):
+        catalogue.load("../cost/profile")

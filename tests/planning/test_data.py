@@ -1,0 +1,74 @@
+"""Plans as files: exact round trip, and errors that name the entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+
+PLAN = Plan(
+    planner="by hand",
+    model="m",
+    settings={"bytes": 1, "share": 0.1, "fused": True, "name": "x"},
+    messages=(
+        PlannedMessage(
+            chunks=(Chunk(tensor="a", start=0, stop=5), Chunk(tensor="b", start=2, stop=3))
+        ),
+        PlannedMessage(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)),
+    ),
+    credit=2,
+    overlap_forward=True,
+    exchanges={
+        "sparse": ExchangeSetting(
+            compressor="topk",
+            settings={"density": 0.01},
+            collective="allgather_sparse",
+            error_feedback=True,
+        )
+    },
+)
+
+
+def test_file_round_trip_keeps_values_and_their_types(tmp_path: Path) -> None:
+    PLAN.save(tmp_path / "plan.json")
+    back = Plan.load(tmp_path / "plan.json")
+    assert back == PLAN
+    assert [type(value) for value in back.settings.values()] == [int, float, bool, str]
+
+
+def test_entries_cannot_be_assigned() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        PLAN.credit = 1
+    with pytest.raises(ValidationError, match="frozen"):
+        PLAN.messages[0].chunks[0].start = 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("schema_version", 2, r"schema_version: .*schema 1 is accepted"),
+        ("planner", "", "planner"),
+        ("messages", [{"chunks": [{"tensor": "a", "start": 0}]}], r"messages\.0\.chunks\.0\.stop"),
+        ("messages", [{"chunks": [], "before": [1]}], r"messages\.0\.before"),
+        ("messages", [{"chunks": [], "after": ["it"]}], r"messages\.0\.after\.0"),
+        ("credit", "many", "credit"),
+        ("priority", 1, "priority"),
+    ],
+)
+def test_unreadable_plans_name_the_entry(entry: str, value: object, words: str) -> None:
+    text = json.dumps({**json.loads(PLAN.to_json()), entry: value})
+    with pytest.raises(InvalidSetting, match=f"mine.json cannot be read: {words}"):
+        Plan.parse(text, "mine.json")
+
+
+def test_no_json_at_all() -> None:
+    with pytest.raises(InvalidSetting, match="the whole"):
+        Plan.parse("", "mine.json")
+    with pytest.raises(InvalidSetting, match="the whole"):
+        Cluster.parse("")

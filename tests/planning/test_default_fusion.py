@@ -1,0 +1,70 @@
+"""How much is fused where the user names no size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.contract.registry import examples
+from gradwire.planning.default_fusion import default_cap_bytes, fuse
+from tests.runtime.training import named
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("algorithm", examples("compress"), ids=named)
+def test_a_model_may_have_more_elements_than_a_message(
+    algorithm: gw.Compressor | gw.Exchange,
+) -> None:
+    """Messages of sparsifiers hold less than 2**31 elements, the model as many as there are."""
+    huge = [(f"layer {i}", torch.empty(2**15, 2**15, device="meta")) for i in range(3)]
+    cap_bytes = default_cap_bytes(huge, gw.exchange_for(algorithm), 4)
+    assert 3 * 2**32 / 16 <= cap_bytes <= 3 * 2**32 / 4
+
+
+def test_messages_are_of_four_mebibytes_on_the_wire() -> None:
+    exchange = gw.exchange_for(gw.compress.none())
+    for dtype in (torch.float32, torch.bfloat16):
+        side = 4096 * 4 // dtype.itemsize  # 16 MiB
+        params = [(f"layer {i}", torch.empty(1024, side, dtype=dtype)) for i in range(2)]
+        # A ring of two sends each byte once.
+        assert default_cap_bytes(params, exchange, 2) == 4 * MIB
+        # Of four, three halves of each.
+        assert default_cap_bytes(params, exchange, 4) == -(-32 * MIB // 12)
+
+
+def test_who_states_no_bytes_counts_as_uncompressed() -> None:
+    class silent(gw.compress.powersgd):
+        def expected_bytes(self, spec: gw.TensorSpec, world: int) -> None:
+            return None
+
+    params = [("weight", nn.Linear(2048, 4096, bias=False).weight)]
+    assert default_cap_bytes(params, silent(), 2) == 4 * MIB
+
+
+def test_large_gradients_travel_alone_and_small_ones_together() -> None:
+    sizes = {"a": 10, "b": 600, "c": 40, "d": 500, "e": 498, "f": 502}
+
+    def fused(unit: int) -> list[list[str]]:
+        made = [(n, torch.empty(size * unit, 2, device="meta")) for n, size in sizes.items()]
+        found = fuse(made, kind=lambda name, param: None, cap_bytes=lambda kind: 8000 * unit)
+        return [[name for name, _ in message] for message in found]
+
+    assert fused(1000) == [["f"], ["d"], ["b"], [*"eca"]]
+    # One more message costs more than the copy of a gradient below a mebibyte.
+    assert fused(100) == [["f", "e"], ["d", "c", "b"], ["a"]]
+
+
+def test_what_never_fills_goes_last_and_the_smallest_behind() -> None:
+    made = [
+        (n, torch.empty(size, device="meta"))
+        for n, size in zip("abcd", (3, 9, 100, 5), strict=True)
+    ]
+    for kinds in ("xyzz", "yxzz", "zzyx"):
+        kind_of = dict(zip("abcd", kinds, strict=True))
+        found = fuse(made, kind=lambda n, _, of=kind_of: of[n], cap_bytes=lambda kind: 400)
+        sizes = [sum(param.numel() for _, param in message) for message in found]
+        assert sizes[0] >= 100
+        assert sizes[1:] == sorted(sizes[1:], reverse=True)

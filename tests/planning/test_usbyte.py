@@ -1,0 +1,299 @@
+"""usbyte against brute force, against wfbp and sequential order, and theorem 1."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.contract.laws.inputs import MIXED, profile_of
+from gradwire.errors import InvalidSetting
+from gradwire.planning import catalogue
+from gradwire.planning.buckets import buckets, merged_buckets
+from gradwire.planning.check import check
+from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.phases import Instance
+from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.planner.usbyte_extended import usbyte_extended
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import iteration_s
+from gradwire.planning.tune import search_space, tune
+from tests.planning.profiles import (
+    TEN_GBIT,
+    clusters,
+    deep,
+    exact_cluster,
+    profiles,
+    random_instance,
+    vgg16,
+)
+from tests.strategies import bounded
+
+ROUNDING = 1e-12
+"""Relative: the same seconds added up in another order."""
+
+EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
+
+
+def _instance(profile: Profile, cluster: Cluster, basic_bytes: int) -> Instance:
+    return Instance.of(profile, cluster, buckets(profile), basic_bytes)
+
+
+def _brute_force_s(instance: Instance) -> float:
+    """The best of all orders of priority in the first phase, under the same merging rule."""
+    orders = itertools.permutations(range(len(instance.layer)))
+    return min(instance.iteration_s(instance.blocks(place)) for place in orders)
+
+
+@pytest.mark.parametrize(("num_layers", "num_instances"), [(3, 60), (5, 60), (6, 12)])
+def test_within_5_percent_of_brute_force(num_layers: int, num_instances: int) -> None:
+    draw = random.Random(num_layers)
+    for _ in range(num_instances):
+        profile, cluster, basic_bytes = random_instance(draw, num_layers)
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+        best_s = _brute_force_s(_instance(profile, cluster, basic_bytes))
+        assert iteration_s(plan, profile, cluster) <= 1.05 * best_s
+
+
+def _is_not_longer(profile: Profile, cluster: Cluster, basic_bytes: int) -> None:
+    plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+    took_s = iteration_s(plan, profile, cluster)
+    instance = _instance(profile, cluster, basic_bytes)
+    sequential_s = instance.iteration_s(instance.blocks(range(len(instance.layer))))
+    assert took_s <= sequential_s * (1 + ROUNDING)
+    assert took_s <= iteration_s(wfbp(profile, cluster), profile, cluster) * (1 + ROUNDING)
+
+
+def test_never_longer_than_wfbp_nor_than_sequential_order() -> None:
+    draw = random.Random(1)
+    for _ in range(100):
+        _is_not_longer(*random_instance(draw, draw.randint(1, 14)))
+
+
+@bounded(60)
+@given(profile=profiles(), cluster=clusters, basic_bytes=st.integers(1, 9000))
+def test_never_longer_on_awkward_profiles_either(
+    profile: Profile, cluster: Cluster, basic_bytes: int
+) -> None:
+    _is_not_longer(profile, cluster, basic_bytes)
+
+
+def test_the_climb_never_makes_algorithm_2_worse_and_sometimes_better() -> None:
+    draw = random.Random(2)
+    gains = []
+    for _ in range(100):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(4, 10))
+        plans = [
+            usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=trials)
+            for trials in (0, 64)
+        ]
+        greedy_s, climbed_s = (iteration_s(plan, profile, cluster) for plan in plans)
+        gains.append(greedy_s / climbed_s)
+    assert min(gains) >= 1
+    assert max(gains) > 1
+
+
+def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
+    draw = random.Random(3)
+    for _ in range(60):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 8))
+        instance = _instance(profile, cluster, basic_bytes)
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
+        places = itertools.islice(itertools.permutations(range(len(instance.layer))), 24)
+        schedules = [instance.blocks(place) for place in places]
+        assert iteration_s(plan, profile, cluster) <= instance.iteration_s(schedules[0])
+        for blocks in (*schedules, instance.uncut()):
+            for before, after in itertools.pairwise(blocks):
+                assert after.start_s >= before.end_s
+                assert after.bucket != before.bucket, "neighbours of one bucket were not merged"
+            counts = [0] * len(instance.layer)
+            for block in blocks:
+                assert block.first_basic == counts[block.bucket]
+                counts[block.bucket] += block.num_basic
+                assert block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
+            assert counts == instance.num_basic
+
+
+def _second_phase(plan: Plan, profile: Profile, cluster: Cluster) -> int:
+    """Number of the first message that starts when the backward pass has ended."""
+    timing = run_on_clock(plan, profile, cluster)
+    backward_s = timing.backward_end_s[0]
+    return sum(start_s < backward_s for start_s in timing.message_start_s)
+
+
+def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
+    draw = random.Random(4)
+    num_tried = 0
+    for _ in range(40):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(2, 12))
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
+        sequential_s = iteration_s(plan, profile, cluster)
+        start = _second_phase(plan, profile, cluster)
+        for _ in range(10 if len(plan.messages) - start > 1 else 0):
+            tail = list(plan.messages[start:])
+            draw.shuffle(tail)
+            other = plan.model_copy(update={"messages": (*plan.messages[:start], *tail)})
+            assert iteration_s(other, profile, cluster) >= sequential_s * (1 - ROUNDING)
+            num_tried += 1
+    assert num_tried > 100
+
+
+def test_second_phase_is_in_forward_order() -> None:
+    profile = vgg16()
+    plan = usbyte(profile, EIGHT, trials=0)
+    tail = plan.messages[_second_phase(plan, profile, EIGHT) :]
+    layers = [int(message.chunks[0].tensor[1:]) // 2 for message in tail]
+    assert len(tail) > 2
+    assert layers == sorted(set(layers))
+
+
+def test_no_basic_block_of_vgg16s_fc6_is_lost() -> None:
+    """As printed, algorithm 1 keeps a few dozen of them; 4 MB blocks make 103."""
+    profile = vgg16()
+    instance = _instance(profile, EIGHT, 4_000_000)
+    fc6 = max(range(len(instance.layer)), key=instance.size_bytes.__getitem__)
+    assert instance.num_basic[fc6] == 103
+    for place in (range(16), range(15, -1, -1)):
+        blocks = [b for b in instance.blocks(place) if b.bucket == fc6]
+        assert sum(block.num_basic for block in blocks) == 103
+    check(usbyte(profile, EIGHT, basic_partition_bytes=4_000_000), profile)
+
+
+def test_blocks_are_unequal_and_cross_tensors() -> None:
+    """One layer of three tensors whose message is interrupted by a more urgent layer.
+
+    64 bytes a second, basic blocks of 16 bytes; t1..t3 are 256 bytes and ready after 1 s. The
+    middle layer takes 1.5 s: 6 blocks fit. Then t0 is more urgent, then the rest goes.
+    """
+    profile = profile_of(([16], 1.0, 0.5), ([20, 20, 24], 8.0, 1.0))
+    cluster = exact_cluster(hop_s=0.0, rate=64.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    cuts = [[(c.tensor, c.start, c.stop) for c in message.chunks] for message in plan.messages]
+    assert cuts == [
+        [("t1", 0, 8)],
+        [("t0", 0, 16)],
+        [("t1", 8, 20), ("t2", 0, 20), ("t3", 0, 24)],
+    ]
+
+
+def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
+    profile = profile_of(([4], 1.0, 8.0), ([64], 1.0, 8.0), ([64], 1.0, 8.0))
+    cluster = exact_cluster(hop_s=2**-4, rate=256.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    assert [len(message.chunks) for message in plan.messages] == [1, 1, 1]
+    assert iteration_s(plan, profile, cluster) == 24 + 0.125 + 16 / 256 + 3
+
+
+def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
+    profile = profile_of(([3, 5], 0.1, 0.1), ([7], 0.1, 0.1), dtypes=MIXED)
+    check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
+
+
+@pytest.mark.parametrize("credit", [1, 4])
+def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
+    draw = random.Random(11)
+    gains = []
+    for _ in range(60):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 10))
+        papers = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
+        extended = usbyte_extended(
+            profile, cluster, basic_partition_bytes=basic_bytes, credit=credit
+        )
+        gains.append(
+            iteration_s(papers, profile, cluster) / iteration_s(extended, profile, cluster)
+        )
+    assert min(gains) >= 1
+    assert max(gains) > 1.5
+
+
+def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None:
+    """Tuned or not: the search is that of S_p alone."""
+    assert list(search_space(usbyte)) == ["basic_partition_bytes"]
+    draw = random.Random(12)
+    for _ in range(8):
+        profile, cluster, _ = random_instance(draw, draw.randint(2, 8))
+        layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
+        for plan in (usbyte(profile, cluster), tune("usbyte", profile, cluster, trials=4)):
+            assert (plan.planner, plan.credit) == ("usbyte", 1)
+            assert set(plan.settings) == {"basic_partition_bytes", "trials"}
+            for message in plan.messages:
+                assert len({layer_of[chunk.tensor] for chunk in message.chunks}) == 1
+
+
+def test_the_extended_planner_bears_another_name() -> None:
+    assert usbyte_extended(vgg16(), EIGHT).planner == "usbyte_extended"
+    assert set(search_space(usbyte_extended)) == {"basic_partition_bytes", "credit"}
+
+
+def test_merging_joins_small_neighbours_only() -> None:
+    """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is merged."""
+    small = [([4], 0.125, 0.125)] * 6
+    profile = profile_of(*small, ([1024], 0.125, 0.125), *small)
+    cluster = exact_cluster(hop_s=0.5, rate=64.0)
+    plan = usbyte_extended(profile, cluster, basic_partition_bytes=2**20, credit=1)
+    assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
+    assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
+
+
+def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
+    profile, many = catalogue.load("resnet50"), Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
+    plans = usbyte(profile, many), usbyte_extended(profile, many, credit=1)
+    papers_s, merged_s = (iteration_s(plan, profile, many) for plan in plans)
+    assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
+
+
+def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
+    profile = profile_of(([64], 1.0, 0.125), ([64], 0.125, 0.125), ([900], 0.125, 0.125))
+    line = LineFit(alpha_s=0.5, per_unit_s=0.0)
+    cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives={"all_reduce": line})
+    plan = usbyte_extended(profile, cluster, credit=1)
+    assert len(plan.messages) == 1
+
+
+def test_merged_layers_keep_dtypes_apart() -> None:
+    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
+    cut = merged_buckets(buckets(profile), math.inf)
+    assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
+    alike = merged_buckets(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
+    assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]
+
+
+def test_credit_is_what_the_plan_uses_at_most() -> None:
+    profile, alone = vgg16(), profile_of(([64], 1.0, 1.0))
+    many = Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
+    assert usbyte_extended(profile, many, credit=4).credit == 4
+    assert usbyte_extended(alone, many, credit=4).credit == 1
+
+
+@pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])
+def test_400_layers_are_planned_in_seconds(rate: float) -> None:
+    """It takes 0.3 CPU seconds; the bound leaves room for a busy machine, and none for 400**2."""
+    profile, cluster = deep(400), Cluster(num_ranks=8, rate_bytes_per_s=rate)
+    started_s = time.process_time()
+    plan = usbyte(profile, cluster)
+    assert time.process_time() - started_s < 4.0
+    assert len(plan.messages) >= 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"basic_partition_bytes": 0}, "basic_partition_bytes must be a whole number, 1 to"),
+        ({"basic_partition_bytes": math.pi}, "basic_partition_bytes must be"),
+        ({"credit": 0}, "credit must be a whole number, 1 to"),
+        ({"trials": -1}, "trials must be a whole number, 0 to"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, int], words: str) -> None:
+    for planner in (usbyte, usbyte_extended)["credit" in settings :]:
+        with pytest.raises(InvalidSetting, match=words):
+            planner(vgg16(), EIGHT, **settings)

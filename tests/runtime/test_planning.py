@@ -1,0 +1,126 @@
+"""What auto's rank 0 makes of the figures that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.contract.laws.inputs import profile_of
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import PRIMITIVES, Cluster
+from gradwire.planning.data.fit import fit_line
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.price import iteration_s
+from gradwire.runtime.pilot import _measuring
+from gradwire.runtime.pilot._measuring import median_codecs
+from gradwire.runtime.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal, words_of
+from tests.planning.test_auto import MBIT, cluster_of
+
+PROFILE = catalogue.load("lstm")
+MEASURED = fit_line([(2**shift, 1e-3 + 2**shift * 1e-8) for shift in (12, 16, 20, 22)])
+
+
+def measured() -> Cluster:
+    return cluster_of(rate=500 * MBIT).model_copy(update={"collectives": {"all_reduce": MEASURED}})
+
+
+def dense_s(cluster: Cluster) -> float:
+    return iteration_s(ddp(PROFILE, cluster), PROFILE, cluster)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 3.0])
+@pytest.mark.parametrize("cluster", [measured(), cluster_of()], ids=["measured", "by formula"])
+def test_links_are_as_slow_as_dense_steps_say(cluster: Cluster, factor: float) -> None:
+    """As where the rate was measured in a bad moment: 293 Mbit/s on a link of 500."""
+    taken_s = dense_s(cluster.slower(factor))
+    assert link_factor(PROFILE, cluster, taken_s) == pytest.approx(factor, rel=2e-3)
+
+
+def test_a_plan_is_made_for_links_as_dense_steps_say() -> None:
+    cluster = measured()
+    taken_s = dense_s(cluster.slower(1.5))
+    made = proposal(PROFILE, cluster, "safe", overlap_forward=False, taken_s=taken_s)
+    assert made.dense_s == pytest.approx(taken_s, rel=2e-3)
+    corrected = proposal(PROFILE, cluster.slower(1.5), "safe", overlap_forward=False)
+    assert made.predicted_s == pytest.approx(corrected.predicted_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("share", [0.97, 1.0, 1.03, 0.01, 2 * MOST_FACTOR])
+def test_links_stay_as_measured_where_that_is_near_enough_or_no_factor_explains_it(
+    share: float,
+) -> None:
+    cluster = cluster_of()
+    assert link_factor(PROFILE, cluster, share * dense_s(cluster)) == 1.0
+
+
+def test_a_proposal_is_told_with_its_rivals() -> None:
+    made = proposal(PROFILE, cluster_of(), "safe", overlap_forward=True)
+    assert made.plan is not None
+    with_rivals = made._replace(rivals=((made.plan, 1.0), (made.plan, 2.0)))
+    assert Proposal.of(with_rivals.told()) == with_rivals
+    assert Proposal.of(made._replace(plan=None).told()).plan is None
+
+
+def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
+    slow = proposal(PROFILE, measured().slower(10.0), "safe", overlap_forward=False)
+    (first, first_s), *others = slow.rivals
+    one = slow.next_rival()
+    assert (one.plan, one.predicted_s, one.rivals) == (first, first_s, tuple(others))
+    assert one.words == words_of(first)
+    assert one.dense_s == slow.dense_s
+
+
+def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:
+    """In the order of figures: encode, decode and merge of the first, each by its two terms."""
+    rows = [[float(10 * rank + place) for place in range(12)] for rank in (1, 9, 2)]
+    found = median_codecs(("int8", "fp8"), rows)
+    assert list(found) == ["int8", "fp8"]
+    lines = [getattr(fit, key) for fit in found.values() for key in PRIMITIVES]
+    assert [(line.alpha_s, line.per_unit_s) for line in lines] == [
+        (20.0 + place, 21.0 + place) for place in range(0, 12, 2)
+    ]
+
+
+class _Watched:
+    """Layers of one rank, which computed for so long in each step."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = [(seconds_s, inf) for seconds_s in seconds]
+        self.num_steps, self.other_s = len(seconds), 0.5
+
+    def profile(self) -> Profile:
+        return profile_of(([64], 0.5, 1.0))
+
+
+def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that take turns in being slow, by 3 s and by 2 s: each step takes 3 s."""
+    other = _Watched(3.0, 2.0, 3.0, 0.0)
+
+    def of_all(engine: object, own: Sequence[float]) -> list[list[float]]:
+        return [list(own), [1.5, 4.0, *(one for one, _ in other.seconds)]]
+
+    monkeypatch.setattr(_measuring, "figures_of_all", of_all)
+    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: None)
+    monkeypatch.setattr(_measuring, "told_by", lambda engine, src, own: own)
+    engine: Any = SimpleNamespace(world=2)
+    watched: Any = _Watched(2.0, 3.0, 2.0, 0.0)
+    found = _measuring.shared_layers(engine, watched, 3.5)
+    assert found.profile is not None
+    assert (found.profile.forward_s, found.profile.backward_s) == (0.75, 1.5)
+    assert (found.other_s, found.dense_s) == (0.75, 4.0)
+
+
+def test_a_rank_that_waits_for_its_cores_computes_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At half a core a second of a core's work takes two, and what is beyond was a message's."""
+    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads())
+    engine: Any = None
+    steps_s = [(3.0, 1.0), (1.5, 1.0), (3.0, inf)]
+    assert _measuring.computing_s(engine, steps_s) == [2.0, 1.5, 3.0]
