@@ -18,6 +18,8 @@ TORCH_SUM := $(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
 REPORT_STAMP := $(VENV)/.installed-report-$(TORCH_SUM)
 DEV_STAMP := $(VENV)/.installed-dev-$(TORCH_SUM)
 DOCS_STAMP := $(VENV)/.installed-docs-$(TORCH_SUM)
+# The library, the lab and the benchmarks are three packages, and are installed together here.
+PROJECTS := pyproject.toml lab/pyproject.toml bench/pyproject.toml
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -73,19 +75,19 @@ setup: $(DEV_STAMP)
 define install
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(1)]' --editable lab --editable bench
 endef
 
-$(REPORT_STAMP): pyproject.toml | system
+$(REPORT_STAMP): $(PROJECTS) | system
 	$(call install,report)
 	@touch $@
 
-$(DOCS_STAMP): pyproject.toml | system
+$(DOCS_STAMP): $(PROJECTS) | system
 	$(call install,docs)
 	@touch $@
 
 # The extra dev contains report.
-$(DEV_STAMP): pyproject.toml | system
+$(DEV_STAMP): $(PROJECTS) | system
 	$(call install,dev)
 	@touch $(REPORT_STAMP) $@
 

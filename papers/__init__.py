@@ -3,7 +3,7 @@
 They lie beside the library and not in it, so they are there in a checkout of the sources alone.
 ``deft/page.py`` defines ``deft``, a ``Reproduction``: the folder listing is the registry. ``frame``
 says what a reproduction consists of, ``store`` runs one and keeps what was measured, ``command`` is
-what ``gradwire reproduce`` calls. ``gradwire_bench/workloads/`` holds models and data that only papers need.
+what ``gradwire reproduce`` calls. ``workloads/`` holds models and data that only papers need.
 Everything of gradwire may be imported here; nothing of it imports this.
 """
 

@@ -1,4 +1,4 @@
-"""Writes ``src/gradwire/catalogue/*.json``: layer tables of models nobody has to have at hand.
+"""Writes ``planning/catalogue/*.json``: layer tables of models nobody has to have at hand.
 
     python -m scripts.make_catalogue [--out FOLDER] [NAME ...]
 
@@ -20,7 +20,7 @@ from scripts.catalogue import roofline
 from scripts.catalogue.entries import CHECKS, FAMILIES, MODELS
 from scripts.catalogue.roofline import LayerWork
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "gradwire" / "catalogue"
+FOLDER = Path(__file__).resolve().parents[1] / "src" / "gradwire" / "planning" / "catalogue"
 
 
 @cache

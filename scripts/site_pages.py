@@ -81,7 +81,7 @@ def on_config(config: Any) -> None:
         if NAV in section:
             section[NAV] = [
                 section[NAV],
-                *({KINDS[kind].capitalize() + "s": _paths(kind)} for kind in KINDS),
+                *({KINDS[kind].word.capitalize() + "s": _paths(kind)} for kind in KINDS),
             ]
 
 
@@ -114,8 +114,8 @@ def _overview() -> Iterator[str]:
         f"settings: what a rank sends of a large matrix among {algorithm.WORLDS[-1]} ranks, and "
         "what stays in memory from step to step."
     )
-    for kind, word in KINDS.items():
-        yield f"## {word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
+    for kind, known in KINDS.items():
+        yield f"## {known.word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
         if kind == "compress":
             yield (
                 "## What they lose\n\nHeld-out losses over dense training's of three small models: "
@@ -127,8 +127,8 @@ def _overview() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     """The help of every verb, as typer writes it in Markdown, a level deeper."""
-    for name, path in verbs().items():
-        command = typer.main.get_command(importlib.import_module(f"gradwire.cli.{path.stem}").app)
+    for name, module in verbs().items():
+        command = typer.main.get_command(importlib.import_module(module).app)
         context = command.context_class(command, info_name=name)
         text = get_docs_for_click(obj=command, ctx=context, name=f"gradwire {name}")
         yield LEFT_OUT.sub("", re.sub(r"^#", "##", text, flags=re.M))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.cli.report import _figure
+from gradwire.cli.report import figure as _figure
 from gradwire.compress.uniform import uniform
 from gradwire.contract.laws.inputs import make_gradient, profile_of
 from gradwire.contract.trace.span import Span, Trace

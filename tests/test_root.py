@@ -39,7 +39,7 @@ def test_every_name_is_found_and_is_its_own(name: str) -> None:
 
 def test_no_name_is_also_a_module() -> None:
     """Importing such a module would put it in the name's place."""
-    packages = {"collective", "compress", "errors", "fsdp", "pilot"}
+    packages = {"catalogue", "collective", "compress", "errors", "fsdp", "pilot"}
     assert (set(gw.__all__) - packages) & MODULES == set()
 
 
@@ -55,7 +55,7 @@ import sys
 for first in (
     "import gradwire",
     "import gradwire.contract.registry, gradwire.exchange.by_name, gradwire.errors",
-    "from gradwire import load, exchange",
+    "from gradwire import contract, exchange",
     "import gradwire; gradwire.pair",
     "from gradwire.runtime.attach import attach",
 ):
@@ -64,10 +64,10 @@ for first in (
     exec(first)
     import gradwire as gw
 
-    modules = (gw.errors, gw.exchange, gw.load, gw.spec, gw.trace, gw.runtime)
+    modules = (gw.errors, gw.exchange, gw.contract, gw.planning, gw.runtime)
     assert {type(m).__name__ for m in modules} == {"module"}, first
     assert [m.__name__ for m in modules] == [
-        f"gradwire.{name}" for name in "errors exchange load spec trace runtime".split()
+        f"gradwire.{name}" for name in "errors exchange contract planning runtime".split()
     ], first
     assert gw.InvalidSetting is gw.errors.InvalidSetting, first
     assert gw.attach.__name__ == "attach", first

@@ -1,8 +1,7 @@
 """gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly measured.
 
 ``import gradwire as gw``. Names are looked up at first use, so that the command line does not wait
-for torch to print its help; for type checkers they stand in ``__init__.pyi``. Modules are found the
-same way, whatever was imported before, so no name here is that of a module.
+for torch to print its help; for type checkers they stand in ``__init__.pyi``.
 """
 
 from importlib import import_module
@@ -11,26 +10,31 @@ from typing import Any
 from .version import __version__ as __version__
 
 _PATHS = """
-    contract.collective.Collective contract.Compressor contract.Exchange contract.Layout
-    contract.Traits data.cluster.Cluster data.profile.Profile
-    errors.InvalidSetting errors.LoopMistake errors.RankFailed errors.RanksDiffer errors.RanksLost
-    exchange.exchange_for pairing.pair error_feedback.residuals exchange.run_local
-    error_feedback.with_error_feedback measure.layers.profile measure.sparsity.measure_sparsity
-    data.sparsity.SparsityProfile payload.Field payload.Format payload.Payload
-    planning.plan.plan data.plan.Plan runtime.attach.attach runtime.redistribution.redistribute
-    runtime.accounting.mean_residual_norm runtime.handle.Handle runtime.local_steps.local_steps
-    sim.timeline.simulate spec.TensorSpec trace.span.Span trace.span.Trace
-    wrap.adapt.adapt wrap.clipping.with_clipping wrap.decoupled_momentum.with_decoupled_momentum
-    wrap.deep_gradient_compression.deep_gradient_compression wrap.density_warmup.with_density_warmup
-    wrap.measured_scheme.with_measured_scheme wrap.momentum.with_momentum_correction
-    wrap.natural.with_natural_sparsity wrap.warmup.with_warmup
+    contract.Compressor contract.Exchange contract.Layout contract.Traits
+    contract.collective.Collective contract.payload.Field contract.payload.Format
+    contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
+    contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
+    errors.RanksDiffer errors.RanksLost exchange.adapt.adapt exchange.by_name.exchange_for
+    exchange.by_name.run_local exchange.clipping.with_clipping
+    exchange.decoupled_momentum.with_decoupled_momentum
+    exchange.deep_gradient_compression.deep_gradient_compression
+    exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
+    exchange.error_feedback.with_error_feedback exchange.measured_scheme.with_measured_scheme
+    exchange.momentum.with_momentum_correction exchange.natural.with_natural_sparsity
+    exchange.pair.pair exchange.warmup.with_warmup planning.clock.timeline.simulate
+    planning.data.cluster.Cluster planning.data.plan.Plan planning.data.profile.Profile
+    planning.data.sparsity.SparsityProfile planning.measure.layers.profile
+    planning.measure.sparsity.measure_sparsity planning.plan.plan runtime.attach.attach
+    runtime.handle.Handle runtime.local_steps.local_steps.local_steps
+    runtime.state.redistribution.redistribute runtime.step.accounting.mean_residual_norm
 """
+_MODULES = {"catalogue": "planning.catalogue", "fsdp": "runtime.fsdp", "pilot": "runtime.pilot"}
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-__all__ = ["__version__", "collective", "compress", "errors", "fsdp", "pilot", *_HOME_OF]
+__all__ = ["__version__", "collective", "compress", "errors", *_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    home = f"{__name__}.{_HOME_OF.get(name, name)}"
+    home = f"{__name__}.{_HOME_OF.get(name) or _MODULES.get(name, name)}"
     try:
         module = import_module(home)
     except ModuleNotFoundError as error:

@@ -60,16 +60,24 @@ class InvalidSetting(GradwireError, ValueError):
     exit_code = ExitCode.MISTAKE
 
 
-class NotInstalled(InvalidSetting):
+class NotInstalled(InvalidSetting, AttributeError):
     """A package that only a part of gradwire needs is not there.
+
+    It is installed by the extra ``extra`` of ``base``, or by itself where there is no extra. It is
+    an AttributeError too, so that ``hasattr(gw.compress, "sidco")`` works.
 
     >>> print(NotInstalled("tuning", "optuna", "tune"))
     tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
+    >>> print(NotInstalled("compressor 'sidco'", "gradwire-lab"))
+    compressor 'sidco' needs gradwire-lab, which is not installed; run: pip install gradwire-lab
     """
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
+    def __init__(
+        self, what: str, package: str, extra: str | None = None, base: str = "gradwire"
+    ) -> None:
+        install = package if extra is None else f'"{base}[{extra}]"'
         super().__init__(
-            f'{what} needs {package}, which is not installed; run: pip install "gradwire[{extra}]"'
+            f"{what} needs {package}, which is not installed; run: pip install {install}"
         )
 
 

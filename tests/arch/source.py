@@ -10,8 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "gradwire"
-BESIDE = ("papers", "benchmarks")
-"""Packages beside ``src/``, which are in no wheel; the rules of the library hold for them too."""
+FURTHER = {"gradwire_lab": ROOT / "lab" / "src", "gradwire_bench": ROOT / "bench" / "src"}
+"""gradwire's further packages, and the folder that each lies in."""
+BESIDE = (*FURTHER, "papers")
+"""Packages beside the library; its rules hold for them too."""
+FOLDERS = ("src", "lab", "bench", "papers")
+"""The folders of the checkout that they lie in."""
 
 
 @cache
@@ -65,7 +69,7 @@ class Source:
 
 
 def read(path: str, text: str) -> Source:
-    """A source from its path, such as ``planning/clock/clock.py`` (of gradwire) or ``papers/store.py``."""
+    """A source from its path, such as ``contract/spec.py`` or ``papers/store.py``."""
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()
@@ -75,8 +79,9 @@ def read(path: str, text: str) -> Source:
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every Python file of gradwire, of the papers and of the benchmarks."""
-    folders = ((PACKAGE, PACKAGE), *((ROOT, ROOT / name) for name in BESIDE))
+    """Every Python file of gradwire, its further packages and the papers."""
+    bases = {name: FURTHER.get(name, ROOT) for name in BESIDE}
+    folders = ((PACKAGE, PACKAGE), *((base, base / name) for name, base in bases.items()))
     return tuple(
         read(path.relative_to(base).as_posix(), path.read_text(encoding="utf-8"))
         for base, folder in folders

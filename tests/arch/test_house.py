@@ -12,12 +12,13 @@ import pytest
 from torch import nn
 
 import gradwire
-from tests.arch.source import BESIDE, PACKAGE, ROOT, Source, read, sources
+from tests.arch.source import FOLDERS, PACKAGE, ROOT, Source, read, sources
 
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 44
-ROOMS = ("dsl", "sparse", "compress")
-MAX_DEPTH = 2
+LOOSE = {"__init__.py", "errors.py", "version.py"}
+MAX_FOLDERS = 10
+MAX_DEPTH = 4
 FROM_ANYWHERE = re.compile(r"sys\.executable,\s*[\"']-[mc]")
 DANGLING = re.compile(r"\s*(Of|Those|As|With|What|Which)\b")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
@@ -112,27 +113,25 @@ def test_docstrings_begin_with_their_subject() -> None:
     assert [opening for source in sources() for opening in dangling(source)] == []
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", *BESIDE, "examples", "scripts"])
+@pytest.mark.parametrize("folder", [*FOLDERS, "tests", "examples", "scripts"])
 def test_no_file_has_a_vague_name(folder: str) -> None:
     paths = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
     assert [str(path) for path in paths if VAGUE.search(path.stem)] == []
 
 
-def test_the_tree_is_shallow() -> None:
-    """Folders of files; the compiler, formats, and algorithms with helpers have rooms inside."""
+def test_the_library_has_few_rooms_and_no_loose_files() -> None:
     files = [p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")]
-    deep = [p for p in files if len(p.parts) > MAX_DEPTH + (p.parts[0] in ROOMS)]
-    assert [str(path) for path in deep] == []
+    assert {p.name for p in files if len(p.parts) == 1} == LOOSE
+    assert len({p.parts[0] for p in files if len(p.parts) > 1}) <= MAX_FOLDERS
+    assert [str(p) for p in files if len(p.parts) > MAX_DEPTH] == []
 
 
 def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     targets = tool["hatch"]["build"]["targets"]
     assert targets["wheel"] == {"packages": ["src/gradwire"]}
-    assert {"src", "tests", *BESIDE} <= set(targets["sdist"]["include"])
-    assert set(tool["mypy"]["files"]) == {"src", *BESIDE}
-    assert [name for name in BESIDE if not (ROOT / name / "__init__.py").is_file()] == []
-    assert [name for name in BESIDE if (PACKAGE / name).exists()] == []
+    assert {*FOLDERS, "tests"} <= set(targets["sdist"]["include"])
+    assert {file.split("/")[0] for file in tool["mypy"]["files"]} == set(FOLDERS)
 
 
 def test_the_root_is_short() -> None:

@@ -78,7 +78,10 @@ def test_the_rules_of_names_bite() -> None:
     assert list(doubled_nouns(files)) == ["Message"]
     assert doubled_nouns([read("a.py", "_Rank = int"), read("b.py", "class _Rank: ...")]) == {}
     assert doubled_nouns([read("a.py", "SIZES = 1"), read("b.py", "SIZES = 2")]) == {}
-    drawers = [read("report/a.py", "def draw(): ..."), read("report/b.py", "def draw(): ...")]
+    drawers = [
+        read("cli/report/a.py", "def draw(): ..."),
+        read("cli/report/b.py", "def draw(): ..."),
+    ]
     users = ["from .a import draw", "from .b import draw"]
     two = [read(f"cli/report/{place}_user.py", text) for place, text in enumerate(users)]
     assert ambiguous_functions([*drawers, *two]) == {

@@ -12,11 +12,11 @@ from functools import cache
 import pytest
 
 from gradwire.errors import NotInstalled
-from tests.arch.source import BESIDE, PACKAGE, ROOT, nodes_of
+from tests.arch.source import FOLDERS, FURTHER, PACKAGE, ROOT, nodes_of
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
 """CHANGELOG.md is none of them: it tells what was."""
-WRITTEN = ("src", "tests", "scripts", "examples", *BESIDE)
+WRITTEN = (*FOLDERS, "tests", "scripts", "examples")
 PATH = re.compile(
     r"(?<![\w./<-])(?:[\w*<>-]+/)*[\w*<>-]+\.(?:pyi?|cpp|h|md|json|toml|compll)\b(?![\w/(])"
 )
@@ -38,6 +38,9 @@ ELSEWHERE = {
     "prctl.h": "of Linux",
     "script.py": "a reader's own file",
     "topics.py": "of Python",
+    "step.__func__": "of a method that is patched",
+    "gradwire.compressors": "a group of entry points",
+    "gradwire.commands": "a group of entry points",
     "store.wait": "of torch.distributed",
     "rate/": "a quotient",
     "k/": "a quotient",
@@ -87,7 +90,7 @@ def missing_names(text: str) -> list[str]:
 def code_of_modules() -> dict[str, str]:
     """All that is written in each file or folder of ``src`` and beside it, by its last name."""
     found: dict[str, str] = defaultdict(str)
-    tops = (PACKAGE, *(ROOT / name for name in BESIDE))
+    tops = (PACKAGE, *(base / name for name, base in FURTHER.items()), ROOT / "papers")
     for path in (path for top in tops for path in top.rglob("*.py")):
         text = f"{path.stem}\n{path.read_text(encoding='utf-8')}"
         found[path.stem] += text

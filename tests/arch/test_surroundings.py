@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.arch.source import BESIDE, ROOT, Source, imports, parsed, read, sources
+from tests.arch.source import FOLDERS, ROOT, Source, imports, parsed, read, sources
 
-FOLDERS = ("src", *BESIDE, "scripts", "examples")
+EVERY = (*FOLDERS, "scripts", "examples")
 NEED_ONE = re.compile(r"gpu/(runs_)?device\.py$|^integrations/")
 """Files that are imported only where a package is: in triton's language, or for a framework."""
 UNPICKLES = re.compile(r"c?pickle|marshal|dill|shelve|cloudpickle|\w+_object(_list)?")
@@ -20,11 +20,12 @@ UNPICKLES = re.compile(r"c?pickle|marshal|dill|shelve|cloudpickle|\w+_object(_li
 
 def optional_packages() -> frozenset[str]:
     """What the extras for users install; each is imported under the name it is installed by."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
+    projects = (ROOT / folder / "pyproject.toml" for folder in ("", "lab"))
+    texts = (path.read_text(encoding="utf-8") for path in projects)
     return frozenset(
         re.split(r"[^\w-]", requirement, maxsplit=1)[0]
-        for extra, requirements in extras.items()
+        for text in texts
+        for extra, requirements in tomllib.loads(text)["project"]["optional-dependencies"].items()
         if extra not in ("dev", "docs")
         for requirement in requirements
     )
@@ -68,7 +69,7 @@ def early_imports(source: Source, optional: frozenset[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", EVERY)
 def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"

@@ -1,4 +1,4 @@
-"""``gradwire_bench.runs.hsdp``: every side trains, and the rows are compared with native HSDP."""
+"""``runs/hsdp.py``: every side trains, and the rows are compared with native HSDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gradwire_bench.runs.integrity``: every side trains, and the rows are compared with no checks."""
+"""``runs/integrity.py``: every side trains, and the rows are compared with no checks."""
 
 from __future__ import annotations
 

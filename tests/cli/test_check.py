@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 Run = Callable[..., Ended]
 
 ROOT = Path(__file__).parents[2]
-TEXTS = Path(__file__).parents[1] / "dsl"
+TEXTS = Path(__file__).parents[1] / "lab"
 ENCODE, DECODE = str(TEXTS / "terngrad.compll"), str(TEXTS / "terngrad_decode.compll")
 FIGURE = (ENCODE, "--with", DECODE, "--set", "bitwidth=2")
 

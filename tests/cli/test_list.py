@@ -22,7 +22,7 @@ def test_every_algorithm_is_listed_with_a_line(gradwire: Run) -> None:
     ended = gradwire("list", "--json")
     assert ended.code == 0
     rows = json.loads(ended.out)["rows"]
-    expected = [(KINDS[kind], name) for kind in KINDS for name in names(kind)]
+    expected = [(KINDS[kind].word, name) for kind in KINDS for name in names(kind)]
     assert [(row["kind"], row["name"]) for row in rows] == expected
     for row in rows:
         assert len(row["description"]) > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,8 @@ import typer
 
 from gradwire import __version__
 from gradwire.cli import main as entry
+from gradwire.contract import registry
+from gradwire.contract.registry import Home
 from gradwire.errors import ExitCode, GradwireError, InvalidSetting, RankFailed
 from tests.cli.conftest import Ended
 
@@ -22,7 +25,8 @@ def _verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | No
     """Adds a verb ``try-it`` that raises ``error``."""
     path = tmp_path / "try_it.py"
     path.write_text('"""Try it out."""\n')
-    module = ModuleType("gradwire.cli.try_it")
+    module = ModuleType("gradwire.cli.commands.try_it")
+    module.__spec__ = spec_from_file_location(module.__name__, path)
     app = typer.Typer()
 
     @app.command()
@@ -33,7 +37,8 @@ def _verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | No
 
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(entry, "verbs", lambda: {"try-it": path})
+    home = Home(module.__name__, "try_it", "gradwire")
+    monkeypatch.setattr(entry, "verbs", lambda: {"try-it": home})
     monkeypatch.setattr(entry, "app", _application())
 
 
@@ -46,9 +51,9 @@ def _application() -> typer.Typer:
 def test_every_file_is_a_verb_with_one_line_of_help(gradwire: Run) -> None:
     ended = gradwire("--help")
     assert ended.code == 0
-    for name, path in entry.verbs().items():
+    for name, home in entry.verbs().items():
         assert name in ended.out
-        assert entry.summary(path).split()[0] in ended.out
+        assert entry.summary(home).split()[0] in ended.out
     assert {"list", "doctor"} <= set(entry.verbs())
     assert "main" not in entry.verbs()
 
@@ -61,11 +66,11 @@ def test_every_verb_has_an_app_and_help(gradwire: Run) -> None:
 
 
 def test_help_imports_no_verb(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in entry.verbs():
-        monkeypatch.delitem(sys.modules, f"gradwire.cli.{name}", raising=False)
+    homes = [home.module for home in entry.verbs().values()]
+    for module in homes:
+        monkeypatch.delitem(sys.modules, module, raising=False)
     gradwire("--help")
-    loaded = [name for name in entry.verbs() if f"gradwire.cli.{name}" in sys.modules]
-    assert loaded == []
+    assert [module for module in homes if module in sys.modules] == []
 
 
 def test_version(gradwire: Run) -> None:
@@ -123,3 +128,13 @@ def test_mistyped_commands_end_in_2_with_what_there_is(
 def test_without_a_verb_the_help_is_shown(gradwire: Run) -> None:
     ended = gradwire()
     assert "doctor" in ended.out + ended.err
+
+
+def test_a_command_of_a_package_that_is_not_installed_names_the_package(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda **_: ())
+    monkeypatch.setattr(entry, "app", _application())
+    ended = gradwire("demo")
+    assert ended.code == 2
+    assert "command 'demo' needs gradwire-bench, which is not installed" in ended.err

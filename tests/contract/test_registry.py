@@ -1,20 +1,34 @@
-"""The folder listing is the registry."""
+"""The folder listing is the registry, and entry points of other packages add to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import gradwire as gw
-from gradwire.contract import Compressor, Exchange
+import gradwire_lab
+from gradwire.contract import Compressor, Exchange, registry
 from gradwire.contract.collective import Collective
-from gradwire.contract.registry import KINDS, examples, load, names
-from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.contract.registry import (
+    COMMANDS,
+    EXTENSIONS,
+    KINDS,
+    SHARED,
+    examples,
+    extension,
+    found_of,
+    homes,
+    load,
+    names,
+)
+from gradwire.errors import InvalidSetting, NotInstalled, UnknownName
 from tests.runtime.ranks import run_alone
 
-SOURCE = Path(gw.__file__).parent
+SOURCE, LAB = Path(gw.__file__).parent, Path(gradwire_lab.__file__).parent
 BASES: dict[str, tuple[type, ...]] = {
     "compress": (Compressor, Exchange),
     "collective": (Collective,),
@@ -24,9 +38,12 @@ BASES: dict[str, tuple[type, ...]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_the_files_without_underscore(kind: str) -> None:
-    folder = SOURCE.joinpath(*kind.split("."))
-    files = {p.stem for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert set(names(kind)) == {f for f in files if not f.startswith("_")}
+    folders = [SOURCE.joinpath(*KINDS[kind].folder.split(".")[1:])]
+    if KINDS[kind].elsewhere:
+        folders.append(LAB / folders[0].name)
+    paths = (path for folder in folders for path in folder.iterdir())
+    files = {p.stem for p in paths if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert set(names(kind)) == {f for f in files - SHARED if not f.startswith("_")}
     assert list(names(kind)) == sorted(names(kind))
 
 
@@ -45,7 +62,7 @@ def test_every_file_defines_its_name_and_examples(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dir_lists_the_names(kind: str) -> None:
-    assert dir(import_module(f"gradwire.{kind}")) == list(names(kind))
+    assert dir(import_module(KINDS[kind].folder)) == list(names(kind))
 
 
 @pytest.mark.parametrize(
@@ -96,3 +113,64 @@ for first in (
 def test_the_class_is_bound_whichever_import_comes_first() -> None:
     """In a process of its own: here everything is imported already, and stays as it is."""
     run_alone(FIRST_IMPORTS)
+
+
+# ---- other packages ----------------------------------------------------------------------------
+
+
+def test_names_of_further_packages_are_known_where_these_are_not_installed() -> None:
+    """The tables of names are those of the packages, so that a refusal names the right one."""
+    for kind in (*KINDS.values(), COMMANDS):
+        others = {
+            n: h.distribution for n, h in found_of(kind).items() if h.distribution != "gradwire"
+        }
+        assert others == dict(kind.elsewhere)
+    assert all(extension(name) is not None for name in EXTENSIONS)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+    """Entry points in place of the real ones: none at first."""
+    points: list[EntryPoint] = []
+
+    def chosen(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        return [p for p in points if p.group == group and name in (None, p.name)]
+
+    homes.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", chosen)
+    yield points
+    homes.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("kind", "name"), [("compress", "sidco"), ("planner", "espresso")])
+def test_an_algorithm_that_is_not_installed_is_refused_with_its_package(
+    kind: str, name: str
+) -> None:
+    with pytest.raises(
+        NotInstalled, match=f"'{name}' needs gradwire-lab, .*pip install gradwire-lab"
+    ):
+        load(kind, name)
+    with pytest.raises(NotInstalled, match="this needs gradwire-bench"):
+        extension("testbed")
+
+
+def test_an_object_and_a_package_add_algorithms(installed: list[EntryPoint]) -> None:
+    group = "gradwire.compressors"
+    installed.append(EntryPoint("mine", "gradwire.compress.topk:topk", group))
+    installed.append(EntryPoint("any", "gradwire_lab.compress", group))
+    assert load("compress", "mine") is gw.compress.topk
+    assert load("compress", "sidco").__name__ == "sidco"
+    assert {"mine", "sidco", "topk"} <= set(names("compress"))
+
+
+def test_two_packages_with_one_name_are_refused(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("topk", "own_package.other:thing", "gradwire.compressors"))
+    with pytest.raises(InvalidSetting, match=r"'topk' is defined by two .*, gradwire and own_pack"):
+        load("compress", "topk")
+
+
+def test_an_entry_point_of_nothing_is_named(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("bad", "gradwire.contract.registry", "gradwire.planners"))
+    with pytest.raises(InvalidSetting, match="registry is no package"):
+        names("planner")

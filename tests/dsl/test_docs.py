@@ -46,7 +46,7 @@ def test_the_first_is_the_example() -> None:
 
 
 def test_the_text_is_that_of_the_tests() -> None:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1] / "lab"
     files = [folder / "terngrad.compll", folder / "terngrad_decode.compll"]
     assert blocks("c") == [path.read_text() for path in files]
     assert compile_text(*blocks("c"))(bitwidth=2).traits.exact_size

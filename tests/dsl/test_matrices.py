@@ -239,7 +239,7 @@ def test_the_line_is_that_of_the_mistake() -> None:
 
 # ---- in the paper's form -----------------------------------------------------------------------
 
-TEXT = Path(__file__).with_name("powersgd.compll")
+TEXT = Path(__file__).parents[1] / "lab" / "powersgd.compll"
 
 
 def test_powersgds_text_has_the_bits_of_powersgd() -> None:
@@ -300,7 +300,7 @@ def test_matrices_and_vectors_are_two_forms() -> None:
     with pytest.raises(InvalidSetting, match="matmul of vector; matmul takes matrices"):
         compile_text(text)()
     with pytest.raises(InvalidSetting, match="compile_coder makes a coder of it"):
-        compile_text(Path(__file__).with_name("zero_run.compll"))
+        compile_text(Path(__file__).parents[1] / "lab" / "zero_run.compll")
     with pytest.raises(InvalidSetting, match="follow from their form"):
         compile_text(TEXT, contraction=True)
     with pytest.raises(InvalidSetting, match="a text with decode"):

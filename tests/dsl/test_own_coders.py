@@ -46,7 +46,7 @@ compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 
 def test_the_texts_zero_run_is_the_librarys():
-    found = compile_coder(Path(__file__).with_name("zero_run.compll"), takes=(uint_3,))
+    found = compile_coder((Path(__file__).parents[1] / "lab" / "zero_run.compll"), takes=(uint_3,))
     assert found.texts == zero_run.texts
 
 
@@ -137,7 +137,11 @@ def test_what_is_no_coder_is_refused_with_the_line(case):
 def test_a_text_that_is_no_coder_is_refused():
     with pytest.raises(InvalidSetting, match="bytes to bytes"):
         compile_coder("void encode(uint8* a, uint8* b) { b = a; }", takes=(uint_3,))
-    twice = Path(__file__).with_name("zero_run.compll").read_text().replace("241 + ", "240 + ")
+    twice = (
+        (Path(__file__).parents[1] / "lab" / "zero_run.compll")
+        .read_text()
+        .replace("241 + ", "240 + ")
+    )
     with pytest.raises(InvalidSetting, match="2 times byte 0 sent as 242, which comes back as 1"):
         compile_coder(twice, takes=(uint_3,))
 

@@ -74,7 +74,7 @@ def programs(rng: random.Random) -> None:
 
 @cache
 def _programs() -> tuple[str, ...]:
-    folder = Path(states.__file__).parents[1] / "dsl"
+    folder = Path(states.__file__).parents[1] / "lab"
     return tuple(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.compll")))
 
 

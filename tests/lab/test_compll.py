@@ -12,7 +12,7 @@ from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
 
-TEXTS = Path(__file__).parents[1] / "dsl"
+TEXTS = Path(__file__).parent
 ENCODE, DECODE = str(TEXTS / "terngrad.compll"), str(TEXTS / "terngrad_decode.compll")
 FIGURE = (ENCODE, "--with", DECODE, "--set", "bitwidth=2")
 

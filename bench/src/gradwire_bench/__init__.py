@@ -1,5 +1,6 @@
-"""Measurements on real sockets: the demo and the benchmarks, and the programs their ranks run.
+"""gradwire-bench: the demo, the benchmarks on shaped hosts, and fault campaigns.
 
-Every comparison runs both sides in one run, in turn; bytes are read from the interfaces. May import
-all rows above it; only cli imports it.
+``testbed/`` makes hosts and starts ranks, ``workloads/`` has models and data, ``cli/`` the
+commands. The other rooms each measure one subject, with the programs of their ranks
+(``*_rank.py``). It imports gradwire and gradwire-lab; neither imports it.
 """

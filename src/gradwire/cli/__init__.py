@@ -1,6 +1,6 @@
-"""The command line, one verb a file: ``cli/commands/doctor.py`` is ``gradwire doctor``.
+"""The command line: ``main`` finds commands, ``commands/`` has the library's, ``report/`` prints.
 
-A verb's file has ``app``, a ``typer.Typer``, and a docstring whose first line is its line in
-``gradwire --help``. It is imported when its verb is asked for. Files that start with an underscore
-are support. May import everything; nothing imports this package.
+A command's file has ``app``, a ``typer.Typer``, and a docstring whose first line is its line in
+``gradwire --help``. It is imported when it is asked for. The room may import everything of the
+library; nothing of the library imports it.
 """

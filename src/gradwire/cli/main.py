@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,44 +16,56 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ..contract.registry import COMMANDS, Home, found_of
 from ..errors import GradwireError
 from ..version import __version__
 
-FOLDER = Path(__file__).parent
 
+def verbs() -> dict[str, Home]:
+    """The installed commands and where they are defined, ascending.
 
-def verbs() -> dict[str, Path]:
-    """Verbs and the files that define them, ascending.
+    Raises ``InvalidSetting`` where two packages have a command of one name.
 
     >>> sorted(verbs()) == list(verbs()) and "doctor" in verbs()
     True
     """
-    files = sorted(FOLDER.glob("[!_]*.py"))
-    return {path.stem.replace("_", "-"): path for path in files if path.stem != "main"}
+    return {name.replace("_", "-"): home for name, home in found_of(COMMANDS).items()}
 
 
-def summary(path: Path) -> str:
-    """First line of a file's docstring, read without importing the file."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def summary(home: Home) -> str:
+    """First line of the docstring of a command's file, read without importing the file."""
+    spec = importlib.util.find_spec(home.module)
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
     return (text or "").partition("\n")[0]
 
 
 class Verbs(TyperGroup):
-    """Lists verbs by their docstrings and imports a verb only to run it: help stays fast."""
+    """Lists commands by their docstrings and imports one only to run it: help stays fast."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._files = verbs()
-        for name, path in self._files.items():
-            self.add_command(TyperCommand(name, help=summary(path)), name)
+        self._homes = verbs()
+        for name, home in self._homes.items():
+            self.add_command(TyperCommand(name, help=summary(home)), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The real command in place of the line that stands for it in the help."""
+        if args[0] not in self._homes:
+            COMMANDS.refuse_elsewhere(args[0])
         name, command, rest = super().resolve_command(ctx, args)
-        if name in self._files:
-            module = importlib.import_module(f"{__package__}.{self._files[name].stem}")
-            command = typer.main.get_command(module.app)
+        if name in self._homes:
+            command = typer.main.get_command(app_of(self._homes[name]))
         return name, command, rest
+
+
+def app_of(home: Home) -> typer.Typer:
+    """The Typer app of a command: what an entry point names, or its file's ``app``."""
+    module = importlib.import_module(home.module)
+    found = getattr(module, home.attribute, None)
+    made: typer.Typer = found if isinstance(found, typer.Typer) else module.app
+    return made
 
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False)

@@ -5,24 +5,11 @@ An algorithm with helpers of its own is a folder: ``deft``, ``oktopk``, ``select
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..contract.registry import make_registry
 
 if TYPE_CHECKING:
-    from gradwire_lab.compress.adacomp import adacomp as adacomp
-    from gradwire_lab.compress.cltk import cltk as cltk
-    from gradwire_lab.compress.gaussiank import gaussiank as gaussiank
-    from gradwire_lab.compress.graddrop import graddrop as graddrop
-    from gradwire_lab.compress.hardthreshold import hardthreshold as hardthreshold
-    from gradwire_lab.compress.oktopk import oktopk as oktopk
-    from gradwire_lab.compress.redsync import redsync as redsync
-    from gradwire_lab.compress.sharded_dgc import sharded_dgc as sharded_dgc
-    from gradwire_lab.compress.sidco import sidco as sidco
-    from gradwire_lab.compress.spardl import spardl as spardl
-    from gradwire_lab.compress.tbq import tbq as tbq
-    from gradwire_lab.compress.threelc import threelc as threelc
-
     from .cast16 import cast16 as cast16
     from .deft import deft as deft
     from .dgc import dgc as dgc
@@ -39,5 +26,8 @@ if TYPE_CHECKING:
     from .terngrad import terngrad as terngrad
     from .topk import topk as topk
     from .uniform import uniform as uniform
+
+    def __getattr__(name: str) -> Any: ...  # the algorithms of other packages
+
 
 make_registry(__name__)

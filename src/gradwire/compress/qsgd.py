@@ -68,7 +68,7 @@ class qsgd(Program, unbiased=True):
         return tuple(replace(self, bitwidth=bitwidth) for bitwidth in _BITWIDTHS)
 
     def for_sums(self) -> Compressor:
-        """With the largest magnitude: no element becomes larger than it, however often encoded."""
+        """The form scaled by the largest magnitude, beyond which no element grows."""
         return replace(self, norm="max")
 
     def stated(self) -> Traits:

@@ -1,70 +1,213 @@
-"""The folder listing is the registry: ``compress/topk.py`` defines ``topk``, and that is all.
+"""Algorithms by name: a folder's files are its algorithms, and other packages may add theirs.
 
-An algorithm with helpers of its own is a room: ``compress/deft/``. Files that start with an
-underscore are support and bear no public name.
+``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own is a
+folder: ``compress/deft/``. Files that start with an underscore are support and bear no public name.
+
+Another package adds algorithms by an entry point in the group of their kind. Its value is an object
+(``my_package.mine:mine``, under the entry point's name), or a package whose files are algorithms
+(``my_package.compress``), as gradwire's own folders are.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
-from ..errors import UnknownName, invalid
+from ..errors import InvalidSetting, NotInstalled, UnknownName, invalid
+
+OWN = "gradwire"
+SHARED = frozenset({"steps"})
+"""Folders of what algorithms share, which are no algorithms."""
+
+
+class Kind(NamedTuple):
+    """A kind of algorithm: its word, the library's folder and the entry points of other packages.
+
+    ``elsewhere`` are names of gradwire's further packages, which need not be installed, and the
+    package that has each.
+    """
+
+    word: str
+    folder: str
+    group: str | None = None
+    elsewhere: Mapping[str, str] = MappingProxyType({})
+
+    def refuse_elsewhere(self, name: str) -> None:
+        """Raises ``NotInstalled`` for a name of a further package of gradwire's."""
+        if name in self.elsewhere:
+            raise NotInstalled(f"{self.word} {name!r}", self.elsewhere[name])
+
+
+_LAB, _BENCH = "gradwire-lab", "gradwire-bench"
 
 KINDS = {
-    "compress": "compressor",
-    "collective": "collective",
-    "planner": "planner",
-    "pilot": "pilot",
-    "sparse.formats": "sparse format",
+    "compress": Kind(
+        "compressor",
+        "gradwire.compress",
+        "gradwire.compressors",
+        dict.fromkeys(
+            [
+                "adacomp",
+                "cltk",
+                "gaussiank",
+                "graddrop",
+                "hardthreshold",
+                "natural_compression",
+                "oktopk",
+                "redsync",
+                "sharded_dgc",
+                "sidco",
+                "spardl",
+                "tbq",
+                "threelc",
+            ],
+            _LAB,
+        ),
+    ),
+    "collective": Kind("collective", "gradwire.collective", "gradwire.collectives"),
+    "planner": Kind(
+        "planner",
+        "gradwire.planning.planner",
+        "gradwire.planners",
+        dict.fromkeys(("cupcake", "espresso", "omgs", "selective_fusion"), _LAB),
+    ),
+    "pilot": Kind("pilot", "gradwire.runtime.pilot"),
+    "sparse.formats": Kind("sparse format", "gradwire.kernels.sparse.formats"),
 }
-"""Packages that are registries, and what one of their files is called."""
+"""Kinds of algorithms by the name that ``load`` takes."""
+
+COMMANDS = Kind(
+    "command",
+    "gradwire.cli.commands",
+    "gradwire.commands",
+    {"compll": _LAB, **dict.fromkeys(("bench", "demo", "reproduce", "testbed"), _BENCH)},
+)
+"""The commands of ``gradwire``, which are found as algorithms are."""
+
+EXTENSIONS = {"compll_text": _LAB, "kernel_bench": _BENCH, "testbed": _BENCH}
+"""Modules that commands use where they are installed, and the package that has each."""
 
 
-@cache
+class Home(NamedTuple):
+    """Where an algorithm is defined, and the distribution that it belongs to."""
+
+    module: str
+    attribute: str
+    distribution: str
+
+    @property
+    def algorithm(self) -> Any:
+        """The object itself; its module is imported."""
+        return getattr(importlib.import_module(self.module), self.attribute)
+
+
 def names(kind: str) -> tuple[str, ...]:
-    """Names of all files of a kind, ascending.
+    """Names of all algorithms of a kind that are installed, ascending.
 
     >>> "topk" in names("compress")
     True
     """
-    if kind not in KINDS:
-        raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
-    folder = Path(__file__).parent.joinpath(*kind.split("."))
-    files = [path.stem for path in folder.glob("*.py")]
-    rooms = [path.parent.name for path in folder.glob("*/__init__.py")]
-    return tuple(sorted(name for name in (*files, *rooms) if not name.startswith("_")))
+    return tuple(homes(kind))
 
 
 def load(kind: str, name: str) -> Any:
-    """The object that the file ``name`` of folder ``kind`` defines under its own name."""
-    if name not in names(kind):
-        raise UnknownName(KINDS[kind], name, names(kind))
-    module = importlib.import_module(f"gradwire.{kind}.{name}")
-    return getattr(module, name)
+    """The algorithm ``name`` of a kind.
+
+    Raises ``UnknownName`` for a name that no installed package has, and ``InvalidSetting`` for one
+    that two installed packages have.
+    """
+    found = homes(kind)
+    if name in found:
+        return found[name].algorithm
+    KINDS[kind].refuse_elsewhere(name)
+    raise UnknownName(KINDS[kind].word, name, tuple(found))
 
 
 def examples(kind: str) -> tuple[Any, ...]:
     """All settings that the files of a kind list in their ``EXAMPLES``."""
-    modules = (importlib.import_module(f"gradwire.{kind}.{name}") for name in names(kind))
-    return tuple(example for module in modules for example in module.EXAMPLES)
+    modules = (importlib.import_module(home.module) for home in homes(kind).values())
+    return tuple(example for module in modules for example in getattr(module, "EXAMPLES", ()))
+
+
+@cache
+def homes(kind: str) -> dict[str, Home]:
+    """Where each algorithm of a kind is defined, by name, ascending.
+
+    Raises ``InvalidSetting`` where two packages have an algorithm of one name.
+    """
+    if kind not in KINDS:
+        raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
+    return found_of(KINDS[kind])
+
+
+def found_of(kind: Kind) -> dict[str, Home]:
+    """Where each name of a kind is defined, ascending; ``homes`` keeps the answer."""
+    found: dict[str, Home] = {}
+    for name, home in _every(kind):
+        if name in found:
+            both = f"{found[name].distribution} and {home.distribution}"
+            raise InvalidSetting(
+                f"{kind.word} {name!r} is defined by two installed packages, {both}; "
+                "uninstall one of them, or rename it"
+            )
+        found[name] = home
+    return dict(sorted(found.items()))
+
+
+def extension(name: str) -> Any:
+    """A module of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not installed."""
+    for point in entry_points(group="gradwire.extensions", name=name):
+        return point.load()
+    raise NotInstalled("this", EXTENSIONS[name])
+
+
+def distribution_of(point: EntryPoint) -> str:
+    """The name of the distribution that declares an entry point."""
+    return point.dist.name if point.dist is not None else point.module
+
+
+def _every(kind: Kind) -> Iterator[tuple[str, Home]]:
+    for name in _listed(kind.folder):
+        yield name, Home(f"{kind.folder}.{name}", name, OWN)
+    points = entry_points(group=kind.group) if kind.group else ()
+    for point in points:
+        owner = distribution_of(point)
+        if point.attr:
+            yield point.name, Home(point.module, point.attr, owner)
+            continue
+        for name in _listed(point.module):
+            yield name, Home(f"{point.module}.{name}", name, owner)
+
+
+def _listed(package: str) -> list[str]:
+    """Names of the algorithms in a package's folder; none of them is imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise InvalidSetting(f"{package} is no package; check the entry point that names it")
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    files = [path.stem for folder in folders for path in folder.glob("*.py")]
+    rooms = [path.parent.name for folder in folders for path in folder.glob("*/__init__.py")]
+    return [name for name in (*files, *rooms) if name[0] != "_" and name not in SHARED]
 
 
 class Registry(ModuleType):
-    """A package whose attributes are what its files define: ``compress.topk`` is the class.
+    """A package whose attributes are its algorithms: ``compress.topk`` is the class.
 
-    Python binds an imported file to its package under the file's name; here the class of that name
+    Python binds an imported file to its package under the file's name. Here the class of that name
     is bound instead, whichever way the file was imported first.
     """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = load(self.__name__.partition(".")[2], name)
+        found = load(_kind_of(self.__name__), name)
         setattr(self, name, found)
         return found
 
@@ -74,9 +217,13 @@ class Registry(ModuleType):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return list(names(self.__name__.partition(".")[2]))
+        return list(names(_kind_of(self.__name__)))
 
 
 def make_registry(package: str) -> None:
     """Turns an imported package into a ``Registry``; called by its ``__init__``."""
     sys.modules[package].__class__ = Registry
+
+
+def _kind_of(package: str) -> str:
+    return next(kind for kind, known in KINDS.items() if known.folder == package)

@@ -16,7 +16,6 @@
     gpu/       the same in Triton: render and its terms, device (what compll.h is there), build
        |
     program    a class with ``encode`` and ``decode`` becomes a compressor; generated: its methods
-    text/      the paper's C-like text becomes such a class: compll.lark, tree, run, values, compile
        |
     layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |
@@ -27,6 +26,7 @@
     matrices   programs of matrices, checked to be projections of the mean gradient
     lowrank    an exchange of each, which torch carries out
 
-Source: HiPress (CompLL), section 4, table 4. May import: errors, bounds, units, spec, payload,
-verbs, contract, tensorwise, trace, load, kernels, travel.
+The paper's C-like text becomes such a class too: ``gradwire_lab/compll_text``.
+
+Source: HiPress (CompLL), section 4, table 4.
 """

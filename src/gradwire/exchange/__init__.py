@@ -1,6 +1,6 @@
-"""Wrappers of exchanges: they change a gradient before it is exchanged, or keep its residual.
+"""Exchanges: the whole way of one gradient, from a rank's values to the mean of all ranks.
 
-An exchange inside a wrapper knows nothing of it, so any wrapper goes around any exchange, in the
-order that each one's docstring asks for. Error feedback, the simplest, is in ``exchange``. May
-import: exchange and all that it may.
+``pair`` makes one of a compressor and a collective; the other files wrap one. A wrapper changes a
+gradient before it is exchanged, or keeps its residual, and any wrapper goes around any exchange.
+``by_name`` finds exchanges for algorithms and names; ``local`` runs all ranks in one process.
 """

@@ -1,7 +1,7 @@
-"""Planning: what planners share, and what is asked of them.
+"""Planning: what is measured, what is planned from it, and what the plan would give.
 
-``plan`` calls one by name, ``tune`` searches its settings, ``explain`` says what a plan gives and
-why. ``settings`` binds a planner's settings. ``buckets``, ``orders``, ``phases``, ``space`` and
-``sparse`` are what planners are made of; ``price`` is the seconds that the simulator finds.
-``periods`` prices local steps, which no planner chooses.
+``data/`` has Profile, Cluster and Plan with their JSON forms, ``measure/`` makes them, ``planner/``
+has one planner a file, ``clock/`` predicts a plan's timeline. ``plan`` calls a planner by name,
+``tune`` searches its settings, ``explain`` says what a plan gives and why. The files beside them
+are what planners share.
 """

@@ -41,7 +41,7 @@ def plan(
             "profile and cluster",
             given,
             "a Profile and a Cluster, in this order",
-            "read files with Profile.load and Cluster.load, models with gradwire.planning.catalogue.load",
+            "read files with Profile.load and Cluster.load, models with gw.catalogue.load",
         )
     chosen = with_settings(planner, **settings)
     made = search(chosen, profile, cluster) if tune else chosen(profile, cluster)

@@ -10,7 +10,7 @@ import sys
 
 try:
     import without_torch  # noqa: F401, I001  (must come before gradwire)
-    import gradwire_bench.testbed.launch
+    import gradwire_bench.testbed.launch  # noqa: F401
 except (ImportError, SyntaxError, OSError) as error:
     sys.exit(f"{sys.executable} cannot run the testbed for this user: {error}")
 

@@ -1,4 +1,4 @@
-"""What each rank of test_links does; started as ``python -m tests.planning.measure.links_ranks``."""
+"""The program of each rank of test_links, started by ``python -m``."""
 
 from __future__ import annotations
 

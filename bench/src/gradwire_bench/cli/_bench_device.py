@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
-
-from ._checkout import beside_src
 
 
 def device(
@@ -39,10 +37,11 @@ def device(
     """Measure a GPU in minutes: copy, compressors beside torch, ZEN's partition, offload, training.
 
     With --compile-only: registers and stack of every Triton kernel, for GPUs that need not be
-    there. In a checkout of gradwire's sources only.
+    there.
     """
     if compile_only:
-        ahead = beside_src("benchmarks", "ahead")
+        from ..micro import ahead
+
         with progress("bench device --compile-only"):
             rows = ahead.compile_all(tuple(target or ahead.ARCHITECTURES), tuple(only or ()))
         title = f"{len(rows)} kernels, compiled ahead of time"
@@ -50,12 +49,14 @@ def device(
         return
     if target:
         raise invalid("--target", target, "with --compile-only", "add it")
-    bench = beside_src("benchmarks", "device")
-    given = {"device": where, "parts": tuple(part or bench.PARTS), "ranks": ranks}
+    from ..micro import device as bench
+    from ..micro import kernel
+
+    given: dict[str, Any] = {"device": where, "parts": tuple(part or bench.PARTS), "ranks": ranks}
     if rate:
         given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
     settings = made(**given, minutes=minutes)
     with progress("bench device", total=1) as advance:
-        rows, notes = bench.run(settings, Fractions(advance), codecs=bench.shipped(only or ()))
+        rows, notes = bench.run(settings, Fractions(advance), codecs=kernel.shipped(only or ()))
     emit("bench device", rows, as_json=as_json, title=f"bench device on {where}", notes=notes)

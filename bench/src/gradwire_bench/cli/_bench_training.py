@@ -17,7 +17,6 @@ from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
 from ..training import training as training_bench
 from ..training import training_links
-from ._checkout import beside_src
 
 
 def auto(
@@ -168,9 +167,9 @@ def loopback(
     """Time training steps where the network costs nothing, in turn with DDP's.
 
     ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in one step.
-    In a checkout of gradwire's sources only.
     """
-    bench = beside_src("benchmarks", "loopback")
+    from ..runs import loopback as bench
+
     settings = bench.LoopbackBench(
         ranks=ranks,
         task=task,
@@ -245,8 +244,11 @@ def matrix(
     same: all ranks have the same parameters, also after a resume, and those of native DDP (none and
     plan). Ends with 1 if a cell is wrong. Part of gradwire's source repository.
     """
-    bench, table = (beside_src("benchmarks", name) for name in ("matrix", "matrix_table"))
-    asked = bench.Matrix(programs or bench.PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
+    from ..runs import matrix as bench
+    from ..runs import matrix_table as table
+    from ..runs.matrix_rank import PROGRAMS
+
+    asked = bench.Matrix(programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
     with progress("bench matrix", total=1) as advance:
         found = bench.run(asked, Fractions(advance))
     rows, notes = table.rows(found)

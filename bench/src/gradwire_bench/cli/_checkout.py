@@ -1,4 +1,4 @@
-"""Finds what lies beside ``src/`` in a checkout of the sources and is in no wheel."""
+"""Finds the packages of a checkout of the sources that are in no wheel."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ from typing import Any
 
 from gradwire.errors import InvalidSetting
 
-PACKAGE = Path(__file__).parents[1]
-"""The folder that this gradwire was imported from."""
+ROOT = Path(__file__).resolve().parents[4]
+"""The checkout, where gradwire-bench is run from its sources."""
 
 
-def is_checkout(folder: str) -> bool:
-    """Whether ``folder`` is a package beside the ``src/`` that gradwire is run from."""
-    root = PACKAGE.parents[1]
-    return PACKAGE.parent.name == "src" and (root / folder / "__init__.py").is_file()
+def beside(folder: str, module: str) -> Any:
+    """The module ``module`` of ``folder``, a package of the checkout that this is run from.
 
-
-def beside_src(folder: str, module: str) -> Any:
-    """The module ``module`` of ``folder``, a package beside the ``src/`` that gradwire is run from.
-
-    Raises ``InvalidSetting`` where gradwire was not installed from a checkout.
+    Raises ``InvalidSetting`` where gradwire-bench was not installed from a checkout.
     """
-    if not is_checkout(folder):
+    if not (ROOT / folder / "__init__.py").is_file():
         raise InvalidSetting(
-            f"{folder}/ is part of gradwire's source repository and not of {PACKAGE.parent}, where "
-            "gradwire is installed; get the sources, and in their folder run: "
-            "pip install --editable ."
+            f"{folder}/ is part of gradwire's source repository and of no package; get the "
+            "sources, and in their folder run: make setup"
         )
-    root = str(PACKAGE.parents[1])
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     return importlib.import_module(f"{folder}.{module}")

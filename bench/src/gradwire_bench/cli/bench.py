@@ -23,7 +23,6 @@ from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
 from . import _bench_training as of_training
 from ._bench_device import device
-from ._checkout import beside_src, is_checkout
 
 app = typer.Typer(no_args_is_help=True)
 _log = logging.getLogger("gradwire")
@@ -162,16 +161,11 @@ def kernel(
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
 
 
-def _peers(compiled: bool, device: str) -> kernel_bench.Peers | None:
-    """Torch's cases, which lie beside src/; None, and no columns of torch, without them."""
-    if not compiled and not is_checkout("benchmarks"):
-        _log.warning(
-            "without torch's columns: gradwire_bench/ is in gradwire's source repository only"
-        )
-        return None
-    kinds = ("eager", "compiled") if compiled else ("eager",)
-    found: kernel_bench.Peers = beside_src("benchmarks", "kernel_peers").peers(kinds, device)
-    return found
+def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
+    """Torch's own cases beside the compressors."""
+    from ..micro import kernel_peers
+
+    return kernel_peers.peers(("eager", "compiled") if compiled else ("eager",), device)
 
 
 @app.command()
@@ -214,12 +208,12 @@ def partition(
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
 
-    On a GPU: the partition in two passes against ZEN's algorithm 1. In a checkout of gradwire's
-    sources only.
+    On a GPU: the partition in two passes against ZEN's algorithm 1.
     """
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
-    bench = beside_src("benchmarks", "partition")
+    from ..micro import partition as bench
+
     draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
     with progress("bench partition"):
         rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
@@ -239,12 +233,12 @@ def batch(
     """Time encoding all gradients of a model in one call against a call for each, in turn.
 
     And against one vector of as many elements; of a sparsifier selective's encode too.
-    In a checkout of gradwire's sources only.
     """
     for name, value, least in (("threads", threads, 1), ("rounds", rounds, 4)):
         if value < least:
             raise invalid(name, value, f"at least {least}", "leave it out")
-    bench = beside_src("benchmarks", "batch")
+    from ..micro import batch as bench
+
     codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
     with progress("bench batch"):
         rows = bench.measure(codecs, threads, rounds)
@@ -315,7 +309,8 @@ def _schedule(
 
 
 def _idle(planners: tuple[str, ...], hosts: int, as_json: bool) -> None:
-    bench = beside_src("benchmarks", "idle")
+    from ..micro import idle as bench
+
     settings = bench.IdleBench(planners=planners, hosts=hosts)
     with progress("bench schedule --idle", total=1) as advance:
         rows = bench.run(settings, Fractions(advance))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._checkout import beside_src
+from ._checkout import beside
 
 app = typer.Typer()
 
@@ -36,7 +36,7 @@ def reproduce(
     on where it ended: what the folder holds is not measured again. --list measures nothing: it
     shows which tables and figures are reproduced, by which figure, and why others are not.
     """
-    command = beside_src("papers", "command")
+    command = beside("papers", "command")
     if contents:
         command.show_contents(paper, figure or (), as_json=as_json)
         return

@@ -3,7 +3,7 @@
 Four parts, each of which runs by itself:
 
 * ``kernels``: the device's copy bandwidth; every compressor's encode and decode as a share of it
-  (bytes that must move, by ``gradwire_bench.micro.kernel``), beside eager torch and ``torch.compile``;
+  (bytes that must move, by ``micro/kernel.py``), beside eager torch and ``torch.compile``;
   registers of ``onebit`` at block 65536, whose block is longer than one tile.
 * ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, in two passes and by algorithm 1.
 * ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from

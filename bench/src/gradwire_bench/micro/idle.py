@@ -1,6 +1,6 @@
 """The scheduler's cost in a step that has nothing to hide: tiny gradients, 100 ms of compute.
 
-The same waiting model (``gradwire_bench.schedule.replay``) takes steps with gradwire and without, in turn. A
+The same waiting model (``schedule/replay.py``) takes steps with gradwire and without, in turn. A
 device that computes leaves the processor free, so the runtime's work there shows in a step's time
 only where the device has to wait for it; ``processor_s`` counts all of that work.
 """

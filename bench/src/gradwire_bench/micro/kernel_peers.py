@@ -234,7 +234,7 @@ def check_compiles(device: str) -> None:
 
 
 def peers(kinds: Sequence[str], device: str) -> Peers:
-    """The peers that ``gradwire_bench.micro.kernel`` times beside compressors: torch in each kind.
+    """The peers that ``micro/kernel.py`` times beside compressors: torch in each kind.
 
     Raises ``InvalidSetting`` for a kind that torch cannot compile here.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.cli.report._figure import FAINT, INK, SERIES, new_figure, quiet, save
+from gradwire.cli.report.figure import FAINT, INK, SERIES, new_figure, quiet, save
 from gradwire.cli.report.table import Row, cell, heading
 from gradwire.errors import InvalidSetting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.cli.report._figure import INK, new_figure, quiet, save
+from gradwire.cli.report.figure import INK, new_figure, quiet, save
 from gradwire.errors import InvalidSetting
 
 _MOST_NUMBERED = 16

@@ -1,6 +1,6 @@
 """Times ``demo`` beside bloc97's DeMo on one matrix: transform and choice, and the way back.
 
-``python -m gradwire_bench.runs.demo_peer FOLDER`` with the folder that holds the peer's ``demo.py`` (it
+``python -m gradwire_bench.runs.demo_peer FOLDER`` with the folder of the peer's ``demo.py`` (it
 needs einops). Both keep 32 of 4096 coefficients, by one thread, in turn. The peer's payload stays
 in two tensors; gradwire's is packed for the wire and unpacked, which is counted.
 """

@@ -1,6 +1,7 @@
 """HSDP among hosts: native, whose replicas average dense shards, beside exchanges of shards.
 
-gradwire testbed run --hosts 2 --ranks-per-host 2 --rate 200mbit -- python -m gradwire_bench.runs.hsdp
+gradwire testbed run --hosts 2 --ranks-per-host 2 --rate 200mbit -- \\
+  python -m gradwire_bench.runs.hsdp
 
 A replica is one host. All sides train the same model in the same processes, in turn: native HSDP,
 ``fully_shard`` on one dimension with ``attach(group=mesh["replicate"])`` for each exchange, and the

@@ -1,6 +1,7 @@
 """The cost of comparing parameters (``attach(check_every=)``) and payloads (``checksums=``).
 
-gradwire testbed run --hosts 2 --rate 1gbit -- python -m gradwire_bench.runs.integrity --exchange ring
+gradwire testbed run --hosts 2 --rate 1gbit -- \\
+  python -m gradwire_bench.runs.integrity --exchange ring
 
 The same model, 20 layers of 40 MB together and 100 ms of computation a step (waits), takes steps
 without checks, with one in 64, with one in each step and with checksums, in turn and in the same

@@ -39,7 +39,7 @@ from gradwire.runtime.settings import trained
 from gradwire.runtime.step import last_verbs
 from gradwire.runtime.step.reals import as_reals
 
-PROGRAMS = Path(__file__).parents[1] / "examples" / "matrix"
+PROGRAMS = Path(__file__).parents[4] / "examples" / "matrix"
 PLAN = "plan"
 EXCHANGES: dict[str, Compressor | Exchange | None] = {
     "none": none(),

@@ -12,18 +12,16 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from gradwire.planning.measure.launched import Report as Report
+from gradwire.planning.measure.launched import launched_group
+
 from .hosts import Hosts
 from .launch import launch
-
-Report = Callable[[float, str], None]
-"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
 
 _POLL_S = 0.2
 
@@ -73,24 +71,6 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
             seen = text
             fraction, _, what = text.partition(" ")
             report(float(fraction), what)
-
-
-@contextmanager
-def launched_group() -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
-
-    Inside of another such block, or where the user's own code has joined already, nothing is done:
-    a group that is joined a second time meets what the first one left in its store.
-    """
-    if dist.is_initialized():
-        yield
-        return
-    dist.init_process_group("gloo")
-    try:
-        yield
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ argument is the period of local steps."""
 
 
 def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
-    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``bench.methods``."""
+    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``methods``."""
     base, period = split_period(name)
     if base in OTHERS:
         return OTHERS[base](task, num_steps, period)

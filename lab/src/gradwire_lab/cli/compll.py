@@ -80,14 +80,14 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time a program's encode, decode and merge against a copy, both in one run, in turn."""
-    from gradwire_bench.micro import kernel
+    from gradwire.contract.registry import extension
 
     for what, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
         if value < least:
             raise invalid(what, value, f"at least {least}", "leave it out")
     codecs = programs(name, settings, trait, more)
     with progress("compll bench"):
-        rows = kernel.measure(numel, threads, rounds, codecs)
+        rows = extension("kernel_bench").measure(numel, threads, rounds, codecs)
     emit("compll bench", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
 
 

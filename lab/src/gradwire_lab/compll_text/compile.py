@@ -97,7 +97,7 @@ def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: 
     A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are further
     texts of the same program: what the first declares is known to them. A program without decode,
     as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
-    text and a caret. Raises NotInstalled without lark, the extra ``gradwire[text]``.
+    text and a caret. Raises NotInstalled without lark, the extra ``gradwire-lab[text]``.
     """
     declared = _declared(text, *more)
     name = name or (text.stem if isinstance(text, Path) else "compressor")
@@ -272,7 +272,7 @@ def _parser() -> Lark:
     try:
         from lark import Lark
     except ImportError:
-        raise NotInstalled("a program in the C-like text", "lark", "text") from None
+        raise NotInstalled("a program in the C-like text", "lark", "text", "gradwire-lab") from None
     grammar = _GRAMMAR.read_text(encoding="utf-8")
     return Lark(
         grammar, parser="lalr", start="program", propagate_positions=True, maybe_placeholders=False

@@ -16,8 +16,8 @@ Differences from the paper:
       Its reason, that they come earlier, fits the nearest. Both are tried.
     - Where there are more than 500 combinations of how many to offload in each group, groups are
       gone through in turn until none gains; the paper searches them all.
-    - Costs are the cluster's lines and the clock of ``gradwire_lab/planning/lanes.py``; the paper's are measured
-      curves and its own timeline.
+    - Costs are the cluster's lines and the clock of ``planning/lanes.py``; the paper's are
+      measured curves and its own timeline.
 Settings: compressor, a sparsifier by name, and its density; divisible, whether push and pull is an
     option, which among many ranks takes seconds to price; offload, whether algorithm 2 is carried
     out.

@@ -105,9 +105,13 @@ def _ipv6(name: str) -> list[str]:
 
 def shaper() -> list[Row]:
     """Whether shaped hosts can be made here; really makes one."""
-    from gradwire_bench.testbed.hosts import available
+    from ...contract.registry import extension
+    from ...errors import NotInstalled
 
-    found = available()
+    try:
+        found = extension("testbed").available()
+    except NotInstalled as error:
+        return [{"name": "shaped hosts", "available": False, "reason": str(error)}]
     return [{"name": "shaped hosts", "available": bool(found), "reason": found.reason}]
 
 

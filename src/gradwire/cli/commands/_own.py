@@ -45,15 +45,14 @@ def module_of(path: Path) -> ModuleType:
 
 def program_of_text(path: Path, more: list[Path], traits: list[str]) -> Any:
     """The program of a text in the paper's form."""
-    from gradwire_lab.compll_text.compile import compile_text
-
     from ...contract import Layout
+    from ...contract.registry import extension
 
     promised: dict[str, Any] = {trait.replace("-", "_"): True for trait in traits}
     if promised.pop("sparse", False):
         promised |= {"layout": Layout.SPARSE, "exact_size": False}
     try:
-        return compile_text(path, *more, **promised)
+        return extension("compll_text").compile_text(path, *more, **promised)
     except TypeError as error:
         raise invalid("--trait", traits, "traits of compressors", str(error)) from None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-
-from gradwire_bench.cli._checkout import PACKAGE
 
 from ...errors import UnknownName
 from ..report import algorithm
@@ -46,12 +45,13 @@ def show(
 
 
 def _row(kind: str, name: str) -> dict[str, object]:
-    from ...contract.registry import KINDS, load
+    from ...contract.registry import KINDS, homes, load
 
     made = load(kind, name)
     row: dict[str, object] = {
         "name": name,
-        "kind": KINDS[kind],
+        "kind": KINDS[kind].word,
+        "package": homes(kind)[name].distribution,
         "description": algorithm.description(kind, name),
         "settings": algorithm.settings(made),
         "traits": algorithm.traits(made),
@@ -63,6 +63,7 @@ def _row(kind: str, name: str) -> dict[str, object]:
 
 def _measured() -> str | None:
     """The page of measurements, which is in a checkout and in no wheel."""
-    path = PACKAGE.parents[1] / "docs" / "measured.md"
-    is_there = PACKAGE.parent.name == "src" and path.is_file()
+    source = Path(__file__).resolve().parents[2]
+    path = source.parent / "docs" / "measured.md"
+    is_there = source.name == "src" and path.is_file()
     return path.read_text(encoding="utf-8") if is_there else None

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +88,7 @@ def _together() -> AbstractContextManager[None]:
     """The group of ranks that torchrun started, for what is measured in it; else nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return nullcontext()
-    from gradwire_bench.testbed.ranks import launched_group
+    from ...planning.measure.launched import launched_group
 
     return launched_group()
 
@@ -175,32 +174,23 @@ def _compressors(wanted: bool) -> tuple[str, ...]:
 
 
 def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
-    """Measures shaped hosts of the testbed, or the loopback where none can be made."""
-    from gradwire_bench.testbed.hosts import Testbed, open_hosts
-    from gradwire_bench.testbed.ranks import run_ranks
-
-    from ...planning.measure import links_rank
+    """Measures shaped hosts of gradwire-bench, or the loopback where none can be made."""
+    from ...contract.registry import extension
 
     if hosts < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
-    testbed = Testbed(hosts=hosts, rate_bytes_per_s=parse_rate(rate))
-    with open_hosts(testbed) as made, progress(f"measuring {hosts} hosts", total=1) as advance:
-        bench = links_rank.LinksBench(
-            compressors=_compressors(codecs),
-            rate_bytes_per_s=testbed.rate_bytes_per_s if made.shaped else None,
-            threads=max(1, len(os.sched_getaffinity(0)) // hosts),
-        )
+    testbed = extension("testbed")
+    with progress(f"measuring {hosts} hosts", total=1) as advance:
         report = Fractions(advance)
-        found = run_ranks(
-            made, links_rank.__name__, asdict(bench), report=report, timeout_s=TIMEOUT_S
+        made: Cluster = testbed.measured_cluster(
+            hosts, parse_rate(rate), _compressors(codecs), report, timeout_s=TIMEOUT_S
         )
-    return Cluster.parse(found[0]["cluster"])
+    return made
 
 
 def _launched(rate: str | None, codecs: bool) -> Cluster:
     """Measures the group that torchrun started."""
-    from gradwire_bench.testbed.ranks import launched_group
-
+    from ...planning.measure.launched import launched_group
     from ...planning.measure.links_rank import LinksBench, measure_group_links
 
     bench = LinksBench(

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ...contract import Compressor, Exchange
-from ...contract.registry import KINDS, load, names
+from ...contract.registry import KINDS, homes, load, names
 from ...contract.spec import TensorSpec
 from ...contract.state import leaves
 from ...errors import IncompatiblePair
@@ -50,7 +50,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
     """
     algorithm = load(kind, name)
     lead, *fields = header_of(kind, name)
-    parts = [f"# {_escaped(name)}", f"{KINDS[kind].capitalize()}: {lead}"]
+    parts = [f"# {_escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
     declared = {
         "arguments": settings(algorithm),
         "declares": traits(algorithm),
@@ -226,7 +226,7 @@ def tables(text: str) -> Iterator[Measurements]:
 
 
 def _docstring(kind: str, name: str) -> str:
-    return inspect.getdoc(importlib.import_module(f"gradwire.{kind}.{name}")) or ""
+    return inspect.getdoc(importlib.import_module(homes(kind)[name].module)) or ""
 
 
 def _escaped(text: str) -> str:

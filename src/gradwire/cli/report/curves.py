@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InvalidSetting
-from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from ...errors import InvalidSetting
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Layer
-from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 from .timeline import COLOURS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import InvalidSetting
 from ...planning.data.sparsity import HEATMAP_PARTS, SparsityProfile, TensorSparsity
-from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from ...contract.trace.span import Span, Trace
 from ...contract.units import format_seconds
 from ...errors import InvalidSetting
 from . import density
-from ._figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,24 +11,24 @@ from __future__ import annotations
 import datetime
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing.spawn as mp
 from pydantic import Field
-
-from gradwire_bench.testbed.hosts import Testbed, loopback_hosts
-from gradwire_bench.testbed.ranks import run_ranks
 
 from ...contract import Compressor
 from ...contract.registry import load
 from ...contract.spec import TensorSpec
 from ...contract.travel import travel
 from ...contract.verbs import AllGather
-from ...errors import GradwireError, InvalidSetting, RankFailed
+from ...errors import GradwireError, InvalidSetting
 from ...runtime.device.devices import kind_of
 from ...runtime.device.staging import Staging
 from ...runtime.step.scaling import copy_scaled
@@ -187,13 +187,24 @@ def measure_loopback(num_ranks: int = 2) -> LinkReport:
 
     Raises GradwireError with the last words of a process that failed.
     """
-    with loopback_hosts(Testbed(hosts=num_ranks)) as hosts:
+    with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         try:
-            found = run_ranks(hosts, f"{__name__}_rank", {}, report=_nobody, timeout_s=TIMEOUT_S)
-        except RankFailed as error:
+            mp.spawn(_loopback_rank, (num_ranks, folder), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             raise GradwireError(f"the loopback could not be measured: {error}") from error
-    return LinkReport.model_validate(found[0])
+        return LinkReport.model_validate_json((Path(folder) / "report.json").read_bytes())
 
 
-def _nobody(fraction: float, what: str) -> None:
-    """Tells nobody how far it is: it takes a second."""
+def _loopback_rank(rank: int, num_ranks: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    where = f"file://{folder}/store"
+    dist.init_process_group(
+        "gloo", init_method=where, rank=rank, world_size=num_ranks, timeout=timeout
+    )
+    try:
+        found = measure()
+        if rank == 0:
+            (Path(folder) / "report.json").write_bytes(found.model_dump_json().encode())
+    finally:
+        dist.destroy_process_group()

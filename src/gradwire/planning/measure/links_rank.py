@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from gradwire_bench.testbed.ranks import Report
-
 from ...runtime.failure.membership import join
 from ...runtime.step.engine import Engine
 from ..data.cluster import VERBS, Cluster
 from .beside import median_pace
 from .codecs import SIZES, measure_codecs
+from .launched import Report
 from .links import BUDGET_S, SIZES_BYTES, measure_cluster
 
 

@@ -1,0 +1,1 @@
+"""``gradwire bench auto``: the plan that ``auto`` chooses beside DDP and single choices."""

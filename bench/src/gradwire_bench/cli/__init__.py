@@ -1,0 +1,1 @@
+"""Commands of gradwire-bench: ``demo.py`` is ``gradwire demo``."""

@@ -1,0 +1,1 @@
+"""``gradwire bench faults``: accidents drawn from a seed, carried out and judged."""

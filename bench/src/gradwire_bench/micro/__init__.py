@@ -1,0 +1,1 @@
+"""Single operations: kernels, exchanges, selection and partition against their floors."""

@@ -1,0 +1,1 @@
+"""Pictures and pages that only the benchmarks and the papers draw."""

@@ -1,0 +1,1 @@
+"""``gradwire bench schedule``: planners on real links, with models replayed from profiles."""

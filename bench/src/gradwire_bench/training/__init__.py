@@ -1,0 +1,1 @@
+"""``gradwire bench train``: losses over steps and over seconds, ours beside peers."""

@@ -1,0 +1,1 @@
+"""Commands of the lab: ``compll.py`` is ``gradwire compll``."""

@@ -1,0 +1,1 @@
+"""Compressors of the lab, one in each file; ``gw.compress`` finds them."""

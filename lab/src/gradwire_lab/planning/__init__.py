@@ -1,0 +1,1 @@
+"""Clocks and searches that the lab's planners share."""

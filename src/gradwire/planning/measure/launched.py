@@ -1,0 +1,29 @@
+"""The process group of ranks that torchrun started, for a command that measures in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+
+@contextmanager
+def launched_group() -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,3 @@
+"""The command line, as the tests of commands run it."""
+
+from tests.cli.conftest import gradwire as gradwire

@@ -1,0 +1,83 @@
+"""A stranger's package is found once it is installed; the library works without the lab."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+WITHOUT = """
+import importlib, importlib.metadata, pkgutil, sys
+
+importlib.metadata.entry_points = lambda **_: ()
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("gradwire_lab", "gradwire_bench"):
+            raise ModuleNotFoundError(f"{name} is kept out", name=name)
+
+sys.meta_path.insert(0, Refused())
+import gradwire
+
+frameworks = ("gradwire.integrations.", "gradwire.dsl.gpu.", "gradwire.kernels.sparse.gpu.")
+for module in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
+    if not module.name.startswith(frameworks):
+        importlib.import_module(module.name)
+"""
+
+
+def test_no_module_of_the_library_imports_a_further_package() -> None:
+    """In a process that has imported nothing yet."""
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True, timeout=100)
+
+
+ATTACHED = """
+import sys, torch, torch.distributed as dist
+import gradwire as gw
+
+store = dist.FileStore(sys.argv[1], 1)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+handle = gw.attach(model, "sevenths")
+model(torch.ones(4)).sum().backward()
+print(handle.exchange)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_package_of_a_stranger_adds_a_compressor_and_a_command(tmp_path: Path) -> None:
+    """Built and installed by pip, in an environment of its own that sees this one's packages."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    own = sysconfig.get_paths()["purelib"]
+    (site / "this.pth").write_text(f"import site; site.addsitedir({own!r})\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    given = ["--no-build-isolation", str(ROOT / "examples" / "own_package")]
+    subprocess.run([*pip, *given], check=True, timeout=120)
+
+    def said(*words: str) -> str:
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [str(python), *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=variables, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    cli = ("-m", "gradwire.cli.main")
+    assert "own-package" in said(*cli, "list", "sevenths", "--json")
+    assert "sevenths" in said(*cli, "greet")
+    assert "breaks" not in said(*cli, "check", "sevenths")
+    asked = ("--only", "sevenths", "--hosts", "2", "--numel", "10000", "--repeats", "1", "--json")
+    assert '"sevenths"' in said(*cli, "bench", "exchange", *asked)
+    assert "sevenths" in said("-c", ATTACHED, str(tmp_path / "store"))
