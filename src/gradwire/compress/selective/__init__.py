@@ -46,7 +46,7 @@ from ...contract import Compressor, Exchange, Layout, Member, State, Traits, syn
 from ...contract.bounds import check_share, check_whole
 from ...contract.exchange import Copies
 from ...contract.payload import slot_bytes
-from ...contract.registry import load, names
+from ...contract.registry import KINDS, load, names
 from ...contract.spec import TensorSpec
 from ...contract.verbs import AllGather, Steps
 from ...errors import InvalidSetting, invalid
@@ -114,6 +114,7 @@ class selective(Exchange):
         check_share("selective floor", self.floor)
         check_choice("selective count", self.count, tuple(_DENSE_COSTS))
         if self.sparsifier not in names("compress"):
+            KINDS["compress"].refuse_elsewhere(str(self.sparsifier))
             raise _refused(self.sparsifier)
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
@@ -241,5 +242,5 @@ def _refused(given: object) -> InvalidSetting:
 EXAMPLES = (
     selective(),
     selective(sparsifier="topk", density=0.3),
-    selective(sparsifier="sidco", density=0.3, floor=0.25),
+    selective(sparsifier="topk", density=0.3, floor=0.25),
 )
