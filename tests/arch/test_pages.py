@@ -39,8 +39,6 @@ ELSEWHERE = {
     "script.py": "a reader's own file",
     "topics.py": "of Python",
     "step.__func__": "of a method that is patched",
-    "gradwire.compressors": "a group of entry points",
-    "gradwire.commands": "a group of entry points",
     "store.wait": "of torch.distributed",
     "rate/": "a quotient",
     "k/": "a quotient",

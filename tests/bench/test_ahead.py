@@ -21,7 +21,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no triton
 
 PROGRAM = """
 import json, sys
-from benchmarks import ahead
+from gradwire_bench.micro import ahead
 
 architecture, only = int(sys.argv[1]), sys.argv[2:]
 found = [one for one in ahead.launches(only) if not (one.name.endswith("many") and not only)]

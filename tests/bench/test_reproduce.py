@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.cli import _checkout
 from tests.cli.conftest import Ended
 
@@ -42,7 +41,7 @@ def test_json_holds_assumptions_rows_and_claims(gradwire: Run, tmp_path: Path) -
     assert {row["model"] for row in figure["rows"]} == {"resnet50", "vgg16"}
     assert all(row["num_faster"] == 0 for row in figure["rows"])
     claim = figure["claims"][0]
-    assert set(claim) == {"says", "place", "ours", "agrees", "why"}
+    assert {"says", "place", "ours", "agrees", "why"} <= set(claim)
     stored = json.loads((tmp_path / "usbyte.json").read_text())
     assert stored["figures"]["figure13"]["rows"] == figure["rows"]
 
@@ -78,22 +77,11 @@ def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
     assert [row["name"] for row in one["rows"]] == ["figure 2"]
 
 
-def test_a_wheel_says_where_the_papers_are(
+def test_outside_of_a_checkout_the_papers_are_named(
     gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "site-packages" / "gradwire"
-    monkeypatch.setattr(_checkout, "PACKAGE", site)
+    monkeypatch.setattr(_checkout, "ROOT", tmp_path)
     ended = gradwire("reproduce", "usbyte", "--list")
     assert ended.code == 2
-    assert f"papers/ is part of gradwire's source repository and not of {site.parent}" in ended.err
-    assert "pip install --editable" in ended.err
-
-
-def test_another_package_beside_an_installed_one_is_not_the_papers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "__init__.py").touch()
-    monkeypatch.setattr(_checkout, "PACKAGE", tmp_path / "lib" / "gradwire")
-    with pytest.raises(InvalidSetting, match="source repository"):
-        _checkout.beside_src("papers", "command")
+    assert "papers/ is part of gradwire's source repository and of no package" in ended.err
+    assert "make setup" in ended.err

@@ -187,7 +187,8 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
     norms = [[norm(g) for g in step] for step in grads]
     bound = share * max(0.001, *map(max, norms))
     max_norm = bound * case.world**0.5
-    clipped, states, others = gw.with_clipping(inner, max_norm), case.states(inner), None
+    clipped = gw.with_clipping(inner, max_norm)
+    states, others = case.states(inner), case.states(clipped)
     assert (share < 1) == any(norm > bound for step in norms for norm in step) or not case.numel
     for step, given in enumerate(grads):
         bound = max_norm / case.world**0.5

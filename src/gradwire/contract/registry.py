@@ -39,9 +39,9 @@ class Kind(NamedTuple):
     group: str | None = None
     elsewhere: Mapping[str, str] = MappingProxyType({})
 
-    def refuse_elsewhere(self, name: str) -> None:
+    def refuse_elsewhere(self, name: object) -> None:
         """Raises ``NotInstalled`` for a name of a further package of gradwire's."""
-        if name in self.elsewhere:
+        if isinstance(name, str) and name in self.elsewhere:
             raise NotInstalled(f"{self.word} {name!r}", self.elsewhere[name])
 
 
@@ -117,14 +117,14 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(homes(kind))
 
 
-def load(kind: str, name: str) -> Any:
+def load(kind: str, name: object) -> Any:
     """The algorithm ``name`` of a kind.
 
     Raises ``UnknownName`` for a name that no installed package has, and ``InvalidSetting`` for one
     that two installed packages have.
     """
     found = homes(kind)
-    if name in found:
+    if isinstance(name, str) and name in found:
         return found[name].algorithm
     KINDS[kind].refuse_elsewhere(name)
     raise UnknownName(KINDS[kind].word, name, tuple(found))

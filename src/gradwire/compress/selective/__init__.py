@@ -114,7 +114,7 @@ class selective(Exchange):
         check_share("selective floor", self.floor)
         check_choice("selective count", self.count, tuple(_DENSE_COSTS))
         if self.sparsifier not in names("compress"):
-            KINDS["compress"].refuse_elsewhere(str(self.sparsifier))
+            KINDS["compress"].refuse_elsewhere(self.sparsifier)
             raise _refused(self.sparsifier)
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
