@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -189,8 +188,7 @@ class DDPHooks:
             self._queue_end()
 
     def _queue_end(self) -> None:
-        end = partial(self._end_backward)
-        self._progress.backward = weakref.ref(end)
+        end = self._progress.ending(self._end_backward)
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _end_backward(self) -> None:

@@ -6,7 +6,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -148,7 +147,7 @@ class ModuleHooks:
         for param in self.params.values():
             param.grad = None
         is_retry = self._is_retry("")
-        self._progress.backward = weakref.ref(end := partial(self._end_backward))
+        end = self._progress.ending(self._end_backward)
         if self._synchroniser.open:
             self._synchroniser.abandon("a step without a batch", is_retry=is_retry)
         try:
@@ -164,11 +163,7 @@ class ModuleHooks:
         """
 
         engine = torch.autograd.Variable._execution_engine
-
-        def end() -> None:
-            self._end_backward()
-
-        self._progress.backward = weakref.ref(end)
+        end = self._progress.ending(self._end_backward)
         engine.queue_callback(
             (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection
 
 from torch.amp import GradScaler
@@ -66,6 +67,23 @@ class Progress:
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
+
+    def ending(self, end: Callable[[], None]) -> Callable[[], None]:
+        """The callback ``end`` of a backward pass, which is over once that has returned or raised.
+
+        Autograd drops the callback where a pass raises before. An error that ``end`` raises keeps
+        its frames, and so the callback, alive: then the pass is over all the same.
+        """
+
+        def ended() -> None:
+            try:
+                end()
+            finally:
+                if self.backward() is ended:
+                    self.backward = lambda: None
+
+        self.backward = weakref.ref(ended)
+        return ended
 
     @property
     def _engine(self) -> Engine:
