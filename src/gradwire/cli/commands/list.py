@@ -63,7 +63,7 @@ def _row(kind: str, name: str) -> dict[str, object]:
 
 def _measured() -> str | None:
     """The page of measurements, which is in a checkout and in no wheel."""
-    source = Path(__file__).resolve().parents[2]
+    source = Path(__file__).resolve().parents[3]
     path = source.parent / "docs" / "measured.md"
     is_there = source.name == "src" and path.is_file()
     return path.read_text(encoding="utf-8") if is_there else None
