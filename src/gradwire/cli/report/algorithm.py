@@ -45,8 +45,8 @@ _SPECIAL = re.compile(r"([\\\[\]]|\*(?! )|(?<! )\*|\b_|_\b)")
 def page(kind: str, name: str, measured: str | None) -> str:
     """The page of an algorithm as Markdown.
 
-    ``kind`` is a key of ``registry.KINDS``. ``measured`` is the text of the page of measurements, of
-    which all rows that name the algorithm are shown, or None where that page is not at hand.
+    ``kind`` is a key of ``registry.KINDS``. ``measured`` is the text of the page of measurements:
+    all its rows that name the algorithm are shown. It is None where that page is not at hand.
     """
     algorithm = load(kind, name)
     lead, *fields = header_of(kind, name)
