@@ -3,6 +3,11 @@
 Messages are launched in issue order, each as soon as it and all before it are complete. So
 gradients may become ready in any order, even in another one on each rank, and still every rank
 launches messages in the same order.
+
+Once a step ranks also count which of them used each parameter. The count travels behind a plain
+module's last message if that is dense, and else beside the messages, on a channel of its own: it
+must not wait behind a large one. A parameter that no rank used keeps the gradient None everywhere,
+as in plain training, and its residual waits for its next use.
 """
 
 from __future__ import annotations
