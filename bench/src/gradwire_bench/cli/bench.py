@@ -262,9 +262,7 @@ def schedule(
         bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
     ] = False,
     trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
-    idle: Annotated[
-        bool, typer.Option("--idle", help="Instead: steps that hide nothing.")
-    ] = False,
+    idle: Annotated[bool, typer.Option("--idle", help="Instead: steps that hide nothing.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
