@@ -52,6 +52,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
     lead, *fields = header_of(kind, name)
     parts = [f"# {_escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
     declared = {
+        "package": [homes(kind)[name].distribution],
         "arguments": settings(algorithm),
         "declares": traits(algorithm),
         "exchange": [exchange(algorithm())] if kind == "compress" else [],
@@ -167,7 +168,9 @@ def overview(kind: str) -> list[Row]:
     """
     rows: list[Row] = []
     for name in names(kind):
-        rows.append({"name": _link(kind, name), "what it does": _escaped(description(kind, name))})
+        about = {"package": homes(kind)[name].distribution}
+        about["what it does"] = _escaped(description(kind, name))
+        rows.append({"name": _link(kind, name), **about})
         if kind == "compress":
             *_, sent, kept = _sent(load(kind, name)())
             rows[-1] |= {"sent": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}
