@@ -6,7 +6,6 @@ the command line and the library's names are read off the code. mkdocs calls the
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from gradwire.cli.main import verbs
+from gradwire.cli.main import app_of, verbs
 from gradwire.cli.report import algorithm
 from gradwire.cli.report.table import markdown
 from gradwire.contract.registry import KINDS, names
@@ -127,8 +126,8 @@ def _overview() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     """The help of every verb, as typer writes it in Markdown, a level deeper."""
-    for name, module in verbs().items():
-        command = typer.main.get_command(importlib.import_module(module).app)
+    for name, home in verbs().items():
+        command = typer.main.get_command(app_of(home))
         context = command.context_class(command, info_name=name)
         text = get_docs_for_click(obj=command, ctx=context, name=f"gradwire {name}")
         yield LEFT_OUT.sub("", re.sub(r"^#", "##", text, flags=re.M))

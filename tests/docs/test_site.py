@@ -5,7 +5,6 @@ None of it needs mkdocs but the build itself, which is skipped where mkdocs is n
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import runpy
@@ -22,7 +21,7 @@ import pytest
 import torch.distributed as dist
 import typer
 
-from gradwire.cli.main import verbs
+from gradwire.cli.main import app_of, verbs
 from gradwire.cli.report import algorithm
 from gradwire.contract.laws.subjects import check, held_to
 from gradwire.contract.registry import KINDS, load, names
@@ -71,8 +70,7 @@ def wrong_commands(text: str) -> list[str]:
         if verb not in verbs():
             found += [] if verb in ("NAME", "--version") else [match[0]]
             continue
-        file = verbs()[verb]
-        command = typer.main.get_command(importlib.import_module(f"gradwire.cli.{file.stem}").app)
+        command = typer.main.get_command(app_of(verbs()[verb]))
         if hasattr(command, "commands") and words:
             command = command.commands.get(words[0].strip(","))
         options = (

@@ -24,8 +24,6 @@ from ..version import __version__
 def verbs() -> dict[str, Home]:
     """The installed commands and where they are defined, ascending.
 
-    Raises ``InvalidSetting`` where two packages have a command of one name.
-
     >>> sorted(verbs()) == list(verbs()) and "doctor" in verbs()
     True
     """
@@ -34,7 +32,10 @@ def verbs() -> dict[str, Home]:
 
 def summary(home: Home) -> str:
     """First line of the docstring of a command's file, read without importing the file."""
-    spec = importlib.util.find_spec(home.module)
+    try:
+        spec = importlib.util.find_spec(home.module)
+    except ImportError:  # a package of somebody's that is not whole
+        spec = None
     if spec is None or spec.origin is None:
         return ""
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
@@ -62,6 +63,7 @@ class Verbs(TyperGroup):
 
 def app_of(home: Home) -> typer.Typer:
     """The Typer app of a command: what an entry point names, or its file's ``app``."""
+    home.refuse_clash()
     module = importlib.import_module(home.module)
     found = getattr(module, home.attribute, None)
     made: typer.Typer = found if isinstance(found, typer.Typer) else module.app

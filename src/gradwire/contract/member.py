@@ -92,7 +92,7 @@ class Member:
         self.imbalance: Imbalance | None = None
         """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
-        """The last step's way (see ``wrap.natural``); None where ranks choose none."""
+        """The last step's way (see ``exchange/natural``); None where ranks choose none."""
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self.ahead: dict[int, Any] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -101,11 +102,19 @@ class Home(NamedTuple):
     module: str
     attribute: str
     distribution: str
+    clash: str = ""
+    """The reason to refuse the name where two packages have it."""
 
     @property
     def algorithm(self) -> Any:
         """The object itself; its module is imported."""
+        self.refuse_clash()
         return getattr(importlib.import_module(self.module), self.attribute)
+
+    def refuse_clash(self) -> None:
+        """Raises ``InvalidSetting`` where another package has the same name."""
+        if self.clash:
+            raise InvalidSetting(self.clash)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -138,10 +147,7 @@ def examples(kind: str) -> tuple[Any, ...]:
 
 @cache
 def homes(kind: str) -> dict[str, Home]:
-    """Where each algorithm of a kind is defined, by name, ascending.
-
-    Raises ``InvalidSetting`` where two packages have an algorithm of one name.
-    """
+    """Where each algorithm of a kind is defined, by name, ascending."""
     if kind not in KINDS:
         raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
     return found_of(KINDS[kind])
@@ -153,8 +159,8 @@ def found_of(kind: Kind) -> dict[str, Home]:
     for name, home in _every(kind):
         if name in found:
             both = f"{found[name].distribution} and {home.distribution}"
-            raise InvalidSetting(
-                f"{kind.word} {name!r} is defined by two installed packages, {both}; "
+            home = found[name]._replace(
+                clash=f"{kind.word} {name!r} is defined by two installed packages, {both}; "
                 "uninstall one of them, or rename it"
             )
         found[name] = home
@@ -182,7 +188,13 @@ def _every(kind: Kind) -> Iterator[tuple[str, Home]]:
         if point.attr:
             yield point.name, Home(point.module, point.attr, owner)
             continue
-        for name in _listed(point.module):
+        try:
+            listed = _listed(point.module)
+        except Exception as error:  # whatever importing somebody's package may raise
+            log = logging.getLogger(OWN)
+            log.warning("%ss of %s are left out, as %r was raised", kind.word, owner, error)
+            continue
+        for name in listed:
             yield name, Home(f"{point.module}.{name}", name, owner)
 
 

@@ -1,7 +1,8 @@
 """How a verb's buffer gets to where it is wanted: the one definition that bytes and costs follow.
 
-The bytes that are counted (``sent_bytes``), what a verb costs by formula (``data/cluster.py``) and
-so what the simulator asks for it, all come from ``travel`` and ``copies_sent``.
+The bytes that are counted (``sent_bytes``), what a verb costs by formula
+(``planning/data/cluster.py``) and so what the simulator asks for it, all come from ``travel`` and
+``copies_sent``.
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8 shaped hosts
     (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a ring. A reduce-scatter is an

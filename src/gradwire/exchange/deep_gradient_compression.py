@@ -3,9 +3,9 @@
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication bandwidth for
     distributed training", section 3.
 Differences: those that ``compress/dgc`` (sampled threshold, hierarchical selection),
-    ``wrap/momentum`` (momentum correction and factor masking), ``wrap/clipping`` (local clipping)
-    and ``wrap/density_warmup`` state. Five incompatible things are called DGC in public code; most
-    are the selection alone, which here is ``compress.dgc``.
+    ``momentum`` (momentum correction and factor masking), ``clipping`` (local clipping) and
+    ``density_warmup`` state. Five incompatible things are called DGC in public code; most are the
+    selection alone, which here is ``compress.dgc``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ then on the scheme that is fastest by them carries what the same compressor sele
 Source: ZEN (OSDI 2025), section 3: "At the runtime, ZEN collects the lightweight sparsity profiling
     results of the first few iterations and intelligently determines the optimal scheme by comparing
     Equations (1) and (2)."
-Differences: the formulas are those of ``cost/counted``, of what is really sent, latency included,
+Differences: the formulas are those of ``counted``, of what is really sent, latency included,
     for links of 1 Gbit. An all-gather is among the schemes too. Schemes whose bytes hang on skew
     are not: by theorem 1 none of them is the fastest.
 Wire: 8 (W-1) bytes for counts in each measured step, beside the inner pair's; then those of the

@@ -1,7 +1,7 @@
 """Hot loops on the CPU: each a torch reference, which is its definition, and C++ in csrc.
 
-Operands are 1-D contiguous tensors that the caller owns and reuses; nothing here allocates in
-steady state. The C++ serves float32 on the CPU, the reference everything else. Results do not
-depend on the number of threads. ``compiler`` builds the libraries, those of generated kernels too,
-and ``cache`` keeps them. May import: errors, units, torch.
+Compressors, sparse collectives and CompLL call them. The room knows 1-D contiguous tensors, which
+its caller owns and reuses; it knows no compressor, payload layout or rank. The C++ serves float32
+on the CPU and the reference everything else, with results that no number of threads changes.
+``compiler`` builds the libraries, and those of generated kernels; ``cache`` keeps them.
 """

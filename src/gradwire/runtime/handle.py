@@ -341,6 +341,7 @@ class Handle(UnevenInputs):
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
             self._progress.go_on_from(saved["step"])
+            self._progress.synchroniser.forget_look()
 
         return put_in_place
 
@@ -379,7 +380,9 @@ class Handle(UnevenInputs):
     def _await_backward(self) -> None:
         """Waits for the end of another thread's backward pass, and has no further one exchanged."""
         progress, engine = self._progress, self._engine
-        progress.is_leaving, begin_s = True, wall_clock()
+        begin_s = wall_clock()
+        with progress.opening:  # a step that is being opened is one under way
+            progress.is_leaving = True
         while progress.backward() is not None and not engine.is_copy:
             if wall_clock() - begin_s > engine.timeout.total_seconds():
                 progress.is_leaving = False

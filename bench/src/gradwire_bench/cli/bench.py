@@ -146,7 +146,6 @@ def kernel(
 ) -> None:
     """Time compressors against a copy and against torch, both sides in one run, in turn.
 
-    torch's side is in a checkout of gradwire's sources; elsewhere its columns are left out.
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
     for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
@@ -263,9 +262,7 @@ def schedule(
         bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
     ] = False,
     trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
-    idle: Annotated[
-        bool, typer.Option("--idle", help="Instead, in a checkout: steps that hide nothing.")
-    ] = False,
+    idle: Annotated[bool, typer.Option("--idle", help="Instead: steps that hide nothing.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -32,8 +32,8 @@ def reproduce(
 ) -> None:
     """Measure a paper's tables and figures, and print them beside the paper's own statements.
 
-    The papers are in a checkout of gradwire's sources, beside src/. A run that was cut short goes
-    on where it ended: what the folder holds is not measured again. --list measures nothing: it
+    The papers are in a checkout of the sources and in no package. A run that was cut short goes on
+    where it ended: what the folder holds is not measured again. --list measures nothing: it
     shows which tables and figures are reproduced, by which figure, and why others are not.
     """
     command = beside("papers", "command")

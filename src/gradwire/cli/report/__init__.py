@@ -1,4 +1,5 @@
-"""Tables, pictures and the HTML report, drawn from traces and rows only.
+"""Tables and pictures, and the page of an algorithm.
 
-May import: errors, units, trace. Pictures and HTML need the extra ``gradwire[report]``.
+Commands, gradwire-bench and papers call it. Tables and pictures are drawn from data and traces
+alone, and do not know who measured or predicted them. Pictures need the extra ``gradwire[report]``.
 """

@@ -45,13 +45,14 @@ _SPECIAL = re.compile(r"([\\\[\]]|\*(?! )|(?<! )\*|\b_|_\b)")
 def page(kind: str, name: str, measured: str | None) -> str:
     """The page of an algorithm as Markdown.
 
-    ``kind`` is a key of ``load.KINDS``. ``measured`` is the text of the page of measurements, of
-    which all rows that name the algorithm are shown, or None where that page is not at hand.
+    ``kind`` is a key of ``registry.KINDS``. ``measured`` is the text of the page of measurements:
+    all its rows that name the algorithm are shown. It is None where that page is not at hand.
     """
     algorithm = load(kind, name)
     lead, *fields = header_of(kind, name)
     parts = [f"# {_escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
     declared = {
+        "package": [homes(kind)[name].distribution],
         "arguments": settings(algorithm),
         "declares": traits(algorithm),
         "exchange": [exchange(algorithm())] if kind == "compress" else [],
@@ -167,7 +168,9 @@ def overview(kind: str) -> list[Row]:
     """
     rows: list[Row] = []
     for name in names(kind):
-        rows.append({"name": _link(kind, name), "what it does": _escaped(description(kind, name))})
+        about = {"package": homes(kind)[name].distribution}
+        about["what it does"] = _escaped(description(kind, name))
+        rows.append({"name": _link(kind, name), **about})
         if kind == "compress":
             *_, sent, kept = _sent(load(kind, name)())
             rows[-1] |= {"sent": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}

@@ -118,7 +118,7 @@ def _verdict(law: Law, held: Subject) -> Verdict:
 
 def _ended(error: Exception) -> str:
     """The error that was raised, and the last line outside gradwire that it came through."""
-    own = Path(__file__).parents[1]
+    own = Path(__file__).parents[2]
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if own not in Path(frame.filename).parents]
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""

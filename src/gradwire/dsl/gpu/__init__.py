@@ -1,4 +1,5 @@
-"""The Triton back end: text, the library it calls, launching.
+"""The Triton back end of CompLL: text, the library that it calls, launching.
 
-May import: ir, interp, schedule, operators.
+A compiled program calls it for tensors on a GPU. It knows the IR and its schedule, and neither the
+classes that users write nor payloads.
 """

@@ -16,6 +16,6 @@ ceil(N / width) units. An *index* says where a unit lies in the vector, a *place
 permutation of the indices puts it; part w of W has the places [w L, (w + 1) L), where L is
 ceil(units / W), and a *local place* counts from the part's first.
 
-May import: errors, units, payload, load, kernels, torch. Legend: N elements, K entries, W ranks,
-L places of a part, B bytes.
+Sparse collectives, compressors and planners call it. It knows counts and places, and neither
+compressors nor how ranks talk. Legend: N elements, K entries, W ranks, L places of a part, B bytes.
 """

@@ -1,5 +1,5 @@
 """Data with a JSON form: what was measured of models and clusters, and plans.
 
 ``profile``, ``sparsity`` and ``cluster`` are what planners are given, ``plan`` is what they return.
-``check`` says whether a plan is sound, ``exchanges`` makes the exchanges that it names.
+Planners, the simulator, the runtime and commands read them. They know nothing of who reads them.
 """

@@ -1,5 +1,6 @@
 """Measuring a model (layers), a cluster (links, allreduce) and compressors (codecs).
 
-An engine is handed in where ranks measure together; `*_rank` are what each of them runs, where
-`testbed.ranks` starts them.
+``gw.profile``, ``gradwire profile`` and ``auto`` call it. An engine is handed in where ranks
+measure together; ``links_rank`` is the program of each rank, which gradwire-bench's testbed starts.
+It knows no planner.
 """

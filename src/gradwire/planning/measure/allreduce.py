@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as mp
 from pydantic import Field
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from ...contract import Compressor
 from ...contract.registry import load
@@ -189,8 +189,8 @@ def measure_loopback(num_ranks: int = 2) -> LinkReport:
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         try:
-            mp.spawn(_loopback_rank, (num_ranks, folder), nprocs=num_ranks)  # type: ignore[no-untyped-call]
-        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            spawn(_loopback_rank, (num_ranks, folder), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+        except (ProcessRaisedException, ProcessExitedException) as error:
             raise GradwireError(f"the loopback could not be measured: {error}") from error
         return LinkReport.model_validate_json((Path(folder) / "report.json").read_bytes())
 

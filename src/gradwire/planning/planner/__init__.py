@@ -1,7 +1,7 @@
 """Planners, one in each file: pure functions ``(profile, cluster, *, settings) -> Plan``.
 
 The attribute ``usbyte`` is the function that ``usbyte.py`` defines. A plan is data: runtime and
-simulator read the same one. What planners share lies in ``planning``.
+simulator read the same one. What planners share is in the room above.
 """
 
 from __future__ import annotations

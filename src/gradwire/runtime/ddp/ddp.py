@@ -178,6 +178,7 @@ class DDPHooks:
         return entry.future
 
     def _begin(self) -> None:
+        self._synchroniser.trains(_is_in_backward())  # not once its data have ended
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False

@@ -131,6 +131,7 @@ class _ZeroGradients(JoinHook):
 
     def main_hook(self) -> None:
         self._hooks.on_begin, self._factor = None, 1.0
+        self._handle._progress.synchroniser.trains(False)
         self._hooks.backward_without_batch()
         for param in self._hooks.params.values():
             param.grad = None  # it does not train: the others' mean must not be stepped with later
@@ -138,6 +139,7 @@ class _ZeroGradients(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         handle, hooks, engine = self._handle, self._hooks, self._engine
         hooks.on_begin = hooks.on_end = None
+        handle._progress.synchroniser.trains(True)
         handle._join_config = handle._join_config.construct_disabled_join_config()
         device = handle.join_device
         last = torch.tensor([engine.rank if is_last_joiner else -1], device=device)

@@ -40,7 +40,10 @@ class Check:
 
     def __init__(self, every: int | None, equal: Equal) -> None:
         self._every, self._equal = every, equal
-        self._own: dict[str, int] | None = None
+        self._own: dict[str, int] = {}
+        self._turn = -1
+        self.trains = True
+        """Whether this rank steps its parameters; one whose data have ended does not."""
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
         """Takes the digests, once, if step ``turn`` of these parameters is one of comparison.
@@ -48,15 +51,29 @@ class Check:
         Ranks may change their parameters between backward passes that accumulate. So this is called
         when the first of them begins.
         """
-        if self._every is not None and (turn + 1) % self._every == 0 and self._own is None:
+        if self._is_due(turn) and self._turn != turn:
             named = self._equal(names)
-            digests = digests_of([tensor for _, tensor in named])
+            tensors = [tensor for _, tensor in named]
+            digests = digests_of(tensors) if self.trains else [0] * len(tensors)
             self._own = dict(zip((name for name, _ in named), digests, strict=True))
+            self._turn = turn
 
-    def text(self, world: int, step: int) -> Steps[None] | None:
-        """The text that compares the digests that were taken; None where none were."""
-        own, self._own = self._own, None
-        return same_everywhere(world, step, own) if own else None
+    def forget(self) -> None:
+        """Drops what was taken for a step that is not made, as others may not have begun it."""
+        self._turn = -1
+
+    def text(self, world: int, step: int, turn: int) -> Steps[None] | None:
+        """The text that compares the digests of step ``turn``; None where it compares none.
+
+        Whether there is one follows from ``turn`` alone, which all ranks share.
+        """
+        if world == 1 or not self._is_due(turn) or not self._own:
+            return None
+        self._turn = -1
+        return same_everywhere(world, step, self._own, trains=self.trains)
+
+    def _is_due(self, turn: int) -> bool:
+        return self._every is not None and (turn + 1) % self._every == 0
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -92,18 +109,21 @@ def digest_on_device(tensor: Tensor) -> Tensor:
     return total
 
 
-def same_everywhere(world: int, step: int, own: dict[str, int]) -> Steps[None]:
-    """The text that compares digests, by name, among all ranks.
+def same_everywhere(
+    world: int, step: int, own: dict[str, int], *, trains: bool = True
+) -> Steps[None]:
+    """The text that compares digests, by name, among all ranks that train.
 
     Raises ``RankFailed``, on every rank alike, if they differ.
     """
-    own_T = torch.tensor([*own.values()], dtype=torch.int64, device="cpu")
+    own_T = torch.tensor([*own.values(), trains], dtype=torch.int64, device="cpu")
     told_WT = own_T.new_empty(world * own_T.numel())
     yield AllGather(told_WT, own_T)
-    told = told_WT.view(world, -1).tolist()
+    rows = {rank: row[:-1] for rank, row in enumerate(told_WT.view(world, -1).tolist()) if row[-1]}
+    ranks, told = [*rows], [*rows.values()]
     if all(digests == told[0] for digests in told):
         return
-    odd = odd_ranks(told)
+    odd = tuple(ranks[place] for place in odd_ranks(told))
     who = f"rank {', '.join(map(str, odd))} of {world} holds other parameters than the others"
     if not odd:
         who = f"ranks of {world} hold different parameters, and no more than half of them the same"

@@ -3,7 +3,10 @@ parallelism.
 
 This rank's shard of a gradient travels, among the ranks that hold the same shard of every layer:
 the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds gradients up among shards
-first, and then calls the hooks of its sharded parameters, as autograd calls those of others.
+first, and then calls the hooks of its sharded parameters, as autograd calls those of others. That
+happens during the backward pass, so exchanges overlap what is left of it. FSDP's last gradients
+come in callbacks behind the pass, so the step ends in a callback that such a callback queues.
+(``set_all_reduce_hook`` would have to wait for the network within the pass.)
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _name_of(func: Any) -> str:
 
 _PLUMBING = ("handle_torch_function", "decorate_context", "inner")
 _TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
 
 
 def _is_inside(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Pilots, one in each file: what ``attach`` takes to have a plan chosen while the model trains.
 
-``gradwire.runtime.pilot.auto`` is the class that ``auto.py`` defines.
+``gradwire.runtime.pilot.auto`` is the class that ``auto.py`` defines; ``attach(model, "auto")``
+asks for it. A pilot knows planners, measurements and the step's controls, and no single exchange.
 """
 
 from __future__ import annotations

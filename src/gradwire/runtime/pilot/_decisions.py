@@ -1,4 +1,9 @@
-"""Decisions of ``auto``: pure functions of figures that all ranks share."""
+"""Decisions of ``auto``: pure functions of figures that all ranks share.
+
+A decision is one of these: go on, time a message, plan anew for another link, take a few dense
+steps to compare, stay dense. A plan that gains less than steps vary is compared with dense steps at
+once. Dense is a normal answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Measurements of ``auto`` beside the steps themselves, and how ranks come to share them."""
+"""Measurements of ``auto`` beside the steps themselves, and how ranks come to share them.
+
+All ranks wait for the slowest of each step, so layers count as slower by the median of these. Links
+count as slower by what dense steps take besides computation: messages in training take longer than
+messages that are timed alone. Where ranks share cores, what messages take of a layer's seconds is
+left out.
+"""
 
 from __future__ import annotations
 

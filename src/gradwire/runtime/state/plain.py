@@ -7,8 +7,10 @@ and plain containers of them, or refuses, and so does the sender before anybody 
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,16 +26,30 @@ def packed(given: Any) -> Tensor:
     """
     file = io.BytesIO()
     try:
-        torch.save(given, file)
+        torch.save(_without_numpy(given), file)
         file.seek(0)
         torch.load(file, "meta", weights_only=True)  # reads no elements
     except Exception as error:  # whatever pickle raises for an object of the user's
-        first, _, _ = str(error).partition("\n")
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it holds a {kind[1]}" if kind else str(error).partition("\n")[0]
         raise InvalidSetting(
-            f"a state cannot be sent to other ranks: {first}; tensors, numbers, text, lists and "
+            f"a state cannot be sent to other ranks: {what}; tensors, numbers, text, lists and "
             "dicts travel, so keep other objects out of the optimizer's state_dict()"
         ) from error
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def _without_numpy(given: Any) -> Any:
+    """The same with Python's numbers and torch's tensors for numpy's, as schedules may make them."""
+    if isinstance(given, np.generic):
+        return given.item()
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        return torch.from_numpy(given)
+    if isinstance(given, dict):
+        return {_without_numpy(key): _without_numpy(value) for key, value in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(map(_without_numpy, given))
+    return given
 
 
 def read_packed(data: Any) -> Any:

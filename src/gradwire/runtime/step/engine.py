@@ -86,6 +86,7 @@ class Engine:
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
+        self._closed: InvalidSetting | None = None
         self._failure: BaseException | None = None
         watch(self)
         self._step = 0
@@ -198,7 +199,7 @@ class Engine:
         whose = self._manager, self.routes, text, index, lane, self._step, end
         driver = Driver(*whose, [turn], side)
         if self._pulse is not None:
-            self._show(self._pulse.place.launched + 1)
+            self._show(self._pulse.place.launched + (not is_news))
         whole = end
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)
@@ -244,10 +245,17 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
         self.refuse_copy()  # whose locks may be held for ever
-        over = threading.Event()
-        self.when_done(ends, lambda failure: over.set())
+        over, ended = threading.Event(), list[BaseException | None]()
+
+        def end(failure: BaseException | None) -> None:
+            ended.append(failure)
+            over.set()
+
+        self.when_done(ends, end)
         over.wait()
         self.check()
+        if ended[0] is not None:
+            raise ended[0]
 
     def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> None:
         """Calls back once, with None when all ``ends`` are done or with the failure."""
@@ -256,8 +264,8 @@ class Engine:
             self._waiters = [waiter for waiter in self._waiters if not waiter.called]
             self._waiters.append(once)
         self._manager.add(Task("when done", lambda: once(None)), ends)
-        if self._failure is not None:
-            once(self._failure)
+        if (failure := self._failure or self._closed) is not None:
+            once(failure)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
@@ -343,11 +351,12 @@ class Engine:
             return
         with self._lock:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
+            self._closed = InvalidSetting(
+                "the exchange was closed in the middle of a step, by detach() in another "
+                "thread; call it between two steps, on all ranks alike"
+            )
             if waiters and self._failure is None:
-                self._failure = InvalidSetting(
-                    "the exchange was closed in the middle of a step, by detach() in another "
-                    "thread; call it between two steps, on all ranks alike"
-                )
+                self._failure = self._closed
         for waiter in waiters:
             waiter(self._failure)
         if self._pulse is not None:  # first: who sees the channels close must see no life here

@@ -1,4 +1,9 @@
-"""Fused: the messages of a model for which there is no plan."""
+"""Fused: the messages of a model for which there is no plan.
+
+Vectors (biases, norms) travel uncompressed unless ``compress_if`` says otherwise: they have few
+bytes and are sensitive. Uncompressed gradients are scaled within the backward pass, as DDP does it,
+because waking a lane up takes longer. Their mean needs no decode (``Compressor.is_decoded``).
+"""
 
 from __future__ import annotations
 

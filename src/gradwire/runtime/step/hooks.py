@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -52,7 +51,6 @@ class ModuleHooks:
         self._progress, self._synchroniser = progress, progress.synchroniser
         self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
         self.params = dict(params)
-        self._opening = threading.Lock()  # autograd has one thread a device
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
@@ -93,7 +91,7 @@ class ModuleHooks:
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
-            with self._opening:
+            with self._progress.opening:
                 if self._progress.is_leaving and self._progress.backward() is None:
                     return
                 self._begin_backward(name)

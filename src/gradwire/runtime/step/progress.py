@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Collection
 
@@ -61,6 +62,8 @@ class Progress:
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
         self.backward: Callable[[], object] = lambda: None
         """A reference to the end of the last backward pass; dead once that pass is over."""
+        self.opening = threading.RLock()  # autograd has one thread a device
+        """Held while a step is opened, and while ``detach`` says that none may be."""
         self.is_leaving = False
         """Whether no further step may be opened, as ``detach`` waits for the one under way."""
         self.step = 0

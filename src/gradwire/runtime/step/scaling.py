@@ -12,6 +12,14 @@ Scales are powers of two unless the user says otherwise. Then division and multi
 bit that ``GradScaler.unscale_`` would have kept. Gradients are copied into the message and out of
 it anyway, and those copies multiply.
 
+The alternative is to rescale state whenever the scale changes. It costs no less, as both copies are
+made anyway. It must know which fields are in the gradient's unit, and leaves thresholds wrong.
+
+In a step that the scaler skips, the part of the residual that was sent is lost. To give it back,
+state would have to be copied in each step, which takes two thirds of the time of ``topk``. With 2
+to 10 % of steps skipped, this loss moved the training loss by up to 0.4 %, up or down. The skips
+themselves cost 1 to 2 %.
+
 An exchange that sends the values themselves and keeps nothing takes scaled gradients: a scale is
 there to bring values into the range of 16 bits, on the wire as in the model.
 """

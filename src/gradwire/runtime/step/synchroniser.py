@@ -3,6 +3,11 @@
 Messages are launched in issue order, each as soon as it and all before it are complete. So
 gradients may become ready in any order, even in another one on each rank, and still every rank
 launches messages in the same order.
+
+Once a step ranks also count which of them used each parameter. The count travels behind a plain
+module's last message if that is dense, and else beside the messages, on a channel of its own: it
+must not wait behind a large one. A parameter that no rank used keeps the gradient None everywhere,
+as in plain training, and its residual waits for its next use.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ class Synchroniser:
         check: Check | None = None,
     ) -> None:
         self.engine = engine
-        self._check = check
+        self.check = check
         self.streams = Streams()
         self._params, self.names = params, list(params)
         self._lock = threading.Lock()
@@ -97,6 +102,7 @@ class Synchroniser:
     def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
         self.engine, self.commit, self.open = engine, commit, False
+        self.forget_look()
         self.replace(messages)
 
     def begin(
@@ -130,18 +136,29 @@ class Synchroniser:
         self._ends = {}
         self._ahead = {}
         self._news, self._committing = [], []
-        self.look(step if turn is None else turn, names)
-        if self._check is not None and (text := self._check.text(self.engine.world, step)):
+        turn = step if turn is None else turn
+        self.look(turn, names)
+        if self.check is not None and (text := self.check.text(self.engine.world, step, turn)):
             index = len(self.messages) + 1
             self._news.append(self.engine.launch(index, "digests", text, is_news=True))
         if self.commit is not None:
             self.commit.begin(self.flat_messages)
         self.open = True
 
+    def forget_look(self) -> None:
+        """Drops what was noted for a step that is not made, as state is loaded or ranks change."""
+        if self.check is not None:
+            self.check.forget()
+
+    def trains(self, does: bool) -> None:
+        """Notes whether this rank steps its parameters; see `Check`."""
+        if self.check is not None:
+            self.check.trains = does
+
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`."""
-        if self._check is not None and self.engine.world > 1:
-            self._check.look(turn, names)
+        if self.check is not None and self.engine.world > 1:
+            self.check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches messages that are complete.

@@ -1,5 +1,5 @@
 """The partition on a GPU, in Triton: algorithm 1 with its hash table, and the two passes.
 
-May import: errors, entries, parts, permutation, partition's types, torch; triton where a kernel is
-launched.
+``partition`` calls it for tensors on a GPU. It imports triton where a kernel is launched, and
+knows no format and no rank.
 """
