@@ -40,7 +40,7 @@ def packed(given: Any) -> Tensor:
 
 
 def _without_numpy(given: Any) -> Any:
-    """The same with Python's numbers and torch's tensors for numpy's, as schedules may make them."""
+    """The same with numbers and tensors for those of numpy, which schedules may make."""
     if isinstance(given, np.generic):
         return given.item()
     if isinstance(given, np.ndarray) and given.dtype != object:

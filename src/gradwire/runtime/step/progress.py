@@ -78,14 +78,17 @@ class Progress:
         its frames, and so the callback, alive: then the pass is over all the same.
         """
 
+        mine: list[Callable[[], object]] = []  # a reference to itself would keep it alive
+
         def ended() -> None:
             try:
                 end()
             finally:
-                if self.backward() is ended:
+                if self.backward is mine[0]:
                     self.backward = lambda: None
 
         self.backward = weakref.ref(ended)
+        mine.append(self.backward)
         return ended
 
     @property
