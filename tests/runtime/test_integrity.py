@@ -15,7 +15,13 @@ from torch.optim import SGD
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.failure import integrity
-from gradwire.runtime.failure.integrity import digest_on_device, digests_of, odd_ranks
+from gradwire.runtime.failure.integrity import (
+    Check,
+    digest_on_device,
+    digests_of,
+    odd_ranks,
+    same_everywhere,
+)
 from gradwire_bench.faults.accidents import Accident
 from gradwire_bench.faults.faults_judge import judge
 from gradwire_bench.faults.faults_rank import DDP, HOSTS, OVERLAP
@@ -213,3 +219,36 @@ def test_a_flipped_bit_of_one_rank_is_named_on_all() -> None:
 def test_a_check_in_no_step_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="check_every"):
         gw.attach(Net(), "none", check_every=0)
+
+
+def test_what_is_compared_follows_from_the_step_alone() -> None:
+    """What one rank alone took, for a step that is not made, is in no later comparison."""
+    param_N = torch.ones(3)
+    check = Check(2, lambda names: [("weight", param_N)])
+    check.look(1)  # a micro-batch of step 1, after which the state of step 0 is loaded
+    assert check.text(2, 1, 0) is None
+    check.forget()
+    param_N += 1
+    check.look(1)
+    assert check.text(1, 1, 1) is None  # alone
+    text = check.text(2, 1, 1)
+    assert text is not None
+    (told,) = next(text).buf[None].tolist()
+    assert told == [*digests_of([param_N]), 1]
+
+
+@pytest.mark.parametrize("world", [3, 5])
+def test_a_rank_that_does_not_train_is_not_compared(world: int) -> None:
+    for rank in range(world):
+        text = same_everywhere(world, 4, {"weight": 7}, trains=rank == 1)
+        verb = next(text)
+        verb.out.view(world, 2).copy_(torch.tensor([[7, 1]] * (world - 1) + [[0, 0]]))
+        with pytest.raises(StopIteration):
+            next(text)
+        odd = same_everywhere(world, 4, {"weight": 7})
+        verb = next(odd)
+        rows = [[8, 1], *[[7, 1]] * (world - 1), [0, 0]][:world]
+        verb.out.view(world, 2).copy_(torch.tensor(rows))
+        with pytest.raises(gw.RankFailed) as caught:
+            next(odd)
+        assert caught.value.ranks == (0,)

@@ -30,7 +30,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 def joined(rank: int, world: int, exchange: Any, divides: bool) -> list[Tensor]:
     """Rank r has r + 2 batches; returns the parameters in the end."""
     model = linear()
-    handle = gw.attach(model, exchange)
+    handle = gw.attach(model, exchange, check_every=1)  # of the ranks that train
     optimizer = momentum(model.parameters())
     for _ in range(2):  # two epochs: the second begins alike on all ranks
         with Join([handle], divide_by_initial_world_size=divides, optimizer=optimizer):
@@ -133,7 +133,7 @@ def refused(rank: int, world: int) -> list[str]:
         found.append(str(caught.value))
 
     wrapped = ddp(linear())
-    handle = gw.attach(wrapped, "topk", bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(wrapped, "topk", bucket_cap_mb=SMALL_MB, check_every=1)
     note(lambda: Join([handle]))
     note(lambda: wrapped.join(divide_by_initial_world_size=False))
     with wrapped.join():  # DDP's own, as gradwire left it

@@ -34,7 +34,7 @@ def run_out(net: Net, layer: str, rank: int, step: int) -> None:
 def trained(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -> tuple[str, str]:
     net = Net()
     settings: dict[str, Any] = {"on_failure": "shrink"} if shrinks else {}
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, check_every=2, **settings)
+    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, check_every=1, **settings)
     optimizer = momentum(net.parameters())
     for step in range(STEPS):
         if breaks and step in BROKEN:
