@@ -34,6 +34,7 @@ CASE = Case(world=4, numel=301, seed=11)
 ON_HOSTS = [on_hosts(exchange, 2) for exchange in pairs()[:1]]
 EXCHANGES = [*{kind_of(one): one for one in (*pairs(), *own_exchanges())}.values(), *ON_HOSTS]
 
+
 class Blind(Seals):
     """A specimen that trusts a rank."""
 

@@ -23,13 +23,9 @@ bool with_header = false;
 int report = -1;
 
 bool is_tcp(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  int kind = 0;
-  socklen_t kind_length = sizeof(kind);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length)) return false;
-  if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &kind_length)) return false;
-  return kind == SOCK_STREAM && (address.ss_family == AF_INET || address.ss_family == AF_INET6);
+  int protocol = 0;
+  socklen_t length = sizeof(protocol);
+  return !getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) && protocol == IPPROTO_TCP;
 }
 
 }  // namespace

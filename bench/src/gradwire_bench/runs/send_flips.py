@@ -36,33 +36,28 @@ from torch.nn import functional as F
 from gradwire.cli.report.table import Row
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
-from gradwire.collective.ring import ring
-from gradwire.collective.zen import zen
-from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange
-from gradwire.errors import GradwireError
-from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.kernels.compiler import find_compiler
 from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps.local_steps import local_steps
+from gradwire_bench.faults.faults_rank import exchange_of
 
 WORLD, NUM_STEPS, EVERY = 3, 12, 3
 LOCALLY = "local_steps"
 EXCHANGES: dict[str, Callable[[], Exchange]] = {
-    "topk": lambda: exchange_for(topk(density=0.1)),
+    "topk": lambda: exchange_of("allgather_sparse"),
     "onebit": lambda: with_error_feedback(pair(onebit(block=64), casync_ps(room_bytes=0))),
     "uniform": lambda: pair(uniform(), casync_ring(half_bytes=0)),
-    "ring": lambda: pair(none(), ring()),
-    "zen": lambda: with_error_feedback(pair(topk(density=0.1), zen())),
-    LOCALLY: lambda: exchange_for(topk(density=0.1)),
+    "ring": lambda: exchange_of("ring"),
+    "zen": lambda: exchange_of("zen"),
+    LOCALLY: lambda: exchange_of("allgather_sparse"),
 }
 VERDICTS = {
-    "named": "noticed, and all ranks name the one that sent it",
+    "named": "noticed, and all that raise name the one that sent it; others had ended, unharmed",
     "noticed": "noticed, and not so named",
     "killed": "a process ended by a signal",
     "hung": "a rank that never ended",
@@ -143,9 +138,8 @@ def live(
     except Exception as raised:
         error = raised
     kind = "" if error is None else type(error).__name__
-    kind = kind if error is None or isinstance(error, GradwireError) else f"raw {kind}"
-    ranks = getattr(error, "ranks", ())
-    end.send(Outcome(kind, ranks, str(error or ""), digest, flips.gw_calls()))
+    ranks, calls = getattr(error, "ranks", ()), flips.gw_calls()
+    end.send(Outcome(kind, ranks, str(error or ""), digest, calls))
     end.poll(None)
 
 
@@ -196,8 +190,8 @@ class Trials:
         if (way, checksums) not in self._calm:
             trial = Trial(-1 - len(self._calm), way, checksums, victim=0)
             self._calm[way, checksums] = self._lived(trial, -1)[0]
-        found = [one for one in self._calm[way, checksums] if one is not None]
-        assert len(found) == WORLD and not any(one.error for one in found), found
+        found = [one for one in self._calm[way, checksums] if one is not None and not one.error]
+        assert len(found) == WORLD, self._calm[way, checksums]
         return found
 
     def verdict(self, trial: Trial) -> tuple[str, str, str]:
@@ -211,9 +205,7 @@ class Trials:
     def _lived(self, trial: Trial, at: int) -> tuple[list[Outcome | None], list[Any], str]:
         folder = self._folder / f"{trial.number} {trial.checksums}"
         folder.mkdir()
-        store = TCPStore(
-            "127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False
-        )
+        store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
         ends, processes = [], []
         for rank in range(WORLD):
             here, there = self._context.Pipe()
@@ -253,10 +245,10 @@ def judged(
     found = [one for one in outcomes if one is not None]
     if not struck:
         return "not struck"
-    if any(one.error for one in found):
-        named = all(one.error == "RankFailed" for one in found)
-        named &= {one.ranks for one in found} == {(trial.victim,)}
-        return "named" if named else "noticed"
+    if errors := [one for one in found if one.error]:
+        named = {(one.error, one.ranks) for one in errors} == {("RankFailed", (trial.victim,))}
+        unharmed = all(one.digest == digest for one in found if not one.error)
+        return "named" if named and unharmed else "noticed"
     digests = {one.digest for one in found}
     if len(digests) > 1:
         return "diverged"
