@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+
 import pytest
 
-from gradwire_bench.runs.send_flips import Outcome, Trial, judged, measure
+from gradwire_bench.runs.send_flips import Outcome, Trial, judged
 
 RIGHT, WRONG = Outcome("", (), "", 7, 9), Outcome("", (), "", 8, 9)
 NAMED, OTHER = (Outcome("RankFailed", (rank,), "", 0, 5) for rank in (2, 1))
@@ -31,7 +35,10 @@ def test_verdicts(ends: list[Outcome | None], codes: list[int], verdict: str) ->
 @pytest.mark.multi
 @pytest.mark.slow
 def test_flips_are_refused_by_name_with_checksums_alone() -> None:
-    plain, _, sealed, _ = measure(6, 1, 2, lambda told: None)  # the first six are of payloads
+    # In a process of its own, as all processes that it forks from have loaded the library.
+    command = [sys.executable, "-P", "-m", "gradwire_bench.runs.send_flips", "--trials", "6"]
+    said = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())  # the first six: of payloads
     assert sealed["named"] == 6
     assert plain["named"] == 0
     assert (plain["wrong"], plain["diverged"]) != (0, 0)

@@ -222,7 +222,11 @@ class Trials:
             process.join(_TIMEOUT_S)
             process.kill()
             process.join()
-        return outcomes, [one.exitcode for one in processes], (folder / "struck").read_text()
+        return (
+            outcomes,
+            [one.exitcode for one in processes],
+            (folder / "struck").read_text(encoding="ascii"),
+        )
 
 
 def _heard(end: Connection) -> Outcome | None:
