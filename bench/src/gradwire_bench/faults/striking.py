@@ -242,12 +242,17 @@ def flip(buf: Tensor, bit: float) -> None:
 
 
 def flip_on_the_way(target: Any, bit: float) -> None:
-    """Has a bit flip in what a verb sends, behind its checksum."""
-    start, buf = wire.start, target.buf.clone()
-    flip(buf, bit)
+    """Has a bit flip in what a verb sends, behind its checksum.
+
+    With checksums an all-gather is carried out as an all-to-all into its ``out``.
+    """
+    start = wire.start
 
     def spoilt(verb: Any, channel: Any) -> Any:
-        return start(replace(verb, buf=buf) if verb is target else verb, channel)
+        if verb is target or getattr(verb, "out", None) is getattr(target, "out", verb):
+            verb = replace(verb, buf=verb.buf.clone())
+            flip(verb.buf, bit)
+        return start(verb, channel)
 
     wire.start = spoilt
 

@@ -42,7 +42,7 @@ EXCHANGES: dict[str, Callable[[], Any]] = {
     "onebit": onebit,
     "topk": topk,
 }
-"""Exchanges all of whose payloads can have checksums; a library's sums have none."""
+"""The exchanges to choose from."""
 NUM_LAYERS, NUMEL, STEP_S = 20, 500_000, 0.1
 WARM_UP = 3
 """Steps at the start of each turn that are not measured. Any 64 steps behind them have one that is

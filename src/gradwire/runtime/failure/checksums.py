@@ -2,24 +2,39 @@
 
 Beside each verb travels one more of the same kind, with a CRC-32 for each payload, 8 bytes each. A
 payload is on its way while its sender takes its CRC-32, so a link that is slower than memory does
-not wait. Where a payload does not fit, the error names the rank that it comes from; its memory, the
-link and any rank that passes it on can be at fault.
+not wait. Where a payload does not fit, the error names the rank that it comes from, whose memory or
+link is at fault.
 
-A library's sums (all-reduce, reduce-scatter) have no payload that arrives as it was sent. Nor is
-what a device sends by itself (NCCL) in reach.
+So that there is one such rank, nothing is passed on or added up by a library: gathers, broadcasts
+and sums go from rank to rank (``pairwise``), and sums are made here. What a device sends by itself
+(NCCL) is out of reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...contract.verbs import AllGather, AllToAll, Broadcast, Communication, Recv, Send
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Communication,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+)
 from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
+
+T = TypeVar("T")
+_SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
 
 
 class Position(NamedTuple):
@@ -34,7 +49,7 @@ class Position(NamedTuple):
 
 
 class Seals:
-    """The verbs ``beside`` those of a task in ``step``, None beside a library's sum."""
+    """The verbs ``beside`` those of a task in ``step``, None beside what is not ``pairwise``."""
 
     def __init__(
         self, verbs: Sequence[Communication], places: Sequence[Position], step: int = -1
@@ -47,7 +62,7 @@ class Seals:
         """The verbs beside ``verbs``, filled in, each with the index of the verb that it is for."""
         for at, (verb, one) in enumerate(zip(verbs, self.beside, strict=True)):
             if one is not None:
-                for to, part in enumerate(_sent(verb, self._places[at].rank)):
+                for to, part in enumerate(_sent(verb)):
                     one.buf[to] = crc32(part)
                 yield at, one
 
@@ -57,8 +72,8 @@ class Seals:
             if one is None:
                 continue
             told = getattr(one, "out", one.buf).tolist()
-            for src, part in _arrived(verb, place).items():
-                if crc32(part) != told[src if len(told) > 1 else 0]:
+            for at, (src, part) in enumerate(_arrived(verb)):
+                if crc32(part) != told[at]:
                     raise self._refusal(type(verb).__name__, src, place, part.nbytes)
 
     def _refusal(self, kind: str, src: int, place: Position, size_bytes: int) -> RankFailed:
@@ -83,38 +98,93 @@ def _beside(verb: Any, world: int) -> Any:
             return Send(dst, room(1), among)
         case Recv(src, _, among):
             return Recv(src, room(1), among)
-        case Broadcast(src, _, among):
-            return Broadcast(src, room(1), among)
-        case AllGather(_, _, among):
-            return AllGather(room(world), room(1), among)
         case AllToAll(_, _, _, _, among):
             return AllToAll(room(world), room(world), ones, ones, among)
     return None
 
 
-def _sent(verb: Communication, rank: int) -> Sequence[Tensor]:
+def _sent(verb: Communication) -> Sequence[Tensor]:
     """The payloads that this rank sends."""
     match verb:
         case AllToAll(_, buf, _, in_sizes):
             return torch.split(buf, list(in_sizes))
-        case Send(_, buf) | AllGather(_, buf):
-            return [buf]
-        case Broadcast(src, buf) if src == rank:
+        case Send(_, buf):
             return [buf]
     return []
 
 
-def _arrived(verb: Communication, place: Position) -> dict[int, Tensor]:
-    """The payloads that this rank is sent, by the place of the sender; it may be one of them."""
+def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
+    """The payloads that this rank is sent, each with its sender, which may be this rank."""
     match verb:
         case Recv(src, buf):
-            return {src: buf}
-        case Broadcast(src, buf) if src != place.rank:
-            return {src: buf}
-        case AllGather(out, buf):
-            sizes = [buf.numel()] * place.world
-        case AllToAll(out, _, out_sizes, _):
-            sizes = list(out_sizes)
+            return [(src, buf)]
+        case AllToAll(out, _, out_sizes):
+            return [*enumerate(torch.split(out, list(out_sizes)))]
+    return []
+
+
+def pairwise(text: Steps[T], place_of: Callable[[Communication], Position | None]) -> Steps[T]:
+    """A text whose payloads go straight from the rank that they come from to those they are for.
+
+    Its sums are made in rank order, each element's on one rank, and have the same bits everywhere.
+    Ranks send as many bytes as before, but for the source of a broadcast, which sends to each
+    itself. Verbs for which ``place_of`` is None stay as they are.
+    """
+    value: Any = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        places = [place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs]
+        if not any(places):
+            value = yield asked
+            continue
+        ways = {i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))}
+        results: dict[int, Any] = dict.fromkeys(ways)
+        while ways:
+            asks: dict[int, Any] = {}
+            for i, way in [*ways.items()]:
+                try:
+                    asks[i] = way.send(results[i])
+                except StopIteration as stop:
+                    results[i] = stop.value
+                    del ways[i]
+            if asks:
+                results.update(zip(asks, (yield tuple(asks.values())), strict=True))
+        value = tuple(results.values()) if isinstance(asked, tuple) else results[0]
+
+
+def _straight(verb: Any, place: Position | None) -> Steps[Any]:
+    if place is None or not verb.buf.numel():
+        return (yield verb)
+    rank, world, _ = place
+    buf, among, size = verb.buf, verb.among, verb.buf.numel()
+    nothing = (0,) * world
+    match verb:
+        case AllGather(out):
+            yield AllToAll(out, buf.repeat(world), (size,) * world, (size,) * world, among)
+        case Broadcast(src) if src == rank:
+            sizes = tuple(size * (i != rank) for i in range(world))
+            yield AllToAll(buf[:0], buf.repeat(world - 1), nothing, sizes, among)
+        case Broadcast(src):
+            sizes = tuple(size * (i == src) for i in range(world))
+            yield AllToAll(buf, buf[:0], sizes, nothing, among)
         case _:
-            return {}
-    return dict(enumerate(torch.split(out, sizes)))
+            sizes = tuple(size // world + (i < size % world) for i in range(world))
+            own = (sizes[rank],) * world
+            parts = buf.new_empty(sum(own))
+            yield AllToAll(parts, buf, own, sizes, among)
+            first, *others = torch.split(parts, own[0]) if own[0] else [parts] * world
+
+            def add() -> None:
+                for one in others:
+                    first.add_(one)
+                if isinstance(verb, ReduceScatter):
+                    verb.out.copy_(first)
+
+            yield Compute("merge", add, size)
+            if isinstance(verb, AllReduce):
+                yield AllToAll(buf, first.repeat(world), sizes, own, among)
+    return None

@@ -192,6 +192,7 @@ class Engine:
         computes the message, None where the host does.
         """
         lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
+        text = self.routes.sealed(text, lane)
         turn = self._turn(index, lane, after, is_news)
         end = Task(name, lambda: None, step=self._step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns

@@ -26,11 +26,12 @@ from ...contract.verbs import (
     Recv,
     ReduceScatter,
     Send,
+    Steps,
 )
 from ...errors import InvalidSetting
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from ..failure.checksums import Position, Seals
+from ..failure.checksums import Position, Seals, pairwise
 from .lanes import Once, Over
 from .last_verbs import LastVerbs
 
@@ -159,6 +160,11 @@ class Circle:
     direct: Channel = None
     ranks: Sequence[int] = ()
 
+    @property
+    def position(self) -> Position:
+        """This one's place and the others' numbers."""
+        return Position(self.rank, self.world, self.ranks)
+
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
         direct, self.direct = self.direct, None
@@ -216,9 +222,17 @@ class Routes:
         """The checksums that travel beside verbs from host memory; None where none do."""
         if not self.checksums:
             return None
-        found = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(verbs, [Position(one.rank, one.world, one.ranks) for one in found], step)
+            return Seals(verbs, [self.circles[verb.among].position for verb in verbs], step)
+
+    def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
+        """The text as it is carried out on a lane: payloads with checksums have one sender."""
+
+        def place_of(verb: Communication) -> Position | None:
+            circle = self.circles.get(verb.among)
+            return None if circle is None or self.parted([verb], lane)[0] else circle.position
+
+        return pairwise(text, place_of) if self.checksums else text
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
