@@ -100,14 +100,3 @@ def test_doubling_folds_the_ranks_beyond_a_power_of_two() -> None:
     assert once == ((0, 1, 4, 5), (0, 1, 4, 5), (2, 3), (2, 3))
     assert twice == (tuple(range(6)),) * 4
     assert groups(1) == (((0,),), ((0,),))
-
-
-@pytest.mark.parametrize("seed", [1.5, -1, True, "a"])
-def test_a_seed_of_the_hash_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(gw.InvalidSetting, match="zen seed must be a whole number"):
-        gw.collective.zen(seed=seed)
-
-
-def test_formats_of_zen_are_those_that_are_named() -> None:
-    with pytest.raises(gw.InvalidSetting, match="zen formats must be smallest or paper or coo"):
-        gw.collective.zen(formats="bitmap")

@@ -16,16 +16,6 @@ def test_costs_what_the_gradient_takes(dtype: torch.dtype) -> None:
     assert torch.equal(payload["values"], grad_N)
 
 
-def test_what_three_ranks_cannot_divide_is_kept() -> None:
-    """1/3 is no float: what pre-scaling rounds off belongs to the residual."""
-    codec = gw.compress.none().for_world(3)
-    grad_N, residual_N = torch.randn(1000), torch.zeros(1000)
-    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
-    back_N = codec.decode(payload, torch.empty(1000, dtype=torch.float64))
-    assert torch.allclose(back_N + residual_N, grad_N.double(), rtol=1e-7, atol=0)
-    assert residual_N.abs().max() < 1e-6
-
-
 @pytest.mark.parametrize("shape", [(2, 3), ()])
 def test_gradients_are_flat(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"gradient must be one-dimensional.*grad.flatten\(\)"):

@@ -48,43 +48,12 @@ def test_nan_first_then_inf_then_numbers() -> None:
     assert kept(gw.compress.topk(density=0.6), values) == [1, 3, 4]
 
 
-def test_what_is_kept_leaves_the_residual_and_the_rest_stays() -> None:
-    residual_N = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    codec = gw.compress.topk(density=0.5)
-    payload, _ = codec.encode(None, torch.tensor([4.0, 0.0, -0.25, -3.0]), residual_N=residual_N)
-    assert payload["values"].tolist() == [4.5, -2.5]
-    assert residual_N.tolist() == [0.0, 0.5, 0.25, 0.0]
-
-
-def test_rounding_of_values_stays_in_the_residual() -> None:
-    grad_N = torch.tensor([1.0 + 2**-10, 0.0])
-    residual_N = torch.zeros(2)
-    codec = gw.compress.topk(density=0.5, values=torch.bfloat16)
-    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
-    assert payload["values"].tolist() == [1.0]
-    assert residual_N.tolist() == [2**-10, 0.0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_decodes_into_the_gradients_own_dtype(dtype: torch.dtype) -> None:
-    codec = gw.compress.topk(density=0.5)
-    payload, _ = codec.encode(None, torch.tensor([1.0, -8.0], dtype=dtype))
-    back_N = codec.decode(payload, torch.empty(2, dtype=dtype), scale=0.25)
-    assert back_N.tolist() == [0.0, -2.0]
-    assert back_N.dtype == dtype
-
-
 def test_is_scaled_before_it_is_rounded() -> None:
     """A sum of 8 gradients of 60000 is no float16, its mean is."""
     codec = gw.compress.topk(density=1.0)
     payload, _ = codec.encode(None, torch.tensor([8 * 60000.0]))
     back_N = codec.decode(payload, torch.empty(1, dtype=torch.float16), scale=1 / 8)
     assert back_N.tolist() == [60000.0]
-
-
-def test_values_must_be_a_wire_dtype() -> None:
-    with pytest.raises(InvalidSetting, match=r"topk values must be .*, got torch.int8"):
-        gw.compress.topk(values=torch.int8)
 
 
 def test_more_than_int32_can_index_is_refused_before_anything_is_allocated() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from gradwire.compress.topk import topk
 from gradwire.contract.laws.densities import KINDS, drawn
-from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.redsync import redsync
 
 
@@ -46,8 +45,3 @@ def test_where_no_threshold_is_right_the_largest_twice_k_are_sent():
 def test_below_the_mean_it_goes_on():
     """Nine tenths of a gradient can only pass a threshold below its mean."""
     assert sent(drawn("normal", 1_000), density=0.9, trimmed_below=0).numel() >= 900
-
-
-def test_trimmed_below_is_a_length():
-    with pytest.raises(InvalidSetting, match="trimmed_below"):
-        redsync(trimmed_below=-1)

@@ -17,7 +17,9 @@ from gradwire.exchange.adapt import Adapted
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import norm
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.measured_scheme import MeasuredScheme
 from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
 from tests.laws import broken_decoupled, broken_momentum
 from tests.laws.cases import ALWAYS, rotated
@@ -121,7 +123,7 @@ def test_every_decoupled_law_has_a_specimen_and_accepts_the_sound() -> None:
             law(exchange, ALWAYS)
 
 
-WARMING = (
+CHANGING = (
     *(
         gw.with_density_warmup(inner, steps_per_stage=2, densities=(0.5, 0.2, 0.05))
         for inner in (
@@ -131,8 +133,14 @@ WARMING = (
     ),
     gw.with_warmup(pair(codecs.onebit(block=64), together.casync_ps()), steps=2),
     Warmup(codecs.powersgd(rank=1), steps=1),
+    MeasuredScheme(pair(codecs.topk(density=0.1), together.allgather_sparse()), num_steps=2),
+    MeasuredScheme(pair(codecs.dgc(density=0.3), together.allgather_sparse()), num_steps=2),
+    MeasuredScheme(pair(codecs.nonzero(), together.allgather_sparse()), num_steps=2),
+    Natural(pair(codecs.topk(density=0.1), together.allgather_sparse()), 7),
+    Natural(pair(codecs.none(), together.allreduce()), 7),
 )
-"""The law's few steps go through all stages; each law wraps them in error feedback itself."""
+"""The law's few steps go through all stages, or a scheme is chosen in their midst; drawn gradients
+are dense. Each law wraps these in error feedback itself."""
 
 
 def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
@@ -142,10 +150,10 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("law", [*brief, *slow], ids=lambda law: law.__name__)
 
 
-@pytest.mark.parametrize("exchange", WARMING, ids=repr)
+@pytest.mark.parametrize("exchange", CHANGING, ids=repr)
 @by_law(exchanges.LAWS)
-def test_warmup(law: Callable[..., None], exchange: Exchange) -> None:
-    for case in (ALWAYS, rotated(WARMING.index(exchange) + exchanges.LAWS.index(law))):
+def test_those_that_change_over_steps(law: Callable[..., None], exchange: Exchange) -> None:
+    for case in (ALWAYS, rotated(CHANGING.index(exchange) + exchanges.LAWS.index(law))):
         law(exchange, case)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -189,30 +189,3 @@ def test_a_job_ends_when_one_rank_raises() -> None:
     assert [job.returncode for job in jobs] == [ExitCode.RANK_LOST, 1], texts
     assert "ZeroDivisionError: the user's own mistake" in texts[1]
     assert "RankFailed: step 2 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
-
-
-def raise_in_encode(rank: int, world: int) -> Any:
-    model = Net()
-    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
-    optimizer = momentum(model.parameters())
-    train(model, optimizer, rank, range(STEP))
-    if rank == 1:
-        message = handle.synchroniser.messages[1]
-        message._gather = None  # type: ignore[union-attr,method-assign,assignment]
-    with pytest.raises(Exception) as raised:  # noqa: PT011
-        train(model, optimizer, rank, range(STEP, STEP + 3))
-    with pytest.raises(Exception) as again:  # noqa: PT011
-        train(model, optimizer, rank, range(STEP, STEP + 3))
-    assert type(again.value) is type(raised.value)
-    return type(raised.value).__name__, getattr(raised.value, "ranks", None), str(raised.value)
-
-
-def test_an_error_inside_one_rank_reaches_all(doomed: Ranks) -> None:
-    """The rank itself raises what happened, the others that it happened there."""
-    found = doomed.run(raise_in_encode)
-    assert found[1][:2] == ("TypeError", None)
-    for rank in (0, 2, 3):
-        kind, ranks, text = found[rank]
-        assert (kind, ranks) == ("RankFailed", (1,))
-        assert "rank 1 of 4 raised TypeError" in text
-        assert f"step {STEP} " in text

@@ -16,7 +16,7 @@ from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
 from tests.runtime.test_own_draws_and_sizes import check
-from tests.runtime.training import SMALL_MB, Net, digest, momentum, named, train
+from tests.runtime.training import SMALL_MB, Net, digest, named, train
 
 pytestmark = pytest.mark.multi
 
@@ -56,23 +56,6 @@ def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
     """Modules and DDP by turns, and both for the first."""
     for whole, again, _ in two.run(resumed, exchange, wrapped):
         assert again == whole
-
-
-def dense_and_whole(rank: int, world: int) -> list[torch.Tensor]:
-    """Parameters after momentum SGD, and after DGC at density 1 and plain SGD: vectors' too."""
-    found = []
-    for dense in (True, False):
-        net = Net()
-        exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0)
-        gw.attach(net, gw.compress.none() if dense else exchange)
-        train(net, momentum(net.parameters()) if dense else sgd(net), rank, range(10))
-        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
-    return found
-
-
-def test_density_1_trains_as_momentum_sgd(four: Ranks) -> None:
-    for dense_N, whole_N in four.run(dense_and_whole):
-        torch.testing.assert_close(whole_N, dense_N, rtol=1e-4, atol=1e-5)
 
 
 def saved(rank: int, world: int) -> dict[str, Any]:
