@@ -67,6 +67,16 @@ class Run:
         assert all(same_bits(out_N, outs[0]) for out_N in outs)
         return outs[0]
 
+    def allocated(self, grads: Sequence[Tensor]) -> int:
+        """The elements of the largest tensor that is made by one step in place of ``grads``."""
+        texts = [
+            self.exchange.synchronise(me, state, grad_N, grad_N)
+            for me, state, grad_N in zip(self.members, self.states, grads, strict=True)
+        ]
+        with Allocations() as seen:
+            self.states = drive(texts).results
+        return max(seen.numels, default=0)
+
 
 @every_kind
 @pytest.mark.parametrize("world", [2, 3, 5])
@@ -150,15 +160,7 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(kind: Any) -> None:
     run = Run(made(kind, 0.02), spec, 2)
     for step in range(3):
         run.step(draw(spec, 2, step))
-    outs = draw(spec, 2, 1)
-    seen = Allocations()
-    texts = [
-        run.exchange.synchronise(me, state, out_N, out_N)
-        for me, state, out_N in zip(run.members, run.states, outs, strict=True)
-    ]
-    with seen:
-        drive(texts)
-    assert max(seen.numels, default=0) < spec.numel // 4
+    assert run.allocated(draw(spec, 2, 3)) < spec.numel // 4
 
 
 @bounded(30)

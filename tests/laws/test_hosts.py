@@ -62,14 +62,6 @@ def test_laws(place: int, are_long: bool) -> None:
             law(TwoLevel(PAIRS[place], ranks_per_host), case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", PAIRS, ids=name_of)
-def test_all_laws_with_one_case(exchange: Exchange) -> None:
-    ranks_per_host, case = CASES[0]
-    for law in (*exchanges.LAWS, *collectives.OF_ANY):
-        law(TwoLevel(exchange, ranks_per_host), case)
-
-
 KEEPING = tuple(
     ErrorFeedback(one)
     for one in (

@@ -58,13 +58,6 @@ def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> Non
     law(exchange, rotated(MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", MOMENTUM, ids=_short)
-def test_momentum_with_one_case(exchange: MomentumCorrection) -> None:
-    for law in MOMENTUM_LAWS:
-        law(exchange, ALWAYS)
-
-
 SMALL = [case for case in FEW if case.world <= 5]
 BITES = broken_momentum.BITES
 

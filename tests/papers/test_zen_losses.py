@@ -11,7 +11,8 @@ from gradwire.compress.topk import topk
 from gradwire.exchange.pair import pair
 from papers.frame import Findings
 from papers.zen.losses import figure18
-from tests.papers.zen_small import LOSSES, ask
+from tests.papers.figures import ask
+from tests.papers.zen_small import LOSSES
 
 pytestmark = pytest.mark.slow
 

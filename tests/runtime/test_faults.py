@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -26,7 +25,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import ExitCode
 from gradwire.exchange.by_name import exchange_for
-from tests.runtime.ranks import Outcome, Ranks
+from tests.runtime.ranks import Outcome, at_once
 from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
@@ -111,21 +110,10 @@ def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report |
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[dict[str, list[Outcome]]]:
-    groups = {name: Ranks(WORLD) for name in ACCIDENTS}
-    try:
-        for place, (name, ranks) in enumerate(groups.items()):
-            ranks.send(suffer, place % 2 == 1, ACCIDENTS[name])  # a module and DDP by turns
-        deadline = time.monotonic() + LIMIT_S
-        yield {
-            name: ranks.collect(
-                max(1.0, deadline - time.monotonic()), without=[ACCIDENTS[name].victim]
-            )
-            for name, ranks in groups.items()
-        }
-    finally:
-        for name, ranks in groups.items():
-            ranks.abandon(ACCIDENTS[name].victim)
-            ranks.close()
+    runs = {  # a module and DDP by turns
+        name: (suffer, place % 2 == 1, one) for place, (name, one) in enumerate(ACCIDENTS.items())
+    }
+    yield from at_once(ACCIDENTS, runs, WORLD, LIMIT_S)
 
 
 @pytest.mark.parametrize("name", ACCIDENTS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.runtime.step import engine
-from tests.runtime.ranks import Outcome, Ranks
+from tests.runtime.ranks import Outcome, at_once
 from tests.runtime.training import DENSE, Net
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
@@ -77,21 +76,8 @@ def suffer(rank: int, world: int, accident: Accident) -> tuple[str, Any, str] | 
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[dict[str, list[Outcome]]]:
-    groups = {name: Ranks(WORLD) for name in ACCIDENTS}
-    try:
-        for name, ranks in groups.items():
-            ranks.send(suffer, ACCIDENTS[name])
-        deadline = time.monotonic() + LIMIT_S
-        yield {
-            name: ranks.collect(
-                max(1.0, deadline - time.monotonic()), without=[ACCIDENTS[name].victim]
-            )
-            for name, ranks in groups.items()
-        }
-    finally:
-        for name, ranks in groups.items():
-            ranks.abandon(ACCIDENTS[name].victim)
-            ranks.close()
+    runs = {name: (suffer, one) for name, one in ACCIDENTS.items()}
+    yield from at_once(ACCIDENTS, runs, WORLD, LIMIT_S)
 
 
 @pytest.mark.parametrize("name", ACCIDENTS)
