@@ -20,23 +20,14 @@ from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import factors
 from gradwire.exchange.by_name import exchange_for, texts
 from gradwire.exchange.local import drive
+from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded
 
 powersgd = gw.compress.powersgd
-Shapes = tuple[tuple[int, ...], ...]
 Matrix = NDArray[np.float64]
 
 MODEL: Shapes = ((16, 3, 3, 3), (16,), (12, 20), (12, 20), (12, 20), (12,), (3, 5), (30, 8))
 """A convolution, equal matrices side by side, one that is too small for rank 2, vectors."""
-
-
-def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
-    return gw.TensorSpec("message", sum(map(prod, shapes)), dtype, shapes)
-
-
-def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
 
 
 def cut(flat_N: Tensor, spec: gw.TensorSpec) -> list[Tensor]:

@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], sp
         assert bool(run.step(draw(spec, world, 2)).isfinite().all())
 
 
-@every_own
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS[1:]], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_gradients_are_summed_in_float32(kind: Any, dtype: torch.dtype) -> None:
     exchange = made(kind, 0.2)

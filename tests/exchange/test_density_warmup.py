@@ -67,6 +67,7 @@ def test_deep_gradient_compression_warms_up_to_its_density() -> None:
         gw.compress.topk(density=0.05),
         gw.compress.graddrop(density=0.05),
         gw.compress.randomk(density=0.05),
+        gw.compress.selective(density=0.05),
         gw.compress.deft(density=0.05),
         gw.pair(gw.compress.dgc(density=0.05), gw.collective.casync_ps()),
         gw.with_clipping(gw.with_momentum_correction(gw.compress.dgc(density=0.05)), 1.0),

@@ -44,7 +44,7 @@ def ways(
     """The ways of all ranks by step, and their states at the end."""
     world = len(grads)
     members = [Member(rank, world) for rank in range(world)]
-    states = [exchange.init(TensorSpec("", NUMEL), world) for _ in grads]
+    states = [exchange.init(TensorSpec("", len(grads[0])), world) for _ in grads]
     found = []
     for _ in range(num_steps):
         texts = [

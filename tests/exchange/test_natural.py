@@ -10,15 +10,13 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.nonzero import nonzero
-from gradwire.contract import Member
-from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.local import drive
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from tests.exchange.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
 
 ROWS, WIDTH = 400, 8
@@ -37,18 +35,9 @@ def tables(world: int, count: int, *, shared: bool = False, seed: int = 0) -> li
     return found
 
 
-def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[str | None]:
-    """The way of each rank in the last of some equal steps."""
-    world = len(grads)
-    members = [Member(rank, world) for rank in range(world)]
-    states = [exchange.init(TensorSpec("", ROWS * WIDTH), world) for _ in grads]
-    for _ in range(num_steps):
-        texts = [
-            exchange.synchronise(*given, torch.empty_like(given[2]))
-            for given in zip(members, states, grads, strict=True)
-        ]
-        states = list(drive(texts, seed=3).results)
-    return [member.way for member in members]
+def ways(exchange: Exchange, grads: list[Tensor]) -> list[str | None]:
+    """The way of each rank in one step."""
+    return ways_by_step(exchange, grads, 1)[0][0]
 
 
 @bounded(8)

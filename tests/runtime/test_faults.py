@@ -11,11 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -25,8 +25,9 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import ExitCode
 from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.step import engine
 from tests.runtime.ranks import Outcome, at_once
-from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
+from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, momentum, train
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
 WORLD = 4
@@ -177,3 +178,77 @@ def test_a_job_ends_when_one_rank_raises() -> None:
     assert [job.returncode for job in jobs] == [ExitCode.RANK_LOST, 1], texts
     assert "ZeroDivisionError: the user's own mistake" in texts[1]
     assert "RankFailed: step 2 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
+
+
+THREE = 3
+TIMEOUT = timedelta(seconds=12)
+"""Longer than a rank that lives needs on a busy machine, on which 27 of them start at once."""
+ATTACH_LIMIT_S = 150.0
+"""More than any rank may need, on a busy machine too; a rank that hangs never answers."""
+
+
+class AttachAccident(NamedTuple):
+    """What happens to which rank at which part of attach."""
+
+    victim: int
+    how: str
+    part: str
+
+
+OF_ATTACH = {
+    f"rank {victim} {how}, {part}": AttachAccident(victim, how, part)
+    for victim, how, part in [
+        (0, "stopped", "before"),
+        (1, "stopped", "before"),
+        (0, "stopped", "open_channels"),
+        (1, "stopped", "open_channels"),
+        (0, "killed", "open_channels"),
+        (2, "killed", "open_channels"),
+        (2, "raised", "open_channels"),
+        (1, "stopped", "broadcast_all"),
+        (2, "killed", "broadcast_all"),
+    ]
+}
+
+
+def struck_by(how: str) -> Callable[..., Any]:
+    def struck(*args: Any) -> Any:
+        if how == "raised":
+            raise RuntimeError("Too many open files")
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    return struck
+
+
+def attach_all(rank: int, world: int, accident: AttachAccident) -> tuple[str, Any, str] | None:
+    dist.barrier()
+    if rank == accident.victim:
+        if accident.part == "before":
+            struck_by(accident.how)()
+        else:
+            setattr(engine, accident.part, struck_by(accident.how))
+    try:
+        gw.attach(Net(), DENSE, timeout=TIMEOUT)
+    except Exception as error:
+        return type(error).__name__, getattr(error, "ranks", None), str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_attach() -> Iterator[dict[str, list[Outcome]]]:
+    runs = {name: (attach_all, one) for name, one in OF_ATTACH.items()}
+    yield from at_once(OF_ATTACH, runs, THREE, ATTACH_LIMIT_S)
+
+
+@pytest.mark.parametrize("name", OF_ATTACH)
+def test_the_others_name_the_rank(name: str, outcomes_of_attach: dict[str, list[Outcome]]) -> None:
+    victim = OF_ATTACH[name].victim
+    for rank, (report, error, _) in enumerate(outcomes_of_attach[name]):
+        if rank == victim:
+            continue
+        assert error is None, f"rank {rank}: {error}"
+        assert report is not None, f"rank {rank} attached without rank {victim}"
+        kind, ranks, text = report
+        assert (kind, ranks) == ("RankFailed", (victim,)), text
+        assert text.startswith("attach cannot be finished: ")
+        assert f"rank {victim} " in text

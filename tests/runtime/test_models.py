@@ -36,6 +36,7 @@ from tests.runtime.training import (
     adamw,
     ddp,
     digest,
+    everything,
     loss_of,
     momentum,
     named,
@@ -43,10 +44,6 @@ from tests.runtime.training import (
 )
 
 pytestmark = pytest.mark.multi
-
-
-def everything(name: str, param: Tensor) -> bool:
-    return True
 
 
 class Empty(Net):
