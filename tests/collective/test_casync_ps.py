@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.steps.rounds import FEW as FEW_AT_A_TIME
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.contract.spec import TensorSpec
-from gradwire.exchange.by_name import run_local
 from gradwire.exchange.pair import pair
 from gradwire_lab.compress.hardthreshold import hardthreshold
 from tests.planning.clock.test_computes import CHUNK, Done, computes
 
 IN_ROUNDS = casync_ps(room_bytes=0)
-
-
-@pytest.mark.parametrize("world", [2, 3, 4, 9])
-@pytest.mark.parametrize("codec", [none(), onebit(block=64), topk(density=0.3)], ids=repr)
-def test_means_are_those_of_all_at_once(codec: Compressor, world: int) -> None:
-    """Rounds add up in another order, so means differ by roundings of a sum at most."""
-    grads = [_gradient(500, seed) for seed in range(world)]
-    means = [
-        run_local(pair(codec, collective), grads)[0][0] for collective in (casync_ps(), IN_ROUNDS)
-    ]
-    torch.testing.assert_close(*means)
-
-
-def _gradient(numel: int, seed: int) -> torch.Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def _alone(own: list[Done], name: str) -> float:
@@ -68,11 +49,3 @@ def test_large_messages_go_in_rounds_by_themselves() -> None:
         own = computes(exchange, numel, 8)[0]
         first = next(one for one in own if one.name == "encode")
         assert first.numel == numel // 8 * alone
-
-
-def test_bytes_in_rounds() -> None:
-    """9 elements among 3 ranks are chunks of 8, 1 and 0; a rank sends its own to the others."""
-    spec = TensorSpec("bias", 9)
-    pushed, pulled = [8, 32, 40], [2 * 32, 2 * 8, 0]
-    expected = [push + pull for push, pull in zip(pushed, pulled, strict=True)]
-    assert pair(none(), IN_ROUNDS).wire_bytes(spec, 3) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import gradwire as gw
@@ -22,12 +21,3 @@ def test_a_wave_takes_one_coefficient() -> None:
     codec = gw.compress.demo(keep=1, values=torch.float32)
     payload, _ = codec.encode(None, grad_N)
     assert torch.allclose(codec.decode(payload, torch.empty(4096)), grad_N, atol=1e-5)
-
-
-def test_it_goes_by_an_all_gather_and_no_scheme_takes_its_entries_for_elements() -> None:
-    exchange = gw.exchange_for(gw.compress.demo())
-    assert exchange == gw.with_error_feedback(
-        gw.pair(gw.compress.demo(), gw.collective.allgather_sparse())
-    )
-    with pytest.raises(gw.InvalidSetting, match="these are transformed; use allgather_sparse"):
-        gw.pair(gw.compress.demo(), gw.collective.zen())

@@ -18,8 +18,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import factors
-from gradwire.exchange.by_name import exchange_for, texts
-from gradwire.exchange.local import drive
+from gradwire.exchange.by_name import exchange_for
 from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded
 
@@ -205,25 +204,6 @@ def test_a_spoilt_matrix_spoils_no_other_and_no_later_step(spoil: float) -> None
     for state in states:
         assert all(bool(basis.isfinite().all()) for basis in state.inner.basis_T)
         assert bool(state.residual_N.isfinite().all())
-
-
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("shapes", [MODEL, ((7,),), ((20, 30),)])
-def test_stated_bytes_are_sent_bytes(shapes: Shapes, world: int) -> None:
-    """Local ranks count what they send: P and dense elements, then Q."""
-    spec = spec_of(shapes)
-    exchange = powersgd(rank=2)
-    states = [exchange.init(spec, world) for _ in range(world)]
-    outcome = drive(texts(exchange, draw(spec, world), states))
-    assert outcome.sent_bytes == exchange.wire_bytes(spec, world)
-    paying = [
-        (s[0], prod(s[1:])) for s in shapes if len(s) > 1 and 2 * (s[0] + prod(s[1:])) < prod(s)
-    ]
-    dense = spec.numel - sum(n * m for n, m in paying)
-    first, second = dense + sum(2 * n for n, _ in paying), sum(2 * m for _, m in paying)
-    expected = 2 * (world - 1) * 4 * first // world + 2 * (world - 1) * 4 * second // world
-    assert exchange.wire_bytes(spec, world) == [expected] * world
-    assert exchange.wire_bytes(spec, 1) == [0]
 
 
 def test_fusing_changes_nothing() -> None:

@@ -27,8 +27,6 @@ from gradwire.contract.registry import load
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.local import drive
-from gradwire.planning.clock.supersteps import Tariff, supersteps_of
-from gradwire.planning.data.cluster import Cluster
 from tests.strategies import bounded
 
 SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")
@@ -282,16 +280,6 @@ def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
         )
     ]
     assert drive(texts, seed=0).sent_bytes == want
-
-
-@every_sparsifier
-def test_the_simulator_plays_what_is_expected(sparsifier: str) -> None:
-    exchange, case = selective(sparsifier=sparsifier, density=0.1), Fused(world=3)
-    tariff = Tariff.of(exchange, Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4))
-    played = [
-        sum(stage.sent_bytes for stage in own) for own in supersteps_of(exchange, case.spec, tariff)
-    ]
-    assert played == exchange.expected_bytes(case.spec, 3)
 
 
 def test_a_payload_of_another_model_is_refused() -> None:

@@ -221,14 +221,6 @@ def test_it_goes_with_no_collective_and_pair_says_why(kind: type[SharedSupport])
         gw.pair(gw.compress.powersgd(), gw.collective.allreduce())  # type: ignore[arg-type]
 
 
-def test_elements_of_ones_own_are_not_summed_by_an_all_reduce() -> None:
-    said = r"each rank takes its own elements.*use allgather_sparse\(\)"
-    for codec in (gw.compress.topk(), gw.compress.dgc(), gw.compress.graddrop()):
-        for collective in (gw.collective.allreduce(), gw.collective.ring()):
-            with pytest.raises(IncompatiblePair, match=said):
-                gw.pair(codec, collective)
-
-
 class Agreeing(gw.compress.topk):
     traits = Traits(layout=Layout.SPARSE, shared_support=True)
 

@@ -104,13 +104,6 @@ def test_a_compressor_that_wants_whole_tensors_is_told_what_can_have_them() -> N
         gw.pair(Shaped(), gw.collective.casync_ps())
 
 
-def test_impossible_pairs_say_why_and_what_instead() -> None:
-    with pytest.raises(IncompatiblePair, match=r"cannot be summed; use casync_ps\(\)"):
-        gw.pair(gw.compress.onebit(), gw.collective.allreduce())
-    with pytest.raises(ValueError, match=r"needs payloads that are sparse.*, and these are dense"):
-        gw.pair(gw.compress.none(), gw.collective.allgather_sparse())
-
-
 @pytest.mark.parametrize(
     ("codec", "collective", "remedy"),
     [

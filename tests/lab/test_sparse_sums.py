@@ -10,12 +10,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.exchange.by_name import exchange_for
-from gradwire.planning.clock.timeline import simulate_exchange
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.compress.spardl import rounds
 from tests.compress.test_support import Run, draw
-from tests.planning.profiles import exact_cluster
 from tests.strategies import WORLDS
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
@@ -192,13 +190,3 @@ def test_oktopks_regions_follow_what_ranks_select() -> None:
     assert torch.equal(run.states[0].inner.cuts_C, cuts)
     run.step(draw(spec, world, 99))
     assert not torch.equal(run.states[0].inner.cuts_C, cuts)
-
-
-@every_kind
-def test_a_simulation_sends_the_stated_bytes(kind: type) -> None:
-    exchange, world, numel = exchange_for(kind(density=0.02)), 6, 60_000
-    trace = simulate_exchange(exchange, numel, exact_cluster(num_ranks=world))
-    sent = [0] * world
-    for span in trace.spans:
-        sent[span.rank] += span.size_bytes or 0
-    assert sent == exchange.expected_bytes(vector(numel), world)

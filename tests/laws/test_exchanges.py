@@ -65,8 +65,9 @@ KEEPING = {
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_laws(place: int) -> None:
     """All laws for one of each kind; with other settings half of them, and half in a slow test."""
-    for number, law in enumerate(BRIEF):
-        if place in OF_A_KIND or (place + number) % 2 or place < len(other_ways()):
+    is_other = place < len(other_ways())
+    for number, law in enumerate((*BRIEF, *collectives.LAWS) if is_other else BRIEF):
+        if place in OF_A_KIND or (place + number) % 2 or is_other:
             law(EXCHANGES[place], rotated(place + number))
 
 

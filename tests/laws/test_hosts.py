@@ -142,17 +142,6 @@ def test_the_law_bites(wrong: type[TwoLevel]) -> None:
         law_nothing_is_lost_at_either_level(wrong(KEEPING[0], 2), CASES[0][1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_without_loss_it_is_the_mean(dtype: torch.dtype) -> None:
-    exchange = with_hosts(codecs.none(), 2)
-    for numel in (0, 1, 7, 1000):
-        case = Case(world=6, numel=numel, dtype=dtype)
-        want_N = torch.stack([g.double() for g in case.grads()]).mean(0)
-        for mean_N, _, _ in run_local(exchange, case.grads(), case.states(exchange)):
-            size = largest(*case.grads())
-            assert_near(mean_N, want_N, dtype, magnitude=size, terms=8, what="the mean")
-
-
 def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
     exchange = with_hosts(codecs.onebit(), 4)
     state = exchange.init(TensorSpec("gradient", 4000, shapes=((30, 100), (1000,))), 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import math
@@ -156,12 +155,6 @@ def test_where_all_are_infinite_any_will_do() -> None:
     assert sum(chunk.numel for message in plan.messages for chunk in message.chunks) == sum(
         tensor.numel for layer in SMALL.layers for tensor in layer.tensors
     )
-
-
-def test_importing_planners_does_not_import_optuna() -> None:
-    source = inspect.getsource(importlib.import_module("gradwire.planning.tune"))
-    assert "\nimport optuna" not in source
-    assert "\nfrom optuna" not in source
 
 
 def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:

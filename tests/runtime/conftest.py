@@ -40,6 +40,11 @@ def late_two() -> Iterator[Ranks]:
 
 
 @pytest.fixture
+def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
+    return {2: two, 4: four}
+
+
+@pytest.fixture
 def doomed() -> Iterator[Ranks]:
     """Four ranks for one test that will not leave them whole."""
     yield from _pool(4)

@@ -9,8 +9,8 @@ import torch
 
 import gradwire as gw
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import pending, resumed, through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, swift, train
+from tests.runtime.test_checkpoint import load_and_go_on, pending, resumed, train_and_save
+from tests.runtime.training import SMALL_MB, Net, ddp, digest, loss_of, swift, train
 
 pytestmark = pytest.mark.multi
 NAMES = ("randomk", "cltk", "deft", "oktopk", "spardl")
@@ -83,21 +83,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 ) -> None:
     for whole, again, _ in two.run(resumed, chosen, wrapped):
         assert again == whole
-
-
-def train_and_save(rank: int, world: int, chosen: gw.Exchange) -> dict[str, Any]:
-    net = Net()
-    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
-    train(net, adamw(net.parameters()), rank, range(3))
-    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
-
-
-def load_and_go_on(rank: int, world: int, chosen: gw.Exchange, states: list[dict[str, Any]]) -> str:
-    net = Net()
-    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
-    handle.load_state_dict(states[rank])
-    train(net, adamw(net.parameters()), rank, range(3, 6))
-    return digest(net.parameters())
 
 
 @pytest.mark.parametrize("chosen", [*CHOSEN[2:4], POWER], ids=["deft", "oktopk", "powersgd"])

@@ -91,9 +91,9 @@ def adapted(
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
 def test_other_ranks_go_on_with_the_settings_of_each_layer(
-    old: int, new: int, two: Ranks, four: Ranks
+    old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
-    pools, exchange = {2: two, 4: four}, ADAPTED[0]
+    exchange = ADAPTED[0]
     states, chosen, bits = zip(*pools[old].run(adapted, exchange, None), strict=True)
     assert len(set(bits)) == 1
     assert len(set(chosen[0].values())) > 1, "all layers have the same settings"
@@ -111,9 +111,8 @@ def _steps(message: Message) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
 def test_other_ranks_and_messages_go_on_with_the_same_mean_momentum(
-    old: int, new: int, two: Ranks, four: Ranks
+    old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
-    pools = {2: two, 4: four}
     states = pools[old].run(saved)
     shared = gw.redistribute(states, new)
     for name, fields in states[0]["params"].items():
