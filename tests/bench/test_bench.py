@@ -73,7 +73,7 @@ def test_developers_benchmarks_run_in_a_checkout(gradwire: Run) -> None:
 
 REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
     AutoBench: {
-        "models|hosts|steps": [{"models": ("vgg16",)}, {"hosts": 1}, {"steps": 1}],
+        "model|hosts|steps": [{"models": ("vgg16",)}, {"hosts": 1}, {"steps": 1}],
         "fidelity|under|turn": [{"fidelity": "best"}, {"under": "fsdp"}, {"turn_s": -1.0}],
     },
     TrainBench: {
@@ -88,7 +88,7 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
         "planners|usbyte": [{"planners": ("wfbp", "wfbp")}, {"planners": ("none",)}],
     },
     LoopbackBench: {
-        "": [{"ranks": 1}, {"turns": 1}, {"compressors": ("nane",)}, {"task": "chess"}]
+        ".": [{"ranks": 1}, {"turns": 1}, {"compressors": ("nane",)}, {"task": "chess"}]
     },
 }
 
