@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from gradwire.errors import GradwireError
+from gradwire_bench.auto.auto import AutoBench
+from gradwire_bench.runs.loopback import LoopbackBench
+from gradwire_bench.schedule.schedule import ScheduleBench
+from gradwire_bench.training.training import TrainBench
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -23,3 +31,33 @@ def test_kernels_stand_beside_torch(gradwire: Run) -> None:
 def test_the_partition_is_timed(gradwire: Run) -> None:
     words = ("partition", "--numel", "20000", "--hosts", "5", "--rounds", "4", "--json")
     assert {"kernel_s", "saved_s"} <= columns(gradwire("bench", *words))
+
+
+REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
+    AutoBench: {
+        "model|hosts|steps": [{"models": ("vgg16",)}, {"hosts": 1}, {"steps": 1}],
+        "fidelity|under|turn": [{"fidelity": "best"}, {"under": "fsdp"}, {"turn_s": -1.0}],
+    },
+    TrainBench: {
+        "or more, got": [{"ranks": 1}, {"steps": 9}, {"seeds": 0}, {"learning_rates": 0}],
+        "learning_rates must be an odd number": [{"learning_rates": 2}],
+        "task must be text or": [{"tasks": ("gtp",)}],
+        "optimizer must be adamw or sgd": [{"optimizers": ("adam",)}],
+    },
+    ScheduleBench: {
+        "hosts|turns|iterations": [{"hosts": 1}, {"turns": 0}, {"iterations": 0}],
+        "slowdown|scale|profiles": [{"slowdown": 0.0}, {"scale": float("nan")}, {"profiles": ()}],
+        "planners|usbyte": [{"planners": ("wfbp", "wfbp")}, {"planners": ("none",)}],
+    },
+    LoopbackBench: {
+        ".": [{"ranks": 1}, {"turns": 1}, {"compressors": ("nane",)}, {"task": "chess"}]
+    },
+}
+
+
+@pytest.mark.parametrize("bench", REFUSED)
+def test_settings_that_cannot_be_measured_are_refused(bench: type[Any]) -> None:
+    for words, every in REFUSED[bench].items():
+        for settings in every:
+            with pytest.raises(GradwireError, match=words):
+                bench(**settings)

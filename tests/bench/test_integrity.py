@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradwire_bench.runs import integrity
+from gradwire_bench.runs import hsdp, integrity
+from gradwire_bench.training.tasks import make_task
 from tests.runtime.ranks import Ranks
 
 
@@ -24,3 +25,20 @@ def test_a_row_a_side() -> None:
     assert [row["name"] for row in rows] == [*integrity.SIDES]
     assert rows[0]["fraction_overhead"] == 0.0
     assert all(row["step_s"] >= integrity.STEP_S for row in rows)
+
+
+def measured_by_hsdp(rank: int, world: int) -> list[dict[str, Any]]:
+    return hsdp.measure(make_task("convnet"), turns=1, num_steps=hsdp.WARM_UP + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_a_row_a_side_of_hsdp() -> None:
+    ranks = Ranks(4)
+    try:
+        rows = ranks.run(measured_by_hsdp)[0]
+    finally:
+        ranks.close()
+    assert [row["name"] for row in rows] == [hsdp.NATIVE, *hsdp.EXCHANGES, hsdp.ALONE]
+    assert rows[0]["speedup_vs_native"] == 1.0
+    assert all(row["step_s"] > 0 for row in rows)

@@ -108,28 +108,6 @@ def test_a_rate_is_a_multiple_of_the_tasks_own(name: str) -> None:
     assert twice.param_groups[0]["lr"] == 2 * own.param_groups[0]["lr"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"ranks": 1}, {"steps": 9}, {"seeds": 0}, {"learning_rates": 0}],
-)
-def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSetting, match="or more, got"):
-        TrainBench(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        ({"learning_rates": 2}, "learning_rates must be an odd number"),
-        ({"tasks": ("gtp",)}, "task must be text or"),
-        ({"optimizers": ("adam",)}, "optimizer must be adamw or sgd"),
-    ],
-)
-def test_names_that_are_no_setting(settings: dict[str, Any], what: str) -> None:
-    with pytest.raises(InvalidSetting, match=what):
-        TrainBench(**settings)
-
-
 def test_a_method_that_nobody_has_is_refused_before_any_training() -> None:
     with pytest.raises(InvalidSetting, match="method must be dense, "):
         run(TrainBench(trained=("onebit", "onebyte")))

@@ -1,69 +1,20 @@
-"""CaSync-PS in rounds: the same laws as at once, and computations beside what travels."""
+"""CaSync-PS in rounds: computations beside what travels; its laws are held in tests/laws."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-import gradwire as gw
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.steps.rounds import FEW as FEW_AT_A_TIME
-from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
-from gradwire.contract.spec import TensorSpec
-from gradwire.exchange.by_name import run_local
 from gradwire.exchange.pair import pair
 from gradwire_lab.compress.hardthreshold import hardthreshold
-from gradwire_lab.compress.threelc import threelc
 from tests.planning.clock.test_computes import CHUNK, Done, computes
 
-CODECS = (
-    none(),
-    cast16(),
-    onebit(block=64),
-    qsgd(bitwidth=4, block=64),
-    threelc(block=64),
-    topk(density=0.3),
-    hardthreshold(threshold=1.0, max_density=0.3),
-)
 IN_ROUNDS = casync_ps(room_bytes=0)
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_laws_in_rounds(codec: Compressor) -> None:
-    for number, law in enumerate(law for law in LAWS if law not in many_steps.LAWS):
-        cases = FEW[number % len(FEW)], Case(world=5, numel=300, seed=number)
-        law(pair(codec, IN_ROUNDS), cases[(CODECS.index(codec) + number) % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [3, 7, 8])
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_nothing_kept_grows_in_rounds(codec: Compressor, world: int) -> None:
-    case = Case(world=world, numel=60, seed=world)
-    many_steps.law_what_is_kept_does_not_grow_by_itself(pair(codec, IN_ROUNDS), case)
-
-
-@pytest.mark.parametrize("world", [2, 3, 4, 9])
-@pytest.mark.parametrize("codec", [none(), onebit(block=64), topk(density=0.3)], ids=repr)
-def test_means_are_those_of_all_at_once(codec: Compressor, world: int) -> None:
-    """Rounds add up in another order, so means differ by roundings of a sum at most."""
-    grads = [_gradient(500, seed) for seed in range(world)]
-    means = [
-        run_local(pair(codec, collective), grads)[0][0] for collective in (casync_ps(), IN_ROUNDS)
-    ]
-    torch.testing.assert_close(*means)
-
-
-def _gradient(numel: int, seed: int) -> torch.Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def _alone(own: list[Done], name: str) -> float:
@@ -98,16 +49,3 @@ def test_large_messages_go_in_rounds_by_themselves() -> None:
         own = computes(exchange, numel, 8)[0]
         first = next(one for one in own if one.name == "encode")
         assert first.numel == numel // 8 * alone
-
-
-def test_bytes_in_rounds() -> None:
-    """9 elements among 3 ranks are chunks of 8, 1 and 0; a rank sends its own to the others."""
-    spec = TensorSpec("bias", 9)
-    pushed, pulled = [8, 32, 40], [2 * 32, 2 * 8, 0]
-    expected = [push + pull for push, pull in zip(pushed, pulled, strict=True)]
-    assert pair(none(), IN_ROUNDS).wire_bytes(spec, 3) == expected
-
-
-def test_room_is_no_negative_number() -> None:
-    with pytest.raises(gw.InvalidSetting, match="room_bytes"):
-        casync_ps(room_bytes=-1)

@@ -15,13 +15,8 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
-from gradwire.compress.topk import topk
 from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
 from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
@@ -31,19 +26,9 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
-from gradwire_lab.compress.hardthreshold import hardthreshold
-from gradwire_lab.compress.threelc import threelc
 from tests.planning.clock.test_computes import computes
 from tests.planning.profiles import exact_cluster
 
-CODECS = (
-    none(),
-    onebit(block=64),
-    qsgd(bitwidth=4, block=64),
-    threelc(block=64),
-    topk(density=0.3),
-    hardthreshold(threshold=1.0, max_density=0.3),
-)
 FEWER = (
     casync_ps(partitions=1),
     casync_ps(partitions=1, room_bytes=0),
@@ -53,30 +38,6 @@ FEWER = (
     casync_ring(partitions=2),
     casync_ring(partitions=2, half_bytes=0),
 )
-PAIRS = [
-    pair(codec, collective)
-    for codec in CODECS
-    for collective in FEWER
-    if collective.needs.refusal(codec.traits) is None
-]
-
-
-def _shown(exchange: gw.Pair) -> str:
-    return f"{exchange.codec!r}-{exchange.collective!r}"
-
-
-@pytest.mark.parametrize("exchange", PAIRS, ids=_shown)
-def test_laws_of_few_partitions(exchange: gw.Pair) -> None:
-    for number, law in enumerate(law for law in LAWS if law not in many_steps.LAWS):
-        turn = PAIRS.index(exchange) + number
-        law(exchange, (FEW[turn % len(FEW)], Case(world=5, numel=300, seed=turn))[turn % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", range(0, len(PAIRS), 3), ids=lambda at: _shown(PAIRS[at]))
-def test_nothing_kept_grows_with_few_partitions(place: int) -> None:
-    case = Case(world=(3, 8)[place % 2], numel=60, seed=place)
-    many_steps.law_what_is_kept_does_not_grow_by_itself(PAIRS[place], case)
 
 
 def _step(exchange: Any, turn: int, world: int, numel: int) -> tuple[list[Any], Outcome[Any]]:
@@ -167,9 +128,6 @@ def test_table_3_of_few_partitions(collective: Collective) -> None:
 
 @pytest.mark.parametrize("collective", [casync_ps, casync_ring])
 def test_partitions_that_there_are_not(collective: Any) -> None:
-    for partitions in (0, -1, 2.0, True):
-        with pytest.raises(gw.InvalidSetting, match="partitions"):
-            collective(partitions=partitions)
     exchange = pair(none(), collective(partitions=3))
     with pytest.raises(gw.InvalidSetting, match="at most one for each of 2 ranks"):
         exchange.init(TensorSpec("", 100), 2)

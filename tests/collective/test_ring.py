@@ -12,14 +12,7 @@ import torch
 import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.steps.staggered import staggered
-from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
-from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
-from gradwire.compress.topk import topk
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
 from gradwire.contract.verbs import Compute, Recv, Send
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
@@ -64,25 +57,6 @@ def test_every_hop_moves_something(collective: gw.Collective, world: int, numel:
     )
 
 
-CODECS = (none(), cast16(), onebit(block=64), qsgd(bitwidth=4, block=64), topk(density=0.3))
-IN_HALVES = casync_ring(half_bytes=0)
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_laws_in_halves(codec: gw.Compressor) -> None:
-    for number, law in enumerate(law for law in LAWS if law not in many_steps.LAWS):
-        cases = FEW[number % len(FEW)], Case(world=5, numel=300, seed=number)
-        law(gw.pair(codec, IN_HALVES), cases[(CODECS.index(codec) + number) % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [3, 8])
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_nothing_kept_grows_in_halves(codec: gw.Compressor, world: int) -> None:
-    case = Case(world=world, numel=60, seed=world)
-    many_steps.law_what_is_kept_does_not_grow_by_itself(gw.pair(codec, IN_HALVES), case)
-
-
 def test_large_messages_go_in_halves() -> None:
     """Chunks of 128 KiB go whole, and those of more in two parts, each with a state of its own."""
     exchange = gw.pair(none(), casync_ring())
@@ -90,11 +64,6 @@ def test_large_messages_go_in_halves() -> None:
     assert len(exchange.init(gw.TensorSpec("", most), 2).inner) == 2
     assert len(exchange.init(gw.TensorSpec("", most + 8), 2).inner) == 4
     assert exchange.wire_bytes(gw.TensorSpec("", 2 * most), 2) == [2 * most * 4] * 2
-
-
-def test_half_bytes_is_no_negative_number() -> None:
-    with pytest.raises(gw.InvalidSetting, match="half_bytes"):
-        casync_ring(half_bytes=-1)
 
 
 def test_texts_side_by_side_are_one_tuple_apart() -> None:

@@ -13,6 +13,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
+from tests.laws.variable import above
 
 WORLD, NUMEL = 5, 1003
 SCHEMES = (
@@ -28,7 +29,7 @@ each_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 
 def gradients(share: float, numel: int = NUMEL) -> list[Tensor]:
     draw = torch.Generator().manual_seed(4)
-    return [1.0 * (torch.rand(numel, generator=draw) < share) for _ in range(WORLD)]
+    return [2.0 * (torch.rand(numel, generator=draw) < share) for _ in range(WORLD)]
 
 
 @each_scheme
@@ -49,10 +50,17 @@ def test_what_is_expected_is_what_independent_ranks_send(scheme: gw.Collective) 
     assert sum(sent) == pytest.approx(sum(expected), rel=0.1)
 
 
-@each_scheme
-def test_buffers_only_grow(scheme: gw.Collective) -> None:
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        *(gw.pair(gw.compress.nonzero(), scheme) for scheme in SCHEMES),
+        gw.pair(above(), gw.collective.allgather_sparse()),
+        gw.pair(above(), gw.collective.casync_ps()),
+    ],
+    ids=repr,
+)
+def test_buffers_only_grow(exchange: gw.Pair) -> None:
     """From the step with the most entries on, nothing is allocated."""
-    exchange = gw.pair(gw.compress.nonzero(), scheme)
     members = [Member(rank, WORLD) for rank in range(WORLD)]
 
     def step(share: float) -> list[dict[str, int]]:
@@ -100,14 +108,3 @@ def test_doubling_folds_the_ranks_beyond_a_power_of_two() -> None:
     assert once == ((0, 1, 4, 5), (0, 1, 4, 5), (2, 3), (2, 3))
     assert twice == (tuple(range(6)),) * 4
     assert groups(1) == (((0,),), ((0,),))
-
-
-@pytest.mark.parametrize("seed", [1.5, -1, True, "a"])
-def test_a_seed_of_the_hash_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(gw.InvalidSetting, match="zen seed must be a whole number"):
-        gw.collective.zen(seed=seed)
-
-
-def test_formats_of_zen_are_those_that_are_named() -> None:
-    with pytest.raises(gw.InvalidSetting, match="zen formats must be smallest or paper or coo"):
-        gw.collective.zen(formats="bitmap")

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.errors import InvalidSetting
 
 WORLD = 8
 
@@ -52,15 +51,3 @@ def test_prescaling_by_a_power_of_two_changes_no_decoded_bit() -> None:
         codec.decode(codec.encode(None, grad_N)[0], torch.empty(1000)) for codec in (plain, scaled)
     ]
     assert torch.equal(*back)
-
-
-def test_rounding_goes_to_the_residual() -> None:
-    residual_N = torch.tensor([2**-10])
-    gw.compress.cast16().encode(None, torch.tensor([1.0]), residual_N=residual_N)
-    assert residual_N.tolist() == [2**-10]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, "bf16"])
-def test_other_dtypes_are_refused(dtype: object) -> None:
-    with pytest.raises(InvalidSetting, match=r"torch.bfloat16 or torch.float16, got"):
-        gw.compress.cast16(dtype=dtype)

@@ -18,7 +18,6 @@ from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import Partition
 from gradwire.contract import Member
 from gradwire.exchange.by_name import exchange_for
-from gradwire.planning.clock.supersteps import Joint, Tariff, supersteps_of
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
@@ -147,19 +146,6 @@ def test_layers_may_be_given() -> None:
     for wrong in ((-1, 41), (1.5,), (True,), "40", 40):
         with pytest.raises(gw.InvalidSetting, match="deft layers must be numbers of elements"):
             deft(layers=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["deft", "cltk", "randomk"])
-def test_it_is_simulated_with_the_sizes_it_has(name: str) -> None:
-    spec = spec_of(((50, 60),) * 24)
-    made = gw.with_error_feedback(getattr(gw.compress, name)(density=0.05))
-    world = CLUSTER.num_ranks
-    run = Run(made, spec, world)
-    run.step(draw(spec, world))
-    stages = supersteps_of(made, spec, Tariff.of(made, CLUSTER))
-    for own, sent in zip(stages, run.sent_bytes, strict=True):
-        assert sum(stage.sent_bytes for stage in own) == pytest.approx(sent, rel=0.05)
-        assert all(isinstance(one, Joint) for stage in own for one in stage.wire)
 
 
 def test_a_plan_may_name_it_and_may_not_cut_its_layers() -> None:

@@ -1,4 +1,4 @@
-"""int8: the nearest level, blocks of their own, and the ends of float32's range."""
+"""int8: the nearest level; and with fp8: blocks of their own, the ends of float32's range."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import gradwire as gw
-from tests.compress.quantisers import assert_refused, decoded, normal
+from tests.compress.quantisers import decoded, normal
 
 int8 = gw.compress.int8
+both = pytest.mark.parametrize("kind", [int8, gw.compress.fp8])
 
 
 def test_every_element_goes_to_the_nearest_level():
@@ -28,28 +29,26 @@ def test_blocks_have_scales_of_their_own():
     assert float((sent_N - grad_N)[64:].abs().max()) < 0.02
 
 
+@both
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_spoils_its_own_block_only(bad):
+def test_what_is_not_finite_spoils_its_own_block_only(kind, bad):
     grad_N = torch.ones(128)
     grad_N[70] = bad
-    sent_N = decoded(int8(block=64), grad_N)[0]
+    sent_N = decoded(kind(block=64), grad_N)[0]
     assert bool(sent_N[:64].isfinite().all())
     assert not bool(sent_N[70].isfinite())
 
 
+@both
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-38, 3.4e38])
-def test_no_magnitude_grows(size):
-    sent_N = decoded(int8(), torch.tensor([size, -size, 0.0]))[0]
+def test_no_magnitude_grows(kind, size):
+    sent_N = decoded(kind(), torch.tensor([size, -size, 0.0]))[0]
     assert bool((sent_N.abs() <= size * (1 + 1e-6)).all())
     assert sent_N[2] == 0
 
 
+@both
 @pytest.mark.parametrize(("numel", "size_bytes"), [(0, 0), (1, 5), (64, 68), (65, 73)])
-def test_a_byte_an_element_and_four_a_block(numel, size_bytes):
-    payload, _ = int8(block=64).encode(None, normal(numel))
+def test_a_byte_an_element_and_four_a_block(kind, numel, size_bytes):
+    payload, _ = kind(block=64).encode(None, normal(numel))
     assert payload.size_bytes == size_bytes
-
-
-@pytest.mark.parametrize("block", [0, -64, 100])
-def test_blocks_are_multiples_of_64(block):
-    assert_refused(int8, "block", block, "a multiple of 64, 64 to ")

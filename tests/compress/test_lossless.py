@@ -182,5 +182,3 @@ def test_sizes_tell_layouts() -> None:
     for wrong in (-1, least - 1, least + 5001):
         with pytest.raises(gw.InvalidSetting, match="size of a payload"):
             codec.received(spec, wrong)
-    with pytest.raises(gw.InvalidSetting, match="lossless prescale"):
-        lossless(prescale=0.0)

@@ -94,12 +94,6 @@ def test_a_large_element_waits_less_with_stretched_means() -> None:
     assert waiting(1.5) < 0.7 * waiting(1.0)
 
 
-@pytest.mark.parametrize("stretch", [0.9, 2, float("nan")])
-def test_a_stretch_loses_no_more_than_there_was(stretch: float) -> None:
-    with pytest.raises(InvalidSetting, match="stretch must be from 1 to below 2, got"):
-        gw.compress.onebit(stretch=stretch)
-
-
 @pytest.mark.parametrize("block", [0, -64, 96])
 def test_blocks_are_multiples_of_64(block: int) -> None:
     with pytest.raises(InvalidSetting, match=f"block must be a multiple of 64, .*got {block}"):

@@ -16,29 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract import Member
 from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import factors
-from gradwire.exchange.by_name import clone_state, exchange_for, texts
-from gradwire.exchange.local import drive
-from tests.compress.allocations import Allocations
+from gradwire.exchange.by_name import exchange_for
+from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded
 
 powersgd = gw.compress.powersgd
-Shapes = tuple[tuple[int, ...], ...]
 Matrix = NDArray[np.float64]
 
 MODEL: Shapes = ((16, 3, 3, 3), (16,), (12, 20), (12, 20), (12, 20), (12,), (3, 5), (30, 8))
 """A convolution, equal matrices side by side, one that is too small for rank 2, vectors."""
-
-
-def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
-    return gw.TensorSpec("message", sum(map(prod, shapes)), dtype, shapes)
-
-
-def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
 
 
 def cut(flat_N: Tensor, spec: gw.TensorSpec) -> list[Tensor]:
@@ -218,84 +206,6 @@ def test_a_spoilt_matrix_spoils_no_other_and_no_later_step(spoil: float) -> None
         assert bool(state.residual_N.isfinite().all())
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("shapes", [MODEL, ((7,),), ((20, 30),)])
-def test_stated_bytes_are_sent_bytes(shapes: Shapes, world: int) -> None:
-    """Local ranks count what they send: P and dense elements, then Q."""
-    spec = spec_of(shapes)
-    exchange = powersgd(rank=2)
-    states = [exchange.init(spec, world) for _ in range(world)]
-    outcome = drive(texts(exchange, draw(spec, world), states))
-    assert outcome.sent_bytes == exchange.wire_bytes(spec, world)
-    paying = [
-        (s[0], prod(s[1:])) for s in shapes if len(s) > 1 and 2 * (s[0] + prod(s[1:])) < prod(s)
-    ]
-    dense = spec.numel - sum(n * m for n, m in paying)
-    first, second = dense + sum(2 * n for n, _ in paying), sum(2 * m for _, m in paying)
-    expected = 2 * (world - 1) * 4 * first // world + 2 * (world - 1) * 4 * second // world
-    assert exchange.wire_bytes(spec, world) == [expected] * world
-    assert exchange.wire_bytes(spec, 1) == [0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bit_gradients_are_averaged_in_float32(dtype: torch.dtype) -> None:
-    spec, exact = spec_of(MODEL, dtype), spec_of(MODEL)
-    steps = [draw(spec, 3, seed) for seed in range(2)]
-    got, states = means(exchange_for(powersgd()), spec, steps)
-    want, _ = means(exchange_for(powersgd()), exact, [[g.float() for g in s] for s in steps])
-    for mean_N, exact_N in zip(got, want, strict=True):
-        assert torch.equal(mean_N, exact_N.to(dtype))
-    assert states[0].residual_N.dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_later_steps_allocate_nothing_of_the_gradients_size(dtype: torch.dtype) -> None:
-    spec = spec_of(((60, 80), (60, 80), (40,)), dtype)
-    exchange = exchange_for(powersgd(rank=2))
-    members = [Member(rank, 2) for rank in range(2)]
-    states: list[Any] = [exchange.init(spec, 2) for _ in members]
-    for _ in range(2):
-        grads = draw(spec, 2)
-        seen = Allocations()
-        steps = [
-            exchange.synchronise(me, state, g, g)
-            for me, state, g in zip(members, states, grads, strict=True)
-        ]
-        with seen:
-            states = drive(steps).results
-    # The local driver itself copies what it sums; nothing else is larger than the factors.
-    largest = max(exchange.inner.init(spec, 2).layout.round_numels[0], 2 * 80 * 2)  # type: ignore[attr-defined]
-    assert max(seen.numels) <= largest < 60 * 80
-
-
-@bounded(25)
-@given(
-    shapes=st.lists(
-        st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5
-    ).map(tuple),
-    rank=st.integers(1, 3),
-    world=st.integers(2, 4),
-    seed=st.integers(0, 99),
-)
-def test_nothing_is_lost_whatever_the_shapes(
-    shapes: Shapes, rank: int, world: int, seed: int
-) -> None:
-    """Conservation over steps; and a rank contributes no more than it has."""
-    spec = spec_of(shapes)
-    exchange = exchange_for(powersgd(rank=rank))
-    states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
-    for step in range(3):
-        grads = draw(spec, world, seed + step)
-        pending = [g + state.residual_N for g, state in zip(grads, states, strict=True)]
-        results = gw.run_local(exchange, grads, states, seed=seed)
-        states = [state for _, _, state in results]
-        left_N = torch.stack([state.residual_N for state in states]).sum(0)
-        whole_N = torch.stack(pending).sum(0)
-        torch.testing.assert_close(world * results[0][0] + left_N, whole_N, rtol=1e-4, atol=1e-4)
-        for had_N, state in zip(pending, states, strict=True):
-            assert float(state.residual_N.norm()) <= 1.0001 * float(had_N.norm()) + 1e-6
-
-
 def test_fusing_changes_nothing() -> None:
     """A message of several tensors gives what each gives by itself."""
     spec = spec_of(MODEL, torch.float64)
@@ -307,21 +217,3 @@ def test_fusing_changes_nothing() -> None:
         apart, _ = means(exchange, spec_of((shape,), torch.float64), alone)
         for whole_N, part_N in zip(together, apart, strict=True):
             torch.testing.assert_close(cut(whole_N, spec)[place].flatten(), part_N)
-
-
-def test_a_copied_state_goes_on_as_the_original() -> None:
-    spec = spec_of(MODEL)
-    exchange = exchange_for(powersgd())
-    _, states = means(exchange, spec, [draw(spec, 2)])
-    copies = [clone_state(state) for state in states]
-    grads = draw(spec, 2, seed=5)
-    for (a_N, _, _), (b_N, _, _) in zip(
-        gw.run_local(exchange, grads, states), gw.run_local(exchange, grads, copies), strict=True
-    ):
-        assert torch.equal(a_N, b_N)
-
-
-@pytest.mark.parametrize("settings", [{"rank": 0}, {"rank": 1.5}, {"rank": True}, {"seed": -1}])
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(gw.InvalidSetting, match=r"powersgd .* must be a whole number"):
-        powersgd(**settings)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from tests.compress.quantisers import assert_refused, decoded, normal
+from tests.compress.quantisers import decoded, normal
 
 qsgd = gw.compress.qsgd
 
@@ -54,12 +54,3 @@ def test_a_norm_outside_float32_is_replaced_by_the_largest_magnitude(size, norm)
 def test_bytes_are_those_of_the_formula(bitwidth, numel):
     payload, _ = qsgd(bitwidth=bitwidth, block=64).encode(None, normal(numel))
     assert payload.size_bytes == 4 * -(-numel // 64) + -(-bitwidth * numel // 8)
-
-
-@pytest.mark.parametrize("bitwidth", [1, 3, 16])
-def test_a_sign_and_a_level_take_two_bits_at_least(bitwidth):
-    assert_refused(qsgd, "bitwidth", bitwidth, "2, 4 or 8")
-
-
-def test_norms_are_two():
-    assert_refused(qsgd, "norm", "l1", "'l2' or 'max'")

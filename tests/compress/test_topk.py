@@ -9,12 +9,6 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 
 
-def kept(codec: gw.Compressor, values: list[float]) -> list[int]:
-    payload, _ = codec.encode(None, torch.tensor(values))
-    indices: list[int] = payload["indices"].tolist()
-    return indices
-
-
 @pytest.mark.parametrize(
     ("density", "numel", "k"),
     [(0.01, 1000, 10), (0.01, 1, 1), (0.01, 49, 1), (0.01, 0, 0), (0.5, 7, 4), (1.0, 7, 7)],
@@ -31,60 +25,12 @@ def test_sixteen_bit_values_cost_six_bytes() -> None:
     assert payload.size_bytes == 6 * 10
 
 
-def test_largest_magnitudes_in_ascending_index() -> None:
-    """Aji and Heafield 2017, section 3: by absolute value."""
-    assert kept(gw.compress.topk(density=0.5), [1.0, -9.0, 0.5, 3.0, -2.0, 0.0]) == [1, 3, 4]
-
-
-def test_ties_go_to_the_lowest_index() -> None:
-    assert kept(gw.compress.topk(density=0.5), [2.0, -2.0, 2.0, 2.0, -2.0, 2.0]) == [0, 1, 2]
-    assert kept(gw.compress.topk(density=0.5), [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]) == [0, 1, 5]
-    assert kept(gw.compress.topk(density=0.5), [0.0] * 4) == [0, 1]
-
-
-def test_nan_first_then_inf_then_numbers() -> None:
-    values = [3e38, float("inf"), 5.0, float("nan"), -float("inf")]
-    assert kept(gw.compress.topk(density=0.2), values) == [3]
-    assert kept(gw.compress.topk(density=0.6), values) == [1, 3, 4]
-
-
-def test_what_is_kept_leaves_the_residual_and_the_rest_stays() -> None:
-    residual_N = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    codec = gw.compress.topk(density=0.5)
-    payload, _ = codec.encode(None, torch.tensor([4.0, 0.0, -0.25, -3.0]), residual_N=residual_N)
-    assert payload["values"].tolist() == [4.5, -2.5]
-    assert residual_N.tolist() == [0.0, 0.5, 0.25, 0.0]
-
-
-def test_rounding_of_values_stays_in_the_residual() -> None:
-    grad_N = torch.tensor([1.0 + 2**-10, 0.0])
-    residual_N = torch.zeros(2)
-    codec = gw.compress.topk(density=0.5, values=torch.bfloat16)
-    payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
-    assert payload["values"].tolist() == [1.0]
-    assert residual_N.tolist() == [2**-10, 0.0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_decodes_into_the_gradients_own_dtype(dtype: torch.dtype) -> None:
-    codec = gw.compress.topk(density=0.5)
-    payload, _ = codec.encode(None, torch.tensor([1.0, -8.0], dtype=dtype))
-    back_N = codec.decode(payload, torch.empty(2, dtype=dtype), scale=0.25)
-    assert back_N.tolist() == [0.0, -2.0]
-    assert back_N.dtype == dtype
-
-
 def test_is_scaled_before_it_is_rounded() -> None:
     """A sum of 8 gradients of 60000 is no float16, its mean is."""
     codec = gw.compress.topk(density=1.0)
     payload, _ = codec.encode(None, torch.tensor([8 * 60000.0]))
     back_N = codec.decode(payload, torch.empty(1, dtype=torch.float16), scale=1 / 8)
     assert back_N.tolist() == [60000.0]
-
-
-def test_values_must_be_a_wire_dtype() -> None:
-    with pytest.raises(InvalidSetting, match=r"topk values must be .*, got torch.int8"):
-        gw.compress.topk(values=torch.int8)
 
 
 def test_more_than_int32_can_index_is_refused_before_anything_is_allocated() -> None:

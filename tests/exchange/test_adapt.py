@@ -191,7 +191,3 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         gw.adapt(gw.compress.cltk())
     with pytest.raises(InvalidSetting, match="warm up"):
         gw.with_density_warmup(gw.adapt(gw.compress.topk()), steps_per_stage=9)
-    with pytest.raises(InvalidSetting, match="error"):
-        gw.adapt(gw.compress.topk(), error=0.0)
-    with pytest.raises(InvalidSetting, match="every"):
-        gw.adapt(gw.compress.topk(), every=0)

@@ -47,5 +47,3 @@ def test_what_has_no_error_feedback_gets_it_and_what_may_lose_more_is_refused() 
     assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(gw.compress.topk())
     with pytest.raises(InvalidSetting, match="a contraction"):
         gw.with_decoupled_momentum(gw.compress.qsgd(bitwidth=2))
-    with pytest.raises(InvalidSetting, match="decay must be a fraction"):
-        gw.with_decoupled_momentum(gw.compress.demo(), 1.5)

@@ -10,17 +10,13 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.nonzero import nonzero
-from gradwire.contract import Member
-from gradwire.contract.laws.cases import Case
-from gradwire.contract.laws.exchanges import LAWS
-from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.local import drive
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from tests.exchange.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
 
 ROWS, WIDTH = 400, 8
@@ -39,18 +35,9 @@ def tables(world: int, count: int, *, shared: bool = False, seed: int = 0) -> li
     return found
 
 
-def ways(exchange: Exchange, grads: list[Tensor], num_steps: int = 1) -> list[str | None]:
-    """The way of each rank in the last of some equal steps."""
-    world = len(grads)
-    members = [Member(rank, world) for rank in range(world)]
-    states = [exchange.init(TensorSpec("", ROWS * WIDTH), world) for _ in grads]
-    for _ in range(num_steps):
-        texts = [
-            exchange.synchronise(*given, torch.empty_like(given[2]))
-            for given in zip(members, states, grads, strict=True)
-        ]
-        states = list(drive(texts, seed=3).results)
-    return [member.way for member in members]
+def ways(exchange: Exchange, grads: list[Tensor]) -> list[str | None]:
+    """The way of each rank in one step."""
+    return ways_by_step(exchange, grads, 1)[0][0]
 
 
 @bounded(8)
@@ -70,16 +57,6 @@ def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: to
             tolerance = 1e-6 if dtype != torch.bfloat16 else 2e-2
             torch.testing.assert_close(mean.double(), expected, rtol=tolerance, atol=tolerance)
             assert torch.equal(contributed, grads[0].to(contributed.dtype)) or world > 1
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("lossy", [False, True], ids=["dense", "topk"])
-def test_laws_of_exchanges(law: object, lossy: bool) -> None:
-    """Drawn gradients are dense: the inner exchange's laws hold through the wrapper."""
-    topk = gw.pair(gw.compress.topk(density=0.1), gw.collective.allgather_sparse())
-    exchange = with_natural_sparsity(topk if lossy else gw.compress.none(), 7)
-    for case in (Case(world=3, numel=300, seed=3), Case(world=1, numel=9), Case(world=2, numel=0)):
-        law(exchange, case)  # type: ignore[operator]
 
 
 def test_all_ranks_take_one_way_though_counts_differ() -> None:
@@ -155,12 +132,6 @@ def test_counting_units() -> None:
     assert count_units(grad_N, None, 3) == 2
     assert count_units(grad_N, torch.tensor([0, 0, 0, 2.0, 0, 0, 0]), 3) == 3
     assert count_units(torch.zeros(0), None, 3) == 0
-
-
-@pytest.mark.parametrize("width", [0, -1, 2.0, True])
-def test_width_is_refused(width: object) -> None:
-    with pytest.raises(InvalidSetting, match="width"):
-        with_natural_sparsity(gw.compress.none(), width)  # type: ignore[arg-type]
 
 
 def test_what_is_no_pair_is_refused() -> None:

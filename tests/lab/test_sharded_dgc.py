@@ -156,24 +156,6 @@ def test_shards_that_do_not_do_the_same_are_named() -> None:
         drive(texts[:3], num_shards=2)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"density": 0.0},
-        {"sample_share": 2.0},
-        {"cap": 0.5},
-        {"seed": 1.5},
-        {"collective": gw.collective.allreduce()},
-        {"collective": "zen"},
-    ],
-    ids=str,
-)
-def test_settings_are_checked(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(InvalidSetting, match=f"sharded_dgc {name}"):
-        sharded_dgc(**wrong)
-
-
 def test_any_sparse_collective_carries_it() -> None:
     numels = (4_000, 2_000)
     grads = drawn(numels, (1.0, 1.0))

@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.local import drive
-from gradwire.planning.clock.timeline import simulate_exchange
-from gradwire.planning.measure.codecs import measure_codecs
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.compress.spardl import rounds
-from tests.compress.allocations import Allocations
 from tests.compress.test_support import Run, draw
-from tests.planning.profiles import exact_cluster
 from tests.strategies import WORLDS
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
@@ -58,31 +52,6 @@ def test_nothing_is_lost_among_any_number_of_ranks(kind: type, world: int) -> No
             grad_N.zero_()
         steps[3] = [100 * grad_N for grad_N in steps[3]]
         balance(run, steps)
-
-
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_gradients_of_other_widths(kind: type, dtype: torch.dtype) -> None:
-    spec = vector(300, dtype)
-    run = Run(exchange_for(kind(density=0.1)), spec, 5)
-    balance(run, [draw(spec, 5, seed) for seed in range(4)])
-    working = torch.float64 if dtype == torch.float64 else torch.float32
-    assert {state.residual_N.dtype for state in run.states} == {working}
-
-
-@every_kind
-@pytest.mark.parametrize(("world", "place"), [(2, 299), (3, 0), (6, 150), (9, 40)])
-def test_what_is_not_finite_arrives_and_goes(kind: type, world: int, place: int) -> None:
-    """In a first step and later ones, one NaN or nothing but NaN, of one rank; however few go."""
-    spec = vector(300)
-    for density in (0.001, 0.1):
-        run = Run(exchange_for(kind(density=density)), spec, world)
-        for step, spoil in enumerate((NAN, float("inf"), NAN, -float("inf"))):
-            grads = draw(spec, world, step)
-            grads[-1][place if step < 3 else slice(None)] = spoil
-            assert not bool(run.step(grads).isfinite().all()), (density, step)
-            assert bool(kept(run).isfinite().all())
-            balance(run, [draw(spec, world, 10 + step)])
 
 
 @every_kind
@@ -221,54 +190,3 @@ def test_oktopks_regions_follow_what_ranks_select() -> None:
     assert torch.equal(run.states[0].inner.cuts_C, cuts)
     run.step(draw(spec, world, 99))
     assert not torch.equal(run.states[0].inner.cuts_C, cuts)
-
-
-@every_kind
-def test_later_steps_allocate_nothing_of_the_gradients_size(kind: type) -> None:
-    """A quarter of it would be seen; the local driver copies what it gathers, a twentieth."""
-    spec = vector(20_000)
-    run = Run(exchange_for(kind(density=0.02)), spec, 2)
-    for step in range(3):
-        run.step(draw(spec, 2, step))
-    outs = draw(spec, 2, 3)
-    seen = Allocations()
-    texts = [
-        run.exchange.synchronise(me, state, out_N, out_N)
-        for me, state, out_N in zip(run.members, run.states, outs, strict=True)
-    ]
-    with seen:
-        drive(texts)
-    assert max(seen.numels, default=0) < spec.numel // 4
-
-
-@every_kind
-def test_alone_nothing_is_selected(kind: type) -> None:
-    run = Run(exchange_for(kind()), vector(50), 1)
-    [grad_N] = draw(vector(50), 1)
-    assert same_bits(run.step([grad_N]), grad_N)
-    assert run.members[0].selection is None
-
-
-@every_kind
-def test_a_simulation_sends_the_stated_bytes(kind: type) -> None:
-    exchange, world, numel = exchange_for(kind(density=0.02)), 6, 60_000
-    trace = simulate_exchange(exchange, numel, exact_cluster(num_ranks=world))
-    sent = [0] * world
-    for span in trace.spans:
-        sent[span.rank] += span.size_bytes or 0
-    assert sent == exchange.expected_bytes(vector(numel), world)
-
-
-@every_kind
-def test_what_it_computes_can_be_measured(kind: type) -> None:
-    [fit] = measure_codecs([kind.__name__], sizes=(256, 1024, 4096), budget_s=0.001).values()
-    assert fit.encode.per_unit_s >= 0
-
-
-@every_kind
-def test_what_int32_cannot_address_is_refused_before_a_step(kind: type) -> None:
-    kind().init(vector(2**31 - 1), 2)
-    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):
-        kind().init(vector(2**31), 2)
-    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} formats must be smallest or coo"):
-        kind(formats="bitmap")

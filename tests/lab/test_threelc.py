@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.threelc import threelc
-from tests.compress.quantisers import assert_refused, decoded
+from tests.compress.quantisers import decoded
 
 
 def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
@@ -27,14 +26,6 @@ def test_each_block_is_quantised_as_in_the_paper(kind, sparsity):
     grad_N = make_gradient(kind, 1000, torch.float32)
     want = [quantised(block, sparsity) for block in grad_N.split(192)]
     assert torch.equal(decoded(threelc(sparsity=sparsity, block=192), grad_N)[0], torch.cat(want))
-
-
-def test_what_was_not_sent_stays_in_the_residual():
-    grad_N = make_gradient("normal", 500, torch.float32, seed=1)
-    residual_N = make_gradient("normal", 500, torch.float32, seed=2)
-    whole_N = grad_N + residual_N
-    payload, _ = threelc(block=64).encode(None, grad_N, residual_N=residual_N)
-    assert same_bits(residual_N, whole_N - threelc(block=64).decode(payload, torch.empty(500)))
 
 
 def test_seventy_zeros_are_a_byte():
@@ -78,11 +69,6 @@ def test_what_is_not_finite_shows_in_its_block_and_no_other(bad):
     assert not finite_N[64:128].any()
     assert finite_N[:64].all()
     assert finite_N[128:].all()
-
-
-@pytest.mark.parametrize("sparsity", [0.5, 2.0, float("nan")])
-def test_sparsity_is_from_one_to_two(sparsity):
-    assert_refused(threelc, "sparsity", sparsity, "from 1 to below 2")
 
 
 def test_encode_is_shorter_than_the_papers():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import product
 from types import FunctionType
 
-from gradwire.contract import Compressor, Exchange
+from gradwire import compress
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.contract import Collective, Compressor, Exchange
 from gradwire.contract.laws.cases import FEW, Case
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
@@ -55,6 +59,27 @@ def pairs() -> tuple[Pair, ...]:
             except IncompatiblePair:
                 continue
     return tuple(made)
+
+
+@cache
+def other_ways() -> tuple[Pair, ...]:
+    """Pairs that go in rounds, in halves, or in fewer chunks than there are ranks."""
+    codecs = (
+        compress.none(),
+        compress.onebit(block=64),
+        compress.qsgd(bitwidth=4, block=64),
+        compress.threelc(block=64),
+        compress.topk(density=0.3),
+        compress.hardthreshold(threshold=1.0, max_density=0.3),
+    )
+    ways: tuple[Collective, ...] = (
+        *(casync_ps(room_bytes=0), casync_ps(partitions=1), casync_ps(partitions=2)),
+        *(casync_ps(partitions=1, room_bytes=0), casync_ps(partitions=2, room_bytes=0)),
+        *(casync_ring(half_bytes=0), casync_ring(partitions=1), casync_ring(partitions=2)),
+        casync_ring(partitions=2, half_bytes=0),
+    )
+    every = product(codecs, ways)
+    return tuple(pair(*both) for both in every if not both[1].needs.refusal(both[0].traits))
 
 
 def kind_of(exchange: Exchange) -> tuple[type, ...]:

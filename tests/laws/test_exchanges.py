@@ -15,9 +15,9 @@ from gradwire.contract.laws.cases import Case
 from gradwire.contract.laws.exchanges import LAWS
 from gradwire.exchange.error_feedback import feedback_refusal
 from gradwire.exchange.pair import Pair
-from tests.laws.cases import ALWAYS, kind_of, name_of, own_exchanges, pairs, rotated
+from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated
 
-EXCHANGES: tuple[Exchange, ...] = (*pairs(), *own_exchanges())
+EXCHANGES: tuple[Exchange, ...] = (*other_ways(), *pairs(), *own_exchanges())
 
 
 def hold(laws: Sequence[Callable[..., Any]], exchange: Exchange, place: int) -> None:
@@ -34,7 +34,11 @@ ENCODED_AGAIN = [
 """Places of exchanges that encode on the way. What is encoded once, by its own rank, is lost alike
 among any number of ranks."""
 
-FIRST = {kind_of(EXCHANGES[place]): place for place in reversed(ENCODED_AGAIN)}.values()
+FIRST = {
+    (*kind_of(exchange), getattr(exchange, "collective", None)): place
+    for place, exchange in reversed([*enumerate(EXCHANGES)])
+    if place in ENCODED_AGAIN
+}.values()
 """Places of the first of each kind among these."""
 
 ENCODING_SUMS = [
@@ -61,8 +65,9 @@ KEEPING = {
 @pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
 def test_laws(place: int) -> None:
     """All laws for one of each kind; with other settings half of them, and half in a slow test."""
-    for number, law in enumerate(BRIEF):
-        if place in OF_A_KIND or (place + number) % 2:
+    is_other = place < len(other_ways())
+    for number, law in enumerate((*BRIEF, *collectives.LAWS) if is_other else BRIEF):
+        if place in OF_A_KIND or (place + number) % 2 or is_other:
             law(EXCHANGES[place], rotated(place + number))
 
 

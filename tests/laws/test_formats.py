@@ -15,14 +15,11 @@ from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.formats.bitmap import bitmap
-from gradwire.kernels.sparse.formats.coo import coo
-from gradwire.kernels.sparse.formats.dense import dense
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Part, parts_of
+from gradwire.kernels.sparse.parts import parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from tests.kernels.vectors import num_threads
 from tests.laws import broken_formats as broken
@@ -280,29 +277,3 @@ def test_parts_of_all_ranks_make_the_vector(
             payload = form.encode(found.of(part.rank), part.length)
             form.scatter(payload, part, out, scale=scale, width=width)
         assert torch.equal(out, short)
-
-
-# ---- figure 17a --------------------------------------------------------------------------------
-
-
-def test_hash_bitmap_is_smaller_than_coo_above_a_32nd_and_than_dense_to_95_percent() -> None:
-    num_units, world = 64_000, 8
-    shuffle = Permutation(num_units, 1)
-    parts = parts_of(num_units, world, shuffle)
-    every = torch.arange(num_units, dtype=torch.int32)
-    for percent in (1, 2, 3, 4, 5, 10, 25, 50, 75, 95, 96, 98, 100):
-        indices_K = Permutation(num_units, 9).indices(every[: num_units * percent // 100])
-        entries = Entries(indices_K, torch.ones(indices_K.numel()))
-        found = partition(entries, num_units, world, shuffle)
-        sizes: dict[Any, int] = {}
-        for part in parts:
-            for form in (coo(), hash_bitmap(), dense()):
-                payload = form.encode(found.of(part.rank), part.length)
-                assert payload.buffer is not None
-                sizes[form] = sizes.get(form, 0) + payload.buffer.numel()
-        # A bitmap of each part by index has to name every unit of the vector (section 3.3.1).
-        by_index = world * bitmap().size_bytes(0, num_units) + 4 * entries.num
-        assert sizes[hash_bitmap()] == num_units // 8 + 4 * entries.num < by_index
-        assert (sizes[hash_bitmap()] < sizes[coo()]) == (percent / 100 > 1 / 32)
-        assert (sizes[hash_bitmap()] < sizes[dense()]) == (percent / 100 < 1 - 1 / 32)
-        assert Part(num_units).length == num_units

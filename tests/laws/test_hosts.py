@@ -62,14 +62,6 @@ def test_laws(place: int, are_long: bool) -> None:
             law(TwoLevel(PAIRS[place], ranks_per_host), case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", PAIRS, ids=name_of)
-def test_all_laws_with_one_case(exchange: Exchange) -> None:
-    ranks_per_host, case = CASES[0]
-    for law in (*exchanges.LAWS, *collectives.OF_ANY):
-        law(TwoLevel(exchange, ranks_per_host), case)
-
-
 KEEPING = tuple(
     ErrorFeedback(one)
     for one in (
@@ -148,17 +140,6 @@ class _OneRankAlone(TwoLevel):
 def test_the_law_bites(wrong: type[TwoLevel]) -> None:
     with rejected(by=law_nothing_is_lost_at_either_level):
         law_nothing_is_lost_at_either_level(wrong(KEEPING[0], 2), CASES[0][1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_without_loss_it_is_the_mean(dtype: torch.dtype) -> None:
-    exchange = with_hosts(codecs.none(), 2)
-    for numel in (0, 1, 7, 1000):
-        case = Case(world=6, numel=numel, dtype=dtype)
-        want_N = torch.stack([g.double() for g in case.grads()]).mean(0)
-        for mean_N, _, _ in run_local(exchange, case.grads(), case.states(exchange)):
-            size = largest(*case.grads())
-            assert_near(mean_N, want_N, dtype, magnitude=size, terms=8, what="the mean")
 
 
 def test_a_rank_keeps_the_residual_of_its_share_only() -> None:

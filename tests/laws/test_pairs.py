@@ -16,7 +16,6 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Exchange
-from gradwire.contract.laws import collectives, exchanges, many_steps
 from gradwire.contract.laws.bounded import law_means_follow_the_dense_mean
 from gradwire.contract.laws.cases import LARGE
 from gradwire.contract.registry import examples
@@ -73,25 +72,6 @@ def test_twelve_steps_of_all_with_all(place: int) -> None:
     """Each among 3 and 7 ranks, and by turns among 5 or 6."""
     for case in (*LARGE[:2], LARGE[2 + place % 2]):
         law_means_follow_the_dense_mean(EVERY[place], case)
-
-
-PAIRS = sorted(
-    (made for made in EVERY if isinstance(made, Pair)), key=lambda made: made.codec.traits.lossless
-)
-BY_COLLECTIVE = [
-    *{made.collective: made for made in PAIRS}.values(),  # the last: lossless where one goes
-    *{type(made): made for made in own_exchanges()}.values(),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(BY_COLLECTIVE)), ids=lambda at: _id(BY_COLLECTIVE[at]))
-def test_all_laws_where_code_takes_another_way(place: int) -> None:
-    exchange = BY_COLLECTIVE[place]
-    first = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
-    laws = (*first, *(law for law in exchanges.LAWS if law not in many_steps.LAWS))
-    for number, law in enumerate(laws):
-        law(exchange, LARGE[(place + number) % len(LARGE)])
 
 
 @pytest.mark.parametrize(

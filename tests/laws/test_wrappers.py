@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from gradwire.exchange.adapt import Adapted
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import norm
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.measured_scheme import MeasuredScheme
 from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
 from tests.laws import broken_decoupled, broken_momentum
 from tests.laws.cases import ALWAYS, rotated
@@ -56,33 +59,6 @@ def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> Non
     law(exchange, rotated(MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", MOMENTUM, ids=_short)
-def test_momentum_with_one_case(exchange: MomentumCorrection) -> None:
-    for law in MOMENTUM_LAWS:
-        law(exchange, ALWAYS)
-
-
-SMALL = [case for case in FEW if case.world <= 5]
-BITES = broken_momentum.BITES
-
-
-@pytest.mark.parametrize(
-    ("law", "wrong"), BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES]
-)
-def test_momentum_law_bites(law: Callable[..., None], wrong: Any) -> None:
-    with rejected(by=law):
-        for case in SMALL:
-            law(wrong, case)
-
-
-def test_every_momentum_law_has_a_specimen_and_accepts_the_sound() -> None:
-    assert {law for law, _ in BITES} == set(momentum.OWN)
-    for law in momentum.OWN:
-        for exchange in broken_momentum.SOUND:
-            law(exchange, ALWAYS)
-
-
 DECOUPLED = tuple(
     gw.with_decoupled_momentum(inner, decay)
     for inner, decay in (
@@ -103,25 +79,7 @@ def test_decoupled_momentum(law: Callable[..., None], exchange: DecoupledMomentu
     law(exchange, rotated(DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)))
 
 
-@pytest.mark.parametrize(
-    ("law", "wrong"),
-    broken_decoupled.BITES,
-    ids=[f"{law.__name__}-{type(x).__name__}" for law, x in broken_decoupled.BITES],
-)
-def test_decoupled_law_bites(law: Callable[..., None], wrong: Any) -> None:
-    with rejected(by=law):
-        for case in SMALL:
-            law(wrong, case)
-
-
-def test_every_decoupled_law_has_a_specimen_and_accepts_the_sound() -> None:
-    assert {law for law, _ in broken_decoupled.BITES} == set(decoupled.OWN)
-    for law in decoupled.OWN:
-        for exchange in broken_decoupled.SOUND:
-            law(exchange, ALWAYS)
-
-
-WARMING = (
+CHANGING = (
     *(
         gw.with_density_warmup(inner, steps_per_stage=2, densities=(0.5, 0.2, 0.05))
         for inner in (
@@ -131,8 +89,14 @@ WARMING = (
     ),
     gw.with_warmup(pair(codecs.onebit(block=64), together.casync_ps()), steps=2),
     Warmup(codecs.powersgd(rank=1), steps=1),
+    MeasuredScheme(pair(codecs.topk(density=0.1), together.allgather_sparse()), num_steps=2),
+    MeasuredScheme(pair(codecs.dgc(density=0.3), together.allgather_sparse()), num_steps=2),
+    MeasuredScheme(pair(codecs.nonzero(), together.allgather_sparse()), num_steps=2),
+    Natural(pair(codecs.topk(density=0.1), together.allgather_sparse()), 7),
+    Natural(pair(codecs.none(), together.allreduce()), 7),
 )
-"""The law's few steps go through all stages; each law wraps them in error feedback itself."""
+"""The law's few steps go through all stages, or a scheme is chosen in their midst; drawn gradients
+are dense. Each law wraps these in error feedback itself."""
 
 
 def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
@@ -142,10 +106,10 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("law", [*brief, *slow], ids=lambda law: law.__name__)
 
 
-@pytest.mark.parametrize("exchange", WARMING, ids=repr)
+@pytest.mark.parametrize("exchange", CHANGING, ids=repr)
 @by_law(exchanges.LAWS)
-def test_warmup(law: Callable[..., None], exchange: Exchange) -> None:
-    for case in (ALWAYS, rotated(WARMING.index(exchange) + exchanges.LAWS.index(law))):
+def test_those_that_change_over_steps(law: Callable[..., None], exchange: Exchange) -> None:
+    for case in (ALWAYS, rotated(CHANGING.index(exchange) + exchanges.LAWS.index(law))):
         law(exchange, case)
 
 
@@ -208,3 +172,25 @@ def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) 
     clipped = gw.with_clipping(pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5)
     for case in (ALWAYS, rotated(momentum.SHARED.index(law))):
         law(clipped, case)
+
+
+BITES = broken_momentum.BITES + broken_decoupled.BITES
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"), BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES]
+)
+def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
+    with rejected(by=law):
+        for case in FEW:
+            if case.world <= 5:
+                law(wrong, case)
+
+
+@pytest.mark.parametrize(
+    ("laws", "broken"), [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)]
+)
+def test_every_law_has_a_specimen_and_accepts_the_sound(laws: Any, broken: Any) -> None:
+    assert {law for law, _ in broken.BITES} == set(laws)
+    for law, exchange in product(laws, broken.SOUND):
+        law(exchange, ALWAYS)

@@ -10,7 +10,8 @@ from papers.frame import Findings
 from papers.zen import captures as zen_captures
 from papers.zen import parts as zen_parts
 from papers.zen import speed as zen_speed
-from tests.papers.zen_small import MODELS, SMALL, ask, made, speed_rows
+from tests.papers.figures import ask
+from tests.papers.zen_small import MODELS, SMALL, made, speed_rows
 
 
 @pytest.fixture(scope="session")

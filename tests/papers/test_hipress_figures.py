@@ -14,18 +14,14 @@ from gradwire.planning import catalogue
 from gradwire.planning.check import check
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire_bench.workloads.task import TrainingTask, class_loss
-from papers import page
-from papers.frame import Ask, Findings
+from papers.frame import Findings
 from papers.hipress import accuracy, convergence, sizes, speed, throughput, varied
 from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, PS_ONEBIT, RING, TABLE_1, Stated
 from papers.hipress.setting import EC2, EC2_AS_TABLE_1, LOCAL
 from papers.hipress.systems import PARTITION_BYTES, SYSTEMS, TRAINED, System, row_of
+from tests.papers.figures import ask, law_of_figures
 
 pytestmark = pytest.mark.slow
-
-
-def ask() -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier={})
 
 
 def noise(*, seed: int = 0) -> TrainingTask:
@@ -67,26 +63,8 @@ def small() -> dict[str, Findings]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_claims_stand_somewhere_and_those_that_differ_say_why(
-    small: dict[str, Findings], name: str
-) -> None:
-    assert small[name].rows
-    assert small[name].claims
-    for claim in small[name].claims:
-        assert claim.place.startswith(("section", "table", "figure"))
-        assert claim.says
-        assert claim.ours
-        assert bool(claim.why) == (claim.agrees is not True), claim
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_picture_is_drawn_where_the_page_has_one(
-    small: dict[str, Findings], name: str, tmp_path: Path
-) -> None:
-    draw = next(one.draw for one in page("hipress").figures if one.name == name)
-    if draw is not None:
-        drawn = draw(small[name].rows, tmp_path / "x.png")
-        assert drawn.read_bytes().startswith(b"\x89PNG")
+def test_figures(small: dict[str, Findings], name: str, tmp_path: Path) -> None:
+    law_of_figures("hipress", name, small[name], tmp_path)
 
 
 # Systems

@@ -14,7 +14,7 @@ from gradwire.planning.data.plan import DENSE
 from gradwire.planning.data.profile import ProfiledTensor
 from gradwire.planning.fusion import Arrival, SparseCost, arrivals, best_fusion
 from papers import links, page
-from papers.frame import Ask, Findings, Reproduction
+from papers.frame import Findings, Reproduction
 from papers.ssfusion import collectives, compare, profiling
 from papers.ssfusion.breakdown import figure13
 from papers.ssfusion.collectives import figure9, implied
@@ -50,12 +50,9 @@ from papers.ssfusion.setting import (
 from papers.ssfusion.sizes import table2
 from papers.ssfusion.throughput import figure11
 from papers.ssfusion.varied import figure14, figure15, figure16, figure17
+from tests.papers.figures import ask, law_of_figures
 
 pytestmark = pytest.mark.slow
-
-
-def ask(**earlier: Findings) -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier=earlier)
 
 
 SLOWER = {"dgc": 1.0, "gaussiank": 1.5, "redsync": 1.2, "sidco": 2.0}
@@ -82,35 +79,16 @@ def small() -> dict[str, Findings]:
     return {name: measure(ask()) for name, measure in SMALL.items()}
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_figures(small: dict[str, Findings], name: str, tmp_path: Path) -> None:
+    law_of_figures("ssfusion", name, small[name], tmp_path)
+
+
 def test_every_figure_of_the_page_is_measured_here_or_elsewhere() -> None:
     paper: Reproduction = page("ssfusion")
     names = {figure.name for figure in paper.figures}
     assert names == {*SMALL, "table1", "figure12", "figure11_replayed"}
     assert len({figure.measure for figure in paper.figures}) == len(names)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_claims_stand_somewhere_and_those_that_differ_say_why(
-    small: dict[str, Findings], name: str
-) -> None:
-    assert small[name].rows
-    assert small[name].claims
-    for claim in small[name].claims:
-        assert claim.place.startswith(("section", "table", "experiment", "insight"))
-        assert claim.says
-        assert claim.ours
-        assert bool(claim.why) == (claim.agrees is not True), claim
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_picture_is_drawn_where_the_page_has_one(
-    small: dict[str, Findings], name: str, tmp_path: Path
-) -> None:
-    paper: Reproduction = page("ssfusion")
-    draw = next(figure.draw for figure in paper.figures if figure.name == name)
-    if draw is not None:
-        drawn = draw(small[name].rows, tmp_path / "x.png")
-        assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
 # Schemes

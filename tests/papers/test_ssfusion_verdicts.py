@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.planning.data.plan import DENSE
-from papers.frame import Ask, Claim, Findings, Row
+from papers.frame import Claim, Findings, Row
 from papers.ssfusion import compare, duration, latency, throughput, varied
 from papers.ssfusion.breakdown import less
 from papers.ssfusion.compare import improvement, is_within
@@ -14,14 +14,11 @@ from papers.ssfusion.latency import APART, ONE, TOGETHER, flat_claim, many_claim
 from papers.ssfusion.printed import CUPCAKE, ESPRESSO, HIPRESS, OKTOPK, OMGS, SPARDL
 from papers.ssfusion.setting import SPARSIFIER, Reading
 from papers.ssfusion.sizes import claim_of, nearest
+from tests.papers.figures import ask
 
 pytestmark = pytest.mark.slow
 
 SLOWER = {"dgc": 1.0, "gaussiank": 1.5, "redsync": 1.2, "sidco": 2.0}
-
-
-def ask(**earlier: Findings) -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier=earlier)
 
 
 def made_up(name: str, iteration_s: float, num_ranks: int = 8) -> Row:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gradwire.planning.buckets import buckets
-from papers.frame import Ask
 from papers.usbyte import bandwidth, lines, overhead
 from papers.usbyte.bandwidth import figure14
 from papers.usbyte.setting import profile_of
+from tests.papers.figures import ask
 
 pytestmark = pytest.mark.slow
-
-
-def ask() -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier={})
 
 
 def line_rows(name: str, num_ranks: int, a_s: float, b_s: float) -> list[dict[str, object]]:

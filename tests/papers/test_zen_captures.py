@@ -16,7 +16,8 @@ from papers.frame import Findings, Row
 from papers.zen import captures as zen_captures
 from papers.zen import sparsity as zen_sparsity
 from papers.zen.captures import Source, captured
-from tests.papers.zen_small import RANKS, ask, by_name, claim_of
+from tests.papers.figures import ask
+from tests.papers.zen_small import RANKS, by_name, claim_of
 
 pytestmark = pytest.mark.slow
 

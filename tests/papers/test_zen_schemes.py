@@ -26,7 +26,8 @@ from papers.zen.volumes import (
     sparcml_bytes,
     union,
 )
-from tests.papers.zen_small import MODELS, ask, claim_of, speed_rows
+from tests.papers.figures import ask
+from tests.papers.zen_small import MODELS, claim_of, speed_rows
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ from papers.zen import training
 from papers.zen import training_model as model_of
 from papers.zen.training import PARTS, Part
 from tests.bench.testbed.forked import fork_ranks
-from tests.papers.zen_small import ask, claim_of
+from tests.papers.figures import ask
+from tests.papers.zen_small import claim_of
 
 pytestmark = pytest.mark.slow
 

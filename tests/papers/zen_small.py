@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -37,10 +36,6 @@ def made(name: str, num_units: int, width: int, kept: int) -> Capture:
         for _ in range(RANKS)
     )
     return Capture(name, "made up", num_units, width, units)
-
-
-def ask(folder: Path | None = None, **earlier: Findings) -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier=earlier, folder=folder)
 
 
 TASKS = (

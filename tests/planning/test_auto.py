@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gradwire.compress.uniform import uniform
 from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.units import format_seconds
-from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning import catalogue
 from gradwire.planning.check import check
@@ -321,12 +320,3 @@ def test_it_names_what_is_not_measured_and_the_command() -> None:
     assert "Fidelity 'safe' leaves no compressor" in said
     alone = Cluster(num_ranks=1, rate_bytes_per_s=100 * MBIT)
     assert "One rank sends nothing." in explain(auto(profile, alone), profile, alone)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"fidelity": "best"}, "'exact', 'half'"), ({"overlap_forward": 1}, "True or False")],
-)
-def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(InvalidSetting, match=words):
-        auto(catalogue.load("lstm"), cluster_of(), **settings)  # type: ignore[arg-type]

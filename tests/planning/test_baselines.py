@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.contract.laws.inputs import MIXED, LayerRow, profile_of
-from gradwire.errors import InvalidSetting
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
@@ -154,15 +152,3 @@ def test_bytescheduler_never_passes_over_a_more_urgent_block(
         for later in plan.messages[place + 1 :]:
             other = int(later.chunks[0].tensor[1:])
             assert other >= mine or timing.backward_end_s[other] > start_s
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_settings_that_are_no_sizes(value: int) -> None:
-    for planner, setting in (
-        (bytescheduler, "partition_bytes"),
-        (bytescheduler, "credit"),
-        (ddp, "bucket_bytes"),
-        (ddp, "first_bucket_bytes"),
-    ):
-        with pytest.raises(InvalidSetting, match=f"{setting} must be a whole number, 1 to"):
-            planner(SMALL, exact_cluster(), **{setting: value})

@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 
 PLAN = Plan(
@@ -65,10 +64,3 @@ def test_unreadable_plans_name_the_entry(entry: str, value: object, words: str) 
     text = json.dumps({**json.loads(PLAN.to_json()), entry: value})
     with pytest.raises(InvalidSetting, match=f"mine.json cannot be read: {words}"):
         Plan.parse(text, "mine.json")
-
-
-def test_no_json_at_all() -> None:
-    with pytest.raises(InvalidSetting, match="the whole"):
-        Plan.parse("", "mine.json")
-    with pytest.raises(InvalidSetting, match="the whole"):
-        Cluster.parse("")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.contract.laws.inputs import profile_of
-from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.clock.timeline import simulate
@@ -247,19 +245,3 @@ def test_as_printed_more_is_dense() -> None:
 
     printed = ssfusion(profile, cluster, bound="none")
     assert dense_bytes(printed) > 10 * dense_bytes(ssfusion(profile, cluster))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"variant": "io"}, "variant must be 'naive', 'o', 'i', 'oi', got 'io'"),
-        ({"bound": "all"}, "bound must be 'compensated', 'none'"),
-        ({"fusion": "mine"}, "fusion must be 'cupcake', 'own'"),
-        ({"floor": 0.0}, "floor"),
-        ({"density": 2.0}, "density"),
-        ({"sparsifier": "onebit"}, "setting of onebit"),
-    ],
-)
-def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(InvalidSetting, match=words):
-        partial(ssfusion, **settings)(profile_of(([9], 0.1, 0.1)), cluster_of())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import math
@@ -15,7 +14,7 @@ import pytest
 
 from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import load, names
-from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
@@ -156,23 +155,6 @@ def test_where_all_are_infinite_any_will_do() -> None:
     assert sum(chunk.numel for message in plan.messages for chunk in message.chunks) == sum(
         tensor.numel for layer in SMALL.layers for tensor in layer.tensors
     )
-
-
-@pytest.mark.parametrize("trials", [0, -1, 2.5, True])
-def test_trials_that_are_no_number(trials: int) -> None:
-    with pytest.raises(InvalidSetting, match="trials must be a whole number, 1 to"):
-        tune("usbyte", SMALL, EIGHT, trials=trials)
-
-
-def test_unknown_planners_are_named() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'usbyte'"):
-        tune("usbite", SMALL, EIGHT)
-
-
-def test_importing_planners_does_not_import_optuna() -> None:
-    source = inspect.getsource(importlib.import_module("gradwire.planning.tune"))
-    assert "\nimport optuna" not in source
-    assert "\nfrom optuna" not in source
 
 
 def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:

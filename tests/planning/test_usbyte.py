@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.contract.laws.inputs import MIXED, profile_of
-from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.buckets import buckets, merged_buckets
 from gradwire.planning.check import check
@@ -282,18 +281,3 @@ def test_400_layers_are_planned_in_seconds(rate: float) -> None:
     plan = usbyte(profile, cluster)
     assert time.process_time() - started_s < 4.0
     assert len(plan.messages) >= 400
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"basic_partition_bytes": 0}, "basic_partition_bytes must be a whole number, 1 to"),
-        ({"basic_partition_bytes": math.pi}, "basic_partition_bytes must be"),
-        ({"credit": 0}, "credit must be a whole number, 1 to"),
-        ({"trials": -1}, "trials must be a whole number, 0 to"),
-    ],
-)
-def test_settings_that_are_refused(settings: dict[str, int], words: str) -> None:
-    for planner in (usbyte, usbyte_extended)["credit" in settings :]:
-        with pytest.raises(InvalidSetting, match=words):
-            planner(vgg16(), EIGHT, **settings)

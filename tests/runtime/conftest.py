@@ -33,6 +33,17 @@ def four() -> Iterator[Ranks]:
     yield from _pool(4)
 
 
+@pytest.fixture(scope="module")
+def late_two() -> Iterator[Ranks]:
+    """Ranks of their own for the tests of a file, as the device ``late`` stays in processes."""
+    yield from _pool(2)
+
+
+@pytest.fixture
+def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
+    return {2: two, 4: four}
+
+
 @pytest.fixture
 def doomed() -> Iterator[Ranks]:
     """Four ranks for one test that will not leave them whole."""

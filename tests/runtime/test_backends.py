@@ -98,14 +98,6 @@ def on_two_levels(rank: int, world: int, places: Sequence[int]) -> list[tuple[An
 
 
 @pytest.fixture(scope="module")
-def late_two() -> Iterator[Ranks]:
-    """Ranks of their own, as the device stays in their processes."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
 def late_four() -> Iterator[Ranks]:
     ranks = Ranks(4)
     yield ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from gradwire.runtime.handle import Handle
 from tests.runtime import plans
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
+from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi
@@ -178,13 +178,6 @@ def test_no_gradient_and_no_residual_is_lost_at_a_switch(
     for name, mean in found[0][2].items():
         given = torch.stack([totals[name] for _, totals, _, _ in found]).sum(0)
         torch.testing.assert_close(mean, given, rtol=1e-5, atol=1e-5)
-
-
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 Owed = dict[str, Tensor]

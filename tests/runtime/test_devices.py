@@ -6,7 +6,7 @@ by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 from unittest import mock
@@ -131,14 +131,6 @@ def compare(rank: int, world: int, places: Sequence[int], on_hosts: Any = None) 
         where = {"cpu"} if exchange.host_only else {"late:0"}
         assert {*device.stats["encoded_on"]} == where
         assert host.stats["to_host_bytes_per_step"] == host.stats["pinned_bytes"] == 0
-
-
-@pytest.fixture(scope="module")
-def late_two() -> Iterator[Ranks]:
-    """Ranks of their own, as the device stays in their processes."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 FEW = [ALL.index(ONEBIT), ALL.index(TOPK)]

@@ -26,6 +26,7 @@ from gradwire.runtime.handle import Handle
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
+from tests.runtime.test_sharded import held
 from tests.runtime.training import (
     DENSE,
     ONEBIT,
@@ -72,11 +73,6 @@ def compiled(mesh: DeviceMesh, net: Any) -> Any:
 WAYS: dict[str, Callable[[DeviceMesh, nn.Module], Any]] = {
     way.__name__: way for way in (by_blocks, without_root, at_once, compiled)
 }
-
-
-def held(model: nn.Module) -> list[Tensor]:
-    with torch.no_grad():
-        return [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
 
 
 def attached(

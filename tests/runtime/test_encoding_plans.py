@@ -46,19 +46,12 @@ def _at_launch(names: list[str]) -> dict[str, Any]:
     return {"inline": (), "early": ()}
 
 
-def _inline(names: list[str]) -> dict[str, Any]:
-    return {"inline": tuple(names), "early": ()}
-
-
-def _early(names: list[str]) -> dict[str, Any]:
-    return {"inline": (), "early": tuple(names)}
-
-
-def _both(names: list[str]) -> dict[str, Any]:
-    return {"inline": tuple(names[::2]), "early": tuple(names[1::2])}
-
-
-FORMS: tuple[Callable[[list[str]], dict[str, Any]], ...] = (_at_launch, _inline, _early, _both)
+FORMS: tuple[Callable[[list[str]], dict[str, Any]], ...] = (
+    _at_launch,
+    lambda names: {"inline": tuple(names), "early": ()},
+    lambda names: {"inline": (), "early": tuple(names)},
+    lambda names: {"inline": tuple(names[::2]), "early": tuple(names[1::2])},
+)
 
 
 def _encoded(plan: Plan, profile: Profile, form: Callable[[list[str]], dict[str, Any]]) -> Plan:
@@ -226,7 +219,7 @@ def test_every_variant_of_ssfusion_is_carried_out(two: Ranks) -> None:
 def alone(rank: int, world: int) -> tuple[str, str, Lanes]:
     case = Case(1)
     profile = plans.profile_of_model(Net())
-    early, _, lanes = trained(rank, case, _encoded(case.plan(profile), profile, _early))
+    early, _, lanes = trained(rank, case, _encoded(case.plan(profile), profile, FORMS[2]))
     net = Net()
     optimizer = OPTIMIZERS["adam"](net)
     train(net, optimizer, rank, range(NUM_STEPS))
@@ -273,7 +266,7 @@ def torn(rank: int, world: int) -> tuple[str, str]:
     """
     case = Case(0)
     net, profile = Net(), plans.profile_of_model(Net())
-    handle = gw.attach(net, _encoded(case.plan(profile), profile, _early))
+    handle = gw.attach(net, _encoded(case.plan(profile), profile, FORMS[2]))
     optimizer = OPTIMIZERS["momentum"](net)
     train(net, optimizer, rank, range(2))
 

@@ -11,8 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,9 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import ExitCode
 from gradwire.exchange.by_name import exchange_for
-from tests.runtime.ranks import Outcome, Ranks
-from tests.runtime.training import SMALL_MB, Net, ddp, momentum, train
+from gradwire.runtime.step import engine
+from tests.runtime.ranks import Outcome, at_once
+from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, momentum, train
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240), pytest.mark.slow]
 WORLD = 4
@@ -111,21 +111,10 @@ def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report |
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[dict[str, list[Outcome]]]:
-    groups = {name: Ranks(WORLD) for name in ACCIDENTS}
-    try:
-        for place, (name, ranks) in enumerate(groups.items()):
-            ranks.send(suffer, place % 2 == 1, ACCIDENTS[name])  # a module and DDP by turns
-        deadline = time.monotonic() + LIMIT_S
-        yield {
-            name: ranks.collect(
-                max(1.0, deadline - time.monotonic()), without=[ACCIDENTS[name].victim]
-            )
-            for name, ranks in groups.items()
-        }
-    finally:
-        for name, ranks in groups.items():
-            ranks.abandon(ACCIDENTS[name].victim)
-            ranks.close()
+    runs = {  # a module and DDP by turns
+        name: (suffer, place % 2 == 1, one) for place, (name, one) in enumerate(ACCIDENTS.items())
+    }
+    yield from at_once(ACCIDENTS, runs, WORLD, LIMIT_S)
 
 
 @pytest.mark.parametrize("name", ACCIDENTS)
@@ -191,28 +180,75 @@ def test_a_job_ends_when_one_rank_raises() -> None:
     assert "RankFailed: step 2 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
 
 
-def raise_in_encode(rank: int, world: int) -> Any:
-    model = Net()
-    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
-    optimizer = momentum(model.parameters())
-    train(model, optimizer, rank, range(STEP))
-    if rank == 1:
-        message = handle.synchroniser.messages[1]
-        message._gather = None  # type: ignore[union-attr,method-assign,assignment]
-    with pytest.raises(Exception) as raised:  # noqa: PT011
-        train(model, optimizer, rank, range(STEP, STEP + 3))
-    with pytest.raises(Exception) as again:  # noqa: PT011
-        train(model, optimizer, rank, range(STEP, STEP + 3))
-    assert type(again.value) is type(raised.value)
-    return type(raised.value).__name__, getattr(raised.value, "ranks", None), str(raised.value)
+THREE = 3
+TIMEOUT = timedelta(seconds=12)
+"""Longer than a rank that lives needs on a busy machine, on which 27 of them start at once."""
+ATTACH_LIMIT_S = 150.0
+"""More than any rank may need, on a busy machine too; a rank that hangs never answers."""
 
 
-def test_an_error_inside_one_rank_reaches_all(doomed: Ranks) -> None:
-    """The rank itself raises what happened, the others that it happened there."""
-    found = doomed.run(raise_in_encode)
-    assert found[1][:2] == ("TypeError", None)
-    for rank in (0, 2, 3):
-        kind, ranks, text = found[rank]
-        assert (kind, ranks) == ("RankFailed", (1,))
-        assert "rank 1 of 4 raised TypeError" in text
-        assert f"step {STEP} " in text
+class AttachAccident(NamedTuple):
+    """What happens to which rank at which part of attach."""
+
+    victim: int
+    how: str
+    part: str
+
+
+OF_ATTACH = {
+    f"rank {victim} {how}, {part}": AttachAccident(victim, how, part)
+    for victim, how, part in [
+        (0, "stopped", "before"),
+        (1, "stopped", "before"),
+        (0, "stopped", "open_channels"),
+        (1, "stopped", "open_channels"),
+        (0, "killed", "open_channels"),
+        (2, "killed", "open_channels"),
+        (2, "raised", "open_channels"),
+        (1, "stopped", "broadcast_all"),
+        (2, "killed", "broadcast_all"),
+    ]
+}
+
+
+def struck_by(how: str) -> Callable[..., Any]:
+    def struck(*args: Any) -> Any:
+        if how == "raised":
+            raise RuntimeError("Too many open files")
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    return struck
+
+
+def attach_all(rank: int, world: int, accident: AttachAccident) -> tuple[str, Any, str] | None:
+    dist.barrier()
+    if rank == accident.victim:
+        if accident.part == "before":
+            struck_by(accident.how)()
+        else:
+            setattr(engine, accident.part, struck_by(accident.how))
+    try:
+        gw.attach(Net(), DENSE, timeout=TIMEOUT)
+    except Exception as error:
+        return type(error).__name__, getattr(error, "ranks", None), str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_attach() -> Iterator[dict[str, list[Outcome]]]:
+    runs = {name: (attach_all, one) for name, one in OF_ATTACH.items()}
+    yield from at_once(OF_ATTACH, runs, THREE, ATTACH_LIMIT_S)
+
+
+@pytest.mark.parametrize("name", OF_ATTACH)
+def test_the_others_name_the_rank(name: str, outcomes_of_attach: dict[str, list[Outcome]]) -> None:
+    victim = OF_ATTACH[name].victim
+    for rank, (report, error, _) in enumerate(outcomes_of_attach[name]):
+        if rank == victim:
+            continue
+        assert error is None, f"rank {rank}: {error}"
+        assert report is not None, f"rank {rank} attached without rank {victim}"
+        kind, ranks, text = report
+        assert (kind, ranks) == ("RankFailed", (victim,)), text
+        assert text.startswith("attach cannot be finished: ")
+        assert f"rank {victim} " in text

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -37,6 +36,7 @@ from tests.runtime.training import (
     adamw,
     ddp,
     digest,
+    everything,
     loss_of,
     momentum,
     named,
@@ -44,10 +44,6 @@ from tests.runtime.training import (
 )
 
 pytestmark = pytest.mark.multi
-
-
-def everything(name: str, param: Tensor) -> bool:
-    return True
 
 
 class Empty(Net):
@@ -187,37 +183,6 @@ def test_subgroups(four: Ranks) -> None:
     (a, _), (b, one), (c, _), (d, other) = four.run(in_pairs)
     assert a == b != c == d
     assert one is not None
-    assert one == other
-
-
-def adversaries(rank: int, world: int, wrapped: bool) -> list[str]:
-    torch.manual_seed(0)
-    maker = nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 11))
-    judge = nn.Sequential(nn.Linear(11, 30), nn.ReLU(), nn.Linear(30, 1))
-    models = [ddp(m, broadcast_buffers=False) if wrapped else m for m in (maker, judge)]
-    handles = [
-        gw.attach(model, exchange, bucket_cap_mb=0.0005)
-        for model, exchange in zip(models, (TOPK, ONEBIT), strict=True)
-    ]
-    optimizers = [adamw(model.parameters()) for model in models]
-    g, d = models
-    for step in range(4):
-        torch.manual_seed(100 * step + rank)
-        noise, real = torch.randn(6, 7), torch.randn(6, 11) + 1
-        optimizers[1].zero_grad()
-        (F.softplus(-d(real)).mean() + F.softplus(d(g(noise).detach())).mean()).backward()
-        optimizers[1].step()
-        optimizers[0].zero_grad()
-        # Gradients of the judge arise here too, and are exchanged, and thrown away.
-        F.softplus(-d(g(noise))).mean().backward()
-        optimizers[0].step()
-    assert [handle.step for handle in handles] == [4, 8]
-    return [digest(maker), digest(judge)]
-
-
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-def test_two_models_that_train_against_each_other(wrapped: bool, two: Ranks) -> None:
-    one, other = two.run(adversaries, wrapped)
     assert one == other
 
 

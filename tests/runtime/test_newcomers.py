@@ -85,26 +85,6 @@ def test_a_newcomer_that_differs_asks_for_no_place(store: Any, other: dict[str, 
         lookout.close()
 
 
-def test_only_a_newcomer_that_lives_is_seen(store: Any) -> None:
-    """Neither one that never showed a sign of life, nor one that shows none any more."""
-    place, lookout = dist.PrefixStore("gradwire/rejoin", store), Lookout("{}")
-    try:
-        until(lambda: store.check(["gradwire/rejoin/run"]))
-        place.add("1/beat", 1)
-        place.add("asked", 2)
-        time.sleep(0.3)
-        assert lookout.number == 0
-
-        def second_is_seen() -> bool:
-            place.add("2/beat", 1)
-            return lookout.number == 2
-
-        until(second_is_seen)
-        until(lambda: lookout.number == 0)
-    finally:
-        lookout.close()
-
-
 class Old:
     """A rank of the run, to which all others are well."""
 

@@ -6,7 +6,7 @@ The device is `late`, on which a use before its event is noted, and a copy made 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -105,14 +105,6 @@ def run(
     assert ("gradwire offload" in threads) == ("offload" in lanes.values())
     handle.detach()
     return Run(means, stats, found, list(noted.wrong), pinned, lanes)
-
-
-@pytest.fixture(scope="module")
-def late_two() -> Iterator[Ranks]:
-    """Ranks of their own, as the device stays in their processes."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def compare(rank: int, world: int, plan: Plan, seeds: Sequence[int | None], how: Any) -> None:

@@ -20,7 +20,16 @@ from tests.laws.variable import above
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import resumed
-from tests.runtime.training import SMALL_MB, Net, digest, loss_of, momentum, named, train
+from tests.runtime.training import (
+    SMALL_MB,
+    Net,
+    digest,
+    everything,
+    loss_of,
+    momentum,
+    named,
+    train,
+)
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 NUM_STEPS = 8
@@ -45,10 +54,6 @@ class Parcel(NamedTuple):
 
     spec: TensorSpec
     slots: list[Slot]
-
-
-def everything(name: str, param: Tensor) -> bool:
-    return True
 
 
 def attached(

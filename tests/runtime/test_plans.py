@@ -17,7 +17,7 @@ from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, train
+from tests.runtime.training import DENSE, Net, ddp, digest, everything, train
 
 pytestmark = pytest.mark.multi
 
@@ -63,10 +63,6 @@ def trained_by(
     assert stats["fallbacks"] == {}
     assert stats["averaged_by"] == "gradwire" or not isinstance(chosen, Plan)
     return digest(net)
-
-
-def everything(name: str, param: Tensor) -> bool:
-    return True
 
 
 def with_and_without(rank: int, world: int, made: str) -> tuple[str, dict[str, str]]:

@@ -17,37 +17,13 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import pending, resumed, through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, ddp, digest, loss_of, swift, train
+from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.training import SMALL_MB, Net, adamw, digest, train
 
 POWER = gw.compress.powersgd(rank=2)
 COSTS_S = {"encode": 0.25, "merge": 0.0, "decode": 0.125}
 """Of one computation each; a step has two encodes, one a factor, and merges nothing itself."""
 SETTING = ExchangeSetting(compressor="powersgd", settings={"rank": 2}, error_feedback=True)
-
-
-@pytest.fixture(params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Ranks:
-    pool: Ranks = request.getfixturevalue({2: "two", 4: "four"}[request.param])
-    return pool
-
-
-def many_messages(rank: int, world: int, wrapped: bool) -> tuple[str, list[float], int]:
-    net = Net()
-    model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, POWER, bucket_cap_mb=SMALL_MB)
-    losses = train(model, swift(model.parameters()), rank, range(20))
-    return digest(net.parameters()), losses, len(handle._progress.messages)
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-def test_several_messages_train_the_same_model_everywhere(wrapped: bool, ranks: Ranks) -> None:
-    results = ranks.run(many_messages, wrapped)
-    assert len({bits for bits, _, _ in results}) == 1
-    for _, losses, num_messages in results:
-        assert num_messages > 3
-        assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
 def with_threads_of_its_own(rank: int, world: int) -> str:
@@ -66,43 +42,6 @@ def test_ranks_with_other_numbers_of_threads_are_refused(two: Ranks) -> None:
         "torch.get_num_threads() is 1 against 2" in text
         for text in two.run(with_threads_of_its_own)
     )
-
-
-def against_the_local_driver(rank: int, world: int) -> None:
-    """A step's means are what all ranks' gradients give in one process."""
-    net, others = Net(), [Net() for _ in range(world)]
-    gw.attach(net, POWER, bucket_cap_mb=1, compress_if=lambda name, param: True)
-    exchange = gw.exchange_for(POWER)
-    # One message takes parameters in the order in which backward gives them.
-    shapes = tuple(tuple(p.shape) for p in reversed(list(net.parameters())))
-    spec = gw.TensorSpec("all", sum(p.numel() for p in net.parameters()), shapes=shapes)
-    states: list[Any] = [exchange.init(spec, world) for _ in others]
-    for step in range(3):
-        net.zero_grad()
-        loss_of(net, rank, step).backward()
-        flat = []
-        for peer, other in enumerate(others):
-            other.zero_grad()
-            loss_of(other, peer, step).backward()
-            grads = [p.grad for p in reversed(list(other.parameters()))]
-            flat.append(torch.cat([g.flatten() for g in grads if g is not None]))
-        results = gw.run_local(exchange, flat, states)
-        states = [state for _, _, state in results]
-        ours = [p.grad for p in reversed(list(net.parameters()))]
-        mean_N = torch.cat([g.flatten() for g in ours if g is not None])
-        torch.testing.assert_close(mean_N, results[0][0], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.multi
-def test_real_ranks_compute_what_local_ranks_do(ranks: Ranks) -> None:
-    ranks.run(against_the_local_driver)
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-def test_a_resumed_run_is_the_uninterrupted_one(wrapped: bool, two: Ranks) -> None:
-    for whole, again, _ in two.run(resumed, POWER, wrapped):
-        assert again == whole
 
 
 def fused_otherwise(rank: int, world: int) -> tuple[int, int]:
@@ -148,37 +87,6 @@ def test_the_state_of_other_shapes_is_refused_before_any_is_written() -> None:
         handle.load_state_dict(saved)
     assert digest(handle.state_dict()["params"]["weight"].values()) == before
     handle.detach()
-
-
-def train_and_save(rank: int, world: int) -> dict[str, Any]:
-    net = Net()
-    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
-    train(net, adamw(net.parameters()), rank, range(3))
-    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
-
-
-def load_and_go_on(rank: int, world: int, states: list[dict[str, Any]]) -> str:
-    net = Net()
-    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
-    handle.load_state_dict(states[rank])
-    train(net, adamw(net.parameters()), rank, range(3, 6))
-    return digest(net.parameters())
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
-def test_another_number_of_ranks_starts_as_warm(
-    old: int, new: int, two: Ranks, four: Ranks
-) -> None:
-    pools = {2: two, 4: four}
-    states = pools[old].run(train_and_save)
-    shared = gw.redistribute(states, new)
-    fields = states[0]["params"]["middle.weight"]
-    for state in shared:
-        warm = state["params"]["middle.weight"]["inner.basis_T"]
-        assert torch.equal(warm, fields["inner.basis_T"])
-    torch.testing.assert_close(pending(shared, "middle.weight"), pending(states, "middle.weight"))
-    assert len(set(pools[new].run(load_and_go_on, shared))) == 1
 
 
 def never_used(rank: int, world: int) -> tuple[str, str, str]:

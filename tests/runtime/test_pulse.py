@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.runtime.failure import pulse
-from gradwire.runtime.failure.pulse import Alarm, Pulse
+from gradwire.runtime.failure.pulse import Pulse
 from gradwire.runtime.step import wire
 
 WORLD = 3
@@ -29,12 +28,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pulse]]:
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False)
     monkeypatch.setattr(wire, "_given", [store])
     name = f"{wire.REJOINED}{next(_names)}"
-    heard: list[list[Alarm]] = [[] for _ in range(WORLD)]
     with ExitStack() as stack:
         found = []
         for rank in range(WORLD):
-            own = Pulse(name, rank, WORLD, heard[rank].append, lambda: None, lambda error: None)
-            own.notes = heard[rank]  # type: ignore[attr-defined]
+            own = Pulse(name, rank, WORLD, lambda alarm: None, lambda: None, lambda error: None)
             stack.callback(own.stop)
             found.append(own)
         yield found
@@ -52,16 +49,3 @@ def test_whoever_falls_silent_is_found_by_all_others(ranks: list[Pulse], lost: i
     with ThreadPoolExecutor() as pool:
         assert [*pool.map(Pulse.silent_ranks, others)] == [(lost,)] * len(others)
     assert not any(one.store_is_silent for one in others)
-
-
-@pytest.mark.parametrize("first", range(WORLD))
-def test_the_first_alarm_is_the_one_that_counts_on_all(ranks: list[Pulse], first: int) -> None:
-    told = Alarm(((first + 1) % WORLD,), 7, "it is lost")
-    assert ranks[first].raise_alarm(told) == told
-    others = [one for one in ranks if one.rank != first]
-    end_s = time.monotonic() + 10.0
-    while not all(one.notes for one in others):  # type: ignore[attr-defined]
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-    assert [one.notes for one in others] == [[told]] * (WORLD - 1)  # type: ignore[attr-defined]
-    assert others[0].raise_alarm(Alarm((first,), 8, "a consequence")) == told

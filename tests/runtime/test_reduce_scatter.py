@@ -11,12 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
+from tests.runtime.test_sharded import held
 from tests.runtime.training import digest
 
 pytestmark = pytest.mark.multi
@@ -56,11 +56,6 @@ def train(net: Any, optimizer: torch.optim.SGD, rank: int, steps: range) -> floa
         loss.backward()
         optimizer.step()
     return float(loss)
-
-
-def held(net: nn.Module) -> list[Tensor]:
-    with torch.no_grad():
-        return [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
 
 
 def momentum(net: nn.Module) -> torch.optim.SGD:

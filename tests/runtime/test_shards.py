@@ -105,6 +105,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
             gw.attach(model, EXCHANGE, **settings)
         told.append(f"{type(refused.value).__name__}: {refused.value}")
 
+    attached(shard_of(shard), group=grid)
     attached(shard_of(shard), group=grid["dp"], shards=grid)
     attached(shard_of(shard), group=grid["dp"], shards=grid["dp"])
     attached(shard_of(shard), shards=grid["tp"])
@@ -121,6 +122,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
 
 def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
     wanted = [
+        r"InvalidSetting: group must be .* write group=mesh\['dp'\]",
         r"InvalidSetting: shards must be one dimension of it: the tensor-parallel one",
         r"InvalidSetting: shards must be one that shares this rank alone",
         r"InvalidSetting: shards must be one that shares this rank alone",

@@ -1,6 +1,6 @@
-"""HiPress, table 3: what is encoded and decoded beside no transfer, counted from traces.
+"""HiPress, table 3: what is encoded and decoded beside no transfer, from the runtime's trace.
 
-Both the simulator's and the runtime's are looked at. An encode or a decode is alone where no
+The simulator's is in ``planning/clock/test_computes``. An encode or a decode is alone where no
 communication of its rank is under way. gamma counts decodes, and merges but for that of the own
 gradient, which decodes nothing. As in section 6.1 aggregators are workers: beta and gamma are at
 most N.
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import torch
 
 from gradwire.collective.casync_ps import casync_ps
@@ -24,20 +23,15 @@ from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Span
 from gradwire.exchange.pair import Pair, pair
-from gradwire.planning.clock.timeline import simulate_exchange
-from gradwire.planning.data.cluster import CodecFit
-from gradwire.planning.data.fit import LineFit
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.driver import Driver
 from gradwire.runtime.step.engine import Engine
 from gradwire.runtime.step.lanes import Task
 from tests.planning.clock.test_computes import CHUNK, computes
-from tests.planning.profiles import exact_cluster
 from tests.runtime.ranks import Ranks
 
 PS, RING = casync_ps(room_bytes=0), casync_ring(half_bytes=10**9)
 HALVES = casync_ring(half_bytes=0)
-WORLDS = (2, 3, 4, 5, 8)
 
 
 def alone(exchange: Pair, spans: Sequence[Span], world: int) -> tuple[float, float]:
@@ -66,25 +60,6 @@ def expected(collective: Collective, world: int) -> tuple[float, float]:
     if collective == PS and world > 2:
         return min(2, world - 2) + 1, 2
     return world, world
-
-
-def in_the_simulator(collective: Collective, world: int) -> tuple[float, float]:
-    """Computations take a thousandth of what a transfer does."""
-    line = LineFit(alpha_s=0.0, per_unit_s=1e-9)
-    codecs = {"onebit": CodecFit(encode=line, merge=line, decode=line)}
-    cluster = exact_cluster(num_ranks=world).model_copy(update={"codecs": codecs})
-    exchange = pair(onebit(), collective)
-    trace = simulate_exchange(exchange, world * CHUNK, cluster)
-    return alone(exchange, trace.spans, world)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("collective", [PS, RING, HALVES], ids=repr)
-def test_table_3_from_the_simulators_trace(collective: Collective, world: int) -> None:
-    beta, gamma = in_the_simulator(collective, world)
-    assert beta <= world
-    assert gamma <= world
-    assert (beta, gamma) == expected(collective, world)
 
 
 def _together(then: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
@@ -19,16 +19,13 @@ from tests.runtime.training import (
     TOPK,
     adamw,
     digest,
+    everything,
     loss_of,
     named,
     train,
 )
 
 pytestmark = pytest.mark.multi
-
-
-def everything(name: str, param: Tensor) -> bool:
-    return True
 
 
 def pending(rank: int, world: int) -> None:

@@ -16,7 +16,7 @@ from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
 from tests.runtime.test_own_draws_and_sizes import check
-from tests.runtime.training import SMALL_MB, Net, digest, momentum, named, train
+from tests.runtime.training import SMALL_MB, Net, digest, named, train
 
 pytestmark = pytest.mark.multi
 
@@ -58,23 +58,6 @@ def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
         assert again == whole
 
 
-def dense_and_whole(rank: int, world: int) -> list[torch.Tensor]:
-    """Parameters after momentum SGD, and after DGC at density 1 and plain SGD: vectors' too."""
-    found = []
-    for dense in (True, False):
-        net = Net()
-        exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0)
-        gw.attach(net, gw.compress.none() if dense else exchange)
-        train(net, momentum(net.parameters()) if dense else sgd(net), rank, range(10))
-        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
-    return found
-
-
-def test_density_1_trains_as_momentum_sgd(four: Ranks) -> None:
-    for dense_N, whole_N in four.run(dense_and_whole):
-        torch.testing.assert_close(whole_N, dense_N, rtol=1e-4, atol=1e-5)
-
-
 def saved(rank: int, world: int) -> dict[str, Any]:
     net = Net()
     handle = gw.attach(net, DGC, bucket_cap_mb=SMALL_MB)
@@ -108,9 +91,9 @@ def adapted(
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
 def test_other_ranks_go_on_with_the_settings_of_each_layer(
-    old: int, new: int, two: Ranks, four: Ranks
+    old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
-    pools, exchange = {2: two, 4: four}, ADAPTED[0]
+    exchange = ADAPTED[0]
     states, chosen, bits = zip(*pools[old].run(adapted, exchange, None), strict=True)
     assert len(set(bits)) == 1
     assert len(set(chosen[0].values())) > 1, "all layers have the same settings"
@@ -128,9 +111,8 @@ def _steps(message: Message) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
 def test_other_ranks_and_messages_go_on_with_the_same_mean_momentum(
-    old: int, new: int, two: Ranks, four: Ranks
+    old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
-    pools = {2: two, 4: four}
     states = pools[old].run(saved)
     shared = gw.redistribute(states, new)
     for name, fields in states[0]["params"].items():

@@ -95,6 +95,11 @@ def batch(rank: int, step: int, *, size: int = 8) -> tuple[Tensor, Tensor]:
     return x, (x[:, :5] + 0.1 * torch.randn(size, 5, generator=generator)).argmax(1)
 
 
+def everything(name: str, param: Tensor) -> bool:
+    """For ``compress_if``."""
+    return True
+
+
 def momentum(params: Iterable[Tensor]) -> Optimizer:
     return SGD(params, lr=0.05, momentum=0.9)
 

@@ -92,14 +92,6 @@ def test_dense_replicas_are_one_process_with_the_whole_batch() -> None:
     assert replicas.history.errors == [0.0] * 5
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_all_ranks_hold_the_same_mean(name: str) -> None:
-    replicas = Replicas(task(), EXCHANGES[name](), WORLD)
-    for _ in range(3):
-        replicas.step()
-        assert (replicas.gradients == replicas.gradients[0]).all()
-
-
 def test_messages_as_attached_leave_vectors_uncompressed() -> None:
     exchange = EXCHANGES["topk"]()
     found = default_messages([*make_model().named_parameters()], exchange, WORLD)

@@ -126,13 +126,3 @@ def _without(entry: str) -> str:
 def test_a_broken_text_is_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidSetting, match=rf"profile cannot be read: {words}.*gradwire profile"):
         Profile.parse(text)
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"absent\.json cannot be read: No such file"):
-        Profile.load(tmp_path / "absent.json")
-    with pytest.raises(InvalidSetting, match="Is a directory"):
-        Profile.load(tmp_path)
-    (tmp_path / "picture.json").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(InvalidSetting, match="it is not text"):
-        Profile.load(tmp_path / "picture.json")
