@@ -13,7 +13,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
-from gradwire.exchange.momentum import momentum_of
+from gradwire.exchange.by_name import momentum_of
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
 topk = gw.compress.topk(density=KEPT / NUMEL)

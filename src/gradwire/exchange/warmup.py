@@ -28,7 +28,7 @@ from ..errors import invalid
 from ._counted import Steps_T, count_step, no_steps, steps_done
 from .by_name import exchange_for
 from .error_feedback import Wrapper
-from .momentum import beside
+from .by_name import beside
 
 
 class DenseFirstState(NamedTuple):

@@ -12,13 +12,13 @@ from ..check import check
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
+from ..default_fusion import turns_of
 from ..exchanges import (
     exchanges_of,
     keeping_whole,
     planned_spec,
     refuse_cuts,
     refuse_encodes,
-    turns_of,
 )
 
 

@@ -268,16 +268,6 @@ class Newcomer:
         return Offer(number, *json.loads(store.get(offer)))
 
 
-def newcomer_by(
-    rejoin: Store | None,
-    on_failure: str,
-    optimizer: Optimizer | None,
-    places: tuple[object, ...],
-) -> Newcomer | None:
-    """This process as a newcomer, if it is given the store of a run."""
-    return None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
-
-
 _STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
 _ALONE = "leave out group=, shards= and mesh=, and init_process_group(): the run has its ranks"
 _BOTH = "give both, here and on all ranks, as the optimizer's state is sent"

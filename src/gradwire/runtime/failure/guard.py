@@ -19,9 +19,7 @@ from ...contract import Exchange, Member, State
 from ...contract.spec import working_dtype
 from ...contract.verbs import AllReduce, Compute, Steps
 from ...errors import invalid
-from ...exchange.decoupled_momentum import DecoupledMomentum
 from ...exchange.error_feedback import Wrapper
-from ...exchange.momentum import MomentumCorrection
 from ...exchange.pair import Pair
 
 _log = logging.getLogger("gradwire")
@@ -108,7 +106,7 @@ def refuse_no_gradients(exchange: Any) -> None:
     """Raises ``InvalidSetting`` for an exchange whose means are no means of gradients."""
     inner = exchange
     while isinstance(inner, Wrapper):
-        if isinstance(inner, MomentumCorrection | DecoupledMomentum):
+        if not inner.of_gradients:
             accepted = "an exchange of gradients: means of momentum cannot be compared with theirs"
             raise invalid(
                 "exchange beside guard_every", exchange, accepted, "leave guard_every out"

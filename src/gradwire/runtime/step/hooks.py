@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
-from ..overlap.overlap import Overlap
 from ..strangers import Strangers
 from .arrivals import Arrivals
 from .hooked import untraced
 from .lanes import wall_clock
 from .progress import Progress
 from .reals import grad_as_reals
+
+if TYPE_CHECKING:
+    from ..overlap.overlap import Overlap
 
 
 class Shrinks(Protocol):
