@@ -10,10 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 import gradwire as gw
 from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.by_name import run_local
+from gradwire.exchange.by_name import momentum_of, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
-from gradwire.exchange.by_name import momentum_of
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
 topk = gw.compress.topk(density=KEPT / NUMEL)

@@ -32,7 +32,7 @@ class Wrapper(Exchange):
     """An exchange around another one: what a wrapper does not change is as the inner one states."""
 
     goes_beside: ClassVar[bool] = False
-    """Whether gradients that travel uncompressed take it too, as the optimizer lacks what it does."""
+    """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
     chooses: ClassVar[bool] = False

@@ -35,7 +35,7 @@ from ..kernels.sparse.entries import check_width, num_units
 from .by_name import exchange_for, is_pair
 from .counted import counted, fastest, other_way_s
 from .error_feedback import ErrorFeedback, Wrapper
-from .pair import Pair, pair
+from .pair import pair
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""

@@ -160,10 +160,10 @@ def _controls(
     whole = [one for one in params if one[1].numel()]
     who, num_flags = progress.synchroniser.engine.who, _num_flags(model)
     made = partial(_flat_messages, model, whole, settings, who, num_flags)
-    is_ddp = isinstance(model, DistributedDataParallel)
-    inner = model.module if is_ddp else model
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    inner: nn.Module = model if ddp is None else ddp.module
     controls = Controls(inner, params, progress, served, made, cut)
-    controls.ddp = model if isinstance(model, DistributedDataParallel) else None
+    controls.ddp = ddp
     controls.in_turn = served if isinstance(served, DDPInTurn) else None
     return controls
 

@@ -22,7 +22,6 @@ from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange.by_name import exchange_for
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from .device.backends import BACKENDS
-from .failure.guard import refuse_no_gradients
 from .failure.integrity import DEFAULT_CHECK_EVERY
 from .step.reals import refuse_complex
 from .step.scaling import check_scaler
@@ -85,6 +84,8 @@ class Settings:
             raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
         check_scaler(self.scaler)
         if self.guard_every is not None:
+            from .failure.guard import refuse_no_gradients
+
             check_whole("guard_every", self.guard_every, "leave it out")
             refuse_no_gradients(self.exchange)
         if self.check_every is not None:

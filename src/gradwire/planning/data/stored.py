@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...contract.bounds import MOST
+from ...contract.files import write_anew
 from ...errors import InvalidSetting, shown
 
 SCHEMA = 1

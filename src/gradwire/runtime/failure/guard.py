@@ -9,7 +9,7 @@ steps counts as missed in this one, so error feedback does not lower the figure.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
 from typing import Any, NamedTuple, Protocol
 
@@ -36,12 +36,15 @@ class Missed(NamedTuple):
     dense: float
 
 
+Compare = Callable[[Member, Tensor, Steps[State]], Steps[tuple[State, Missed]]]
+
+
 class Guarded(Protocol):
     """A message, as far as a guard looks at it."""
 
     names: list[str]
     exchange: Exchange
-    compares: bool
+    compare: Compare | None
     missed: Missed | None
 
 
@@ -60,13 +63,13 @@ class Guard:
         lossy = [message for message in messages if loses(message.exchange)]
         groups = -(-len(lossy) // MESSAGES)
         for message in messages:
-            message.compares = False
+            message.compare = None
         for place, message in enumerate(lossy if not is_turn else ()):
-            message.compares = place % groups == number % groups
+            message.compare = compared if place % groups == number % groups else None
 
     def end(self, step: int, messages: Sequence[Guarded], rank: int) -> None:
         """Notes what a step's comparisons have shown, and logs it on rank 0."""
-        found = [(m.missed, m.names[0]) for m in messages if m.compares and m.missed is not None]
+        found = [(m.missed, m.names[0]) for m in messages if m.compare and m.missed is not None]
         sound = [one for one in found if isfinite(one[0].error) and 0 < one[0].dense < float("inf")]
         if not sound:
             return

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,11 @@ from ...contract.verbs import (
 from ...errors import InvalidSetting
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from ..failure.checksums import Position, Seals
 from .lanes import Once, Over
 from .last_verbs import LastVerbs
+
+if TYPE_CHECKING:
+    from ..failure.checksums import Seals
 
 Group = Any
 """A torch.distributed process group."""
@@ -171,6 +173,11 @@ class Routes:
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes, self.checksums = lanes, checksums
+        self._seals: type[Seals] | None = None
+        if checksums:
+            from ..failure.checksums import Seals
+
+            self._seals = Seals
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -214,11 +221,11 @@ class Routes:
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory; None where none do."""
-        if not self.checksums:
+        if self._seals is None:
             return None
         found = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(verbs, [Position(one.rank, one.world, one.ranks) for one in found], step)
+            return self._seals(verbs, [(one.rank, one.world, one.ranks) for one in found], step)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
