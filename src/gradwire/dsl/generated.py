@@ -191,7 +191,7 @@ class Generated(Compressor):
 
 @cache
 def _keeping() -> Any:
-    """What only programs need that keep some elements."""
+    """The module that only programs need which keep some elements."""
     from . import keeping
 
     return keeping

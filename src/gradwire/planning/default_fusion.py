@@ -13,8 +13,7 @@ that is no longer in the cache. A step took 82 ms of it in 15 messages of 1 MiB 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -110,19 +109,6 @@ def fuse(
             closed.append(open_messages.pop(key))
     rest = sorted(open_messages.values(), key=_size_bytes, reverse=True)
     return [*closed, *rest]
-
-
-def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by the exchanges of all in issue order: see ``Member.turn``.
-
-    >>> turns_of(["dense", "onebit", "dense", "dense"])
-    [0, 0, 1, 2]
-    """
-    before, turns = Counter[Hashable](), []
-    for exchange in exchanges:
-        turns.append(before[exchange])
-        before[exchange] += 1
-    return turns
 
 
 def _size_bytes(members: Sequence[NamedParam]) -> int:

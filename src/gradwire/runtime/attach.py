@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .controls import Pilot
     from .elastic.heal import Healing
     from .elastic.rejoin import Newcomer
+    from .failure.guard import Guard
 
 
 def attach(
@@ -106,15 +107,22 @@ def attach(
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    newcomer = None
-    if rejoin is not None:
-        from .elastic.rejoin import Newcomer
-
-        newcomer = Newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
+    newcomer = _newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, checksums, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
+
+
+def _newcomer(
+    rejoin: Store | None, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+) -> Newcomer | None:
+    """This process as a newcomer, if it is given the store of a run."""
+    if rejoin is None:
+        return None
+    from .elastic.rejoin import Newcomer
+
+    return Newcomer(rejoin, on_failure, optimizer, places)
 
 
 class Grid(NamedTuple):
@@ -260,11 +268,9 @@ def _connect(
         ranks_per_host=settings.ranks_per_host,
         checksums=settings.checksums,
     )
-    if newcomer is None:
-        engine = engine_of(grid.who)
-    else:
-        assert healing is not None, "refused without on_failure='shrink'"
-        engine = newcomer.enter(engine_of, healing, messages)
+    engine = (
+        engine_of(grid.who) if newcomer is None else newcomer.enter(engine_of, healing, messages)
+    )
     undo.callback(engine.close)
     try:
         serves = AFTER_A_CHANGE
@@ -275,12 +281,7 @@ def _connect(
         way.caution(model, params, settings)
         check = way.check(params, settings)
         synchroniser = Synchroniser(engine, messages, dict(held), check)
-        guard = None
-        if settings.guard_every is not None:
-            from .failure.guard import Guard
-
-            guard = Guard(settings.guard_every)
-        progress = Progress(synchroniser, recorder, settings.scaler, guard)
+        progress = Progress(synchroniser, recorder, settings.scaler, _guard(settings))
         progress.healing, progress.newcomer = healing, newcomer
         handle = way.hook(model, params, settings, progress, undo)
         handle.backend = serves
@@ -292,6 +293,15 @@ def _connect(
     # A model that is dropped without detach takes its threads with it, once its messages are done.
     weakref.finalize(handle, engine.finish_and_close)
     return handle
+
+
+def _guard(settings: Settings) -> Guard | None:
+    """The comparisons of means with dense ones, if they are asked for."""
+    if settings.guard_every is None:
+        return None
+    from .failure.guard import Guard
+
+    return Guard(settings.guard_every)
 
 
 def _num_channels(model: nn.Module, settings: Settings, messages: list[AnyMessage]) -> int:

@@ -153,7 +153,7 @@ def _controls(
     served: ModuleHooks | DDPHooks | DDPInTurn,
     cut: Callable[[], Overlap] | None,
 ) -> Controls:
-    """What a pilot may do with a model that is hooked."""
+    """The controls by which a pilot reaches a model that is hooked."""
     from .controls import Controls
     from .ddp.ddp_in_turn import DDPInTurn
 

@@ -24,6 +24,7 @@ from .step.engine import Engine
 from .step.hooked import Hooked, Lent
 from .step.hooks import ModuleHooks
 from .step.lanes import wall_clock
+from .step.memory import memory_of
 from .step.progress import Progress
 from .step.wire import Group
 from .uneven import UnevenInputs
@@ -166,8 +167,6 @@ class Handle(UnevenInputs):
         - ``encoded_on``, ``offloaded`` and ``backend``: where, and what sends; see `accounting`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
-        from .step.memory import memory_of
-
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(map(synchroniser.numel, synchroniser.names))
         messages = synchroniser.messages if self._engine.num_channels else []
@@ -357,10 +356,10 @@ class Handle(UnevenInputs):
 
     @property
     def _origin(self) -> Origin:
-        from .state.checkpoint import Origin, share_of
+        from .state import checkpoint
 
-        share = share_of(self._progress.messages, self._engine.ranks_per_host)
-        return Origin(
+        share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
+        return checkpoint.Origin(
             self._algorithm,
             self.world_size,
             self.rank,

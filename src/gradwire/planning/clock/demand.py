@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...contract import Exchange
+from ...contract.member import turns_of
 from ...contract.spec import TensorSpec
 from ...exchange.hosts import on_hosts
 from ..check import check
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
-from ..default_fusion import turns_of
 from ..exchanges import (
     exchanges_of,
     keeping_whole,

@@ -226,10 +226,11 @@ class Newcomer:
     def enter(
         self,
         connect: Callable[[Membership], Engine],
-        healing: Healing,
+        healing: Healing | None,
         messages: Sequence[object],
     ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
+        assert healing is not None, "refused without on_failure='shrink'"
         flat = [message for message in messages if isinstance(message, Message)]
 
         def heal(engine: Engine) -> None:

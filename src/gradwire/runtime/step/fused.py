@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from ...collective.allreduce import allreduce
 from ...contract import Exchange
+from ...contract.member import turns_of
 from ...exchange.by_name import beside, is_pair, named_collective
 from ...exchange.pair import Pair
-from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse, turns_of
+from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..failure.membership import Membership
 from ..settings import Settings, sparse_weights, tables
 from .driver import INLINE

@@ -59,6 +59,8 @@ class Message:
     elements, which the exchange averages with them.
     """
 
+    compare: Compare | None = None
+    """The comparison of the mean with the dense one, in steps that have one; see `guard`."""
     missed: Missed | None = None
     """How far the mean was from the dense one in the last step that had a ``compare``."""
 
@@ -109,7 +111,6 @@ class Message:
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
-        self.compare: Compare | None = None
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from ...contract import Exchange
 from ...contract.collective import Collective
+from ...contract.member import turns_of
 from ...errors import InvalidSetting
 from ...exchange.hosts import on_hosts
 from ...exchange.pair import Pair
 from ...planning.check import check
 from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Layer, Profile, ProfiledTensor
-from ...planning.default_fusion import NamedParam, turns_of
+from ...planning.default_fusion import NamedParam
 from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
