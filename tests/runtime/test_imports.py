@@ -21,11 +21,21 @@ for exchange in (gw.compress.uniform(), "topk"):
 """
 MOST = 120
 """The modules of gradwire that a plain attach and its first step may load."""
-UNASKED = """
-    runtime.elastic runtime.local_steps runtime.overlap runtime.fsdp runtime.pilot runtime.ddp
-    runtime.state runtime.controls planning.data planning.planner planning.clock dsl.gpu
-    kernels.sparse
-""".split()
+UNASKED = [
+    "runtime.elastic",
+    "runtime.local_steps",
+    "runtime.overlap",
+    "runtime.fsdp",
+    "runtime.pilot",
+    "runtime.ddp",
+    "runtime.state",
+    "runtime.controls",
+    "planning.data",
+    "planning.planner",
+    "planning.clock",
+    "dsl.gpu",
+    "kernels.sparse",
+]
 """Rooms that serve what a plain attach does not ask for."""
 
 
