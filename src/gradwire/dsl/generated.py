@@ -46,10 +46,13 @@ class Generated(Compressor):
     def init(self, spec: TensorSpec) -> State:
         """(stream, step) if random numbers are drawn.
 
-        C++ is compiled now and not in the first step, where the spec's device is the CPU.
+        Modules are loaded now and not in the first step. C++ is compiled now too, where the device
+        of the spec is the CPU.
         """
         made, cpp = self.kernels(), spec.device == "cpu"
         code = coding(made.traced)
+        if made.traced.keep is not None:
+            _keeping()
         if cpp:
             made.built.library()
         if cpp and code is not None:

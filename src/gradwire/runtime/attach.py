@@ -1,4 +1,7 @@
-"""attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop."""
+"""attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop.
+
+What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them."""
+"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them.
+
+What makes and loads checkpoints is imported by the methods that do.
+"""
 
 from __future__ import annotations
 
