@@ -19,10 +19,10 @@ from gradwire.exchange.adapt import (
     Adapted,
     adapted_in,
     adapted_states,
-    choose_together,
     settings_of,
 )
 from gradwire.exchange.by_name import run_local
+from gradwire.exchange.error_feedback import choose_together
 from gradwire.planning.clock.supersteps import record
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.by_name import run_local
+from gradwire.exchange.by_name import momentum_of, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
-from gradwire.exchange.momentum import momentum_of
 from tests.compress.test_support import Run
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9

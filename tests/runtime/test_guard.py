@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
-from gradwire.runtime.failure.guard import Guard, Missed, compared, loses
+from gradwire.runtime.failure.guard import Compare, Guard, Missed, compared, loses
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_auto import SETTINGS, seen
 from tests.runtime.training import SMALL_MB, Net, digest, momentum, train
@@ -41,7 +41,8 @@ class Sent:
     """What a guard sees of a message."""
 
     def __init__(self, name: str, exchange: gw.Exchange = TOPK) -> None:
-        self.names, self.exchange, self.compares = [name], exchange, False
+        self.names, self.exchange = [name], exchange
+        self.compare: Compare | None = None
         self.missed: Missed | None = Missed(1.0, 4.0)
 
 
@@ -51,7 +52,7 @@ def test_all_messages_come_up_in_turn_and_only_lossy_ones() -> None:
     guard, seen_in = Guard(every=5), []
     for step in range(20):
         guard.begin(step, sent)
-        compared_now = [one.names[0] for one in sent if one.compares]
+        compared_now = [one.names[0] for one in sent if one.compare]
         assert bool(compared_now) is (step % 5 == 4)
         seen_in += compared_now
     assert {*seen_in} == {f"layer {n}" for n in range(9)}

@@ -5,20 +5,58 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 ATTACHES = """
 import sys
 import torch
 before = set(sys.modules)
 import gradwire as gw
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
-handle = gw.attach(model, "topk")
-model(torch.ones(2, 8)).sum().backward()
-assert handle.step == 1
-print(sorted({"torch._dynamo", "sympy"} & {*sys.modules} - before))
+for exchange in (gw.compress.uniform(), "topk"):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    handle = gw.attach(model, exchange)
+    model(torch.ones(2, 8)).sum().backward()
+    assert handle.step == 1
+    print(*sorted({*sys.modules} - before))
 """
+MOST = 120
+"""The modules of gradwire that a plain attach and its first step may load."""
+UNASKED = [
+    "runtime.elastic",
+    "runtime.local_steps",
+    "runtime.overlap",
+    "runtime.fsdp",
+    "runtime.pilot",
+    "runtime.ddp",
+    "runtime.state",
+    "runtime.controls",
+    "planning.data",
+    "planning.planner",
+    "planning.clock",
+    "dsl.gpu",
+    "kernels.sparse",
+]
+"""Rooms that serve what a plain attach does not ask for."""
 
 
-def test_attach_imports_neither_dynamo_nor_sympy() -> None:
-    """They take seconds, which a job that compiles nothing need not wait for."""
+@pytest.fixture(scope="module")
+def loaded() -> list[list[str]]:
+    """The modules after a step with uniform, and after one with topk."""
     done = subprocess.run([sys.executable, "-c", ATTACHES], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+    assert not done.returncode, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_attach_imports_neither_dynamo_nor_sympy(loaded: list[list[str]]) -> None:
+    """They take seconds, which a job that compiles nothing need not wait for."""
+    assert not {"torch._dynamo", "sympy"} & {*loaded[1]}
+
+
+def test_attach_loads_what_it_is_asked_for(loaded: list[list[str]]) -> None:
+    own = [name for name in loaded[0] if f"{name}.".startswith("gradwire.")]
+    assert len(own) <= MOST
+    asked_for = [name for name in own if f"{name}.".startswith("gradwire.runtime.step.")]
+    assert len(asked_for) > 10, "modules are named otherwise"
+    rooms = tuple(f"gradwire.{room}." for room in UNASKED)
+    assert [name for name in own if f"{name}.".startswith(rooms)] == []
+    assert "gradwire.kernels.sparse" in loaded[1], "topk asks for it"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from .by_name import KeywordSettings
 from .compressor import State, Traits
-from .ladder import Ladder
 from .member import Member
 from .spec import TensorSpec, working_dtype
 from .verbs import Compute, Steps
+
+if TYPE_CHECKING:
+    from .ladder import Ladder
 
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,6 +27,19 @@ def nothing() -> None:
 _SPARE, _SMALL = 8, 2**16
 """A buffer whose size varies may have so many times the elements that are needed, and so many more.
 """
+
+
+def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
+    """The turn of each message, by the exchanges of all in issue order: see ``Member.turn``.
+
+    >>> turns_of(["dense", "onebit", "dense", "dense"])
+    [0, 0, 1, 2]
+    """
+    before, turns = Counter[Hashable](), []
+    for exchange in exchanges:
+        turns.append(before[exchange])
+        before[exchange] += 1
+    return turns
 
 
 class Selection(NamedTuple):

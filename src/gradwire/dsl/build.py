@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from ..contract.payload import Payload
 from ..kernels.compiler import CppSource, load_compiled
 from ..kernels.gpu import has_triton
 from . import interp
-from .gpu import build as gpu_build
 from .interp import Draws
 from .ir import Kernel
 from .render_cpp import render_cpp
+
+if TYPE_CHECKING:
+    from .gpu.build import Launcher
 
 _HEADERS = Path(__file__).parent / "csrc"
 # Operations raise no exceptions and set no errno, so a vector may compute what is then not chosen;
@@ -93,9 +95,11 @@ class Built:
         return frozenset(kernel for kernel in self.kernels if kernel.keep is not None)
 
     @cached_property
-    def launcher(self) -> gpu_build.Launcher:
+    def launcher(self) -> Launcher:
         """The same kernels for a GPU."""
-        return gpu_build.Launcher(*self.kernels)
+        from .gpu.build import Launcher
+
+        return Launcher(*self.kernels)
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled kernels; None where the interpreter has to serve."""
@@ -114,7 +118,7 @@ class Built:
         library = self.library() if on_cpu else None
         if library is None:
             if calls and not on_cpu and has_triton():
-                parts = [gpu_build.LaunchPart(c.tensors, c.numel, c.draws) for c in calls]
+                parts = [(c.tensors, c.numel, c.draws) for c in calls]
                 return self.launcher.run_many(kernel, parts)
             return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -23,7 +23,6 @@ from ..errors import invalid
 from .build import Call
 from .coders import coding
 from .interp import Draws
-from .keeping import encode_kept, entries_kept, merge_kept
 from .layout import most_kept, num_received, program_format
 from .steps import Kernels, encode_dense, with_scalars
 
@@ -47,10 +46,13 @@ class Generated(Compressor):
     def init(self, spec: TensorSpec) -> State:
         """(stream, step) if random numbers are drawn.
 
-        C++ is compiled now and not in the first step, where the spec's device is the CPU.
+        Modules are loaded now and not in the first step. C++ is compiled now too, where the device
+        of the spec is the CPU.
         """
         made, cpp = self.kernels(), spec.device == "cpu"
         code = coding(made.traced)
+        if made.traced.keep is not None:
+            _keeping()
         if cpp:
             made.built.library()
         if cpp and code is not None:
@@ -126,7 +128,7 @@ class Generated(Compressor):
             made.built.run_many(made.decode, _decoding(made, "out", payloads, whole, scale))
         else:
             for payload, whole_N in zip(payloads, whole, strict=True):
-                merge_kept(made, payload, whole_N.zero_(), scale)
+                _keeping().merge_kept(made, payload, whole_N.zero_(), scale)
         for out_N, whole_N in zip(outs, whole, strict=True):
             if out_N is not whole_N:
                 out_N.copy_(whole_N)
@@ -145,7 +147,7 @@ class Generated(Compressor):
                 sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
         elif made.traced.keep is not None:
             for payload, sum_N in zip(payloads, sums, strict=True):
-                merge_kept(made, payload, sum_N, scale)
+                _keeping().merge_kept(made, payload, sum_N, scale)
         else:
             made.built.run_many(made.merge, _decoding(made, "sum", payloads, sums, scale))
 
@@ -153,7 +155,8 @@ class Generated(Compressor):
         made = self.kernels()
         if made.traced.keep is None:
             return super().entries(payload)
-        return entries_kept(made, payload)
+        entries: tuple[Tensor, Tensor] = _keeping().entries_kept(made, payload)
+        return entries
 
     def _encode(
         self,
@@ -169,7 +172,7 @@ class Generated(Compressor):
         ]
         if made.stages:
             calls = with_scalars(made, calls)
-        encoded = encode_dense if made.traced.keep is None else encode_kept
+        encoded = encode_dense if made.traced.keep is None else _keeping().encode_kept
         payloads = encoded(made, calls, buffers)
         later = (state if state is None else state + _NEXT_STEP for state in states)
         return list(zip(payloads, later, strict=True))
@@ -187,6 +190,14 @@ class Generated(Compressor):
         """The numbers of this call: the key is the program's ``seed`` and the tensor's stream."""
         stream, step = (0, 0) if state is None else state.tolist()
         return Draws((getattr(self, "seed", 0) & 0xFFFFFFFF) + (stream << 32), step)
+
+
+@cache
+def _keeping() -> Any:
+    """The module that only programs need which keep some elements."""
+    from . import keeping
+
+    return keeping
 
 
 @lru_cache(maxsize=4096)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels.gpu import has_triton
 from . import ir
-from .gpu import runs as gpu_runs
 from .interp import evaluated
 from .ir import INT32, Node, Op
 from .symbols import Symbol, Vector, refuse, tracing
@@ -87,7 +87,10 @@ class RunTables:
         """(lengths_B, coded_C) of blocks of so many bytes."""
         if _by_kernels(plain_U):
             tables = _on(plain_U.device, self.single, self.run)
-            return gpu_runs.encode_runs(plain_U, block_bytes, *tables, self.of, self.most)
+            coded: tuple[Tensor, Tensor] = _gpu().encode_runs(
+                plain_U, block_bytes, *tables, self.of, self.most
+            )
+            return coded
         place_U = torch.arange(plain_U.numel(), device=plain_U.device)
         alike_U, first_U = plain_U == self.of, place_U % block_bytes == 0
         # Before a run stands another byte, or the block's beginning.
@@ -107,7 +110,8 @@ class RunTables:
         """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
         if _by_kernels(plain_U):
             tables = _on(plain_U.device, self.byte, self.times)
-            return gpu_runs.decode_runs(lengths_B, coded_C, plain_U, block_bytes, *tables, self.of)
+            decoded = _gpu().decode_runs
+            return int(decoded(lengths_B, coded_C, plain_U, block_bytes, *tables, self.of))
         code_C, block_B = coded_C.long(), torch.arange(lengths_B.numel(), device=plain_U.device)
         times_C = self.times.to(plain_U.device)[code_C]
         filled_B = torch.zeros_like(lengths_B)
@@ -189,6 +193,14 @@ def traced_runs(
     return RunTables(
         of, most, single, run, torch.where(known, byte, 0), torch.where(known, times, _NEVER)
     )
+
+
+@cache
+def _gpu() -> Any:
+    """The same coders for a GPU."""
+    from .gpu import runs
+
+    return runs
 
 
 @contextmanager

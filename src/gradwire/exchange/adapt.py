@@ -23,11 +23,11 @@ Contributed: the same as the inner exchange's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class AdaptedState(NamedTuple):
 @dataclass(frozen=True)
 class Adapted(Wrapper):
     """An exchange whose settings are chosen tensor by tensor; made by ``adapt``."""
+
+    chooses: ClassVar[bool] = True
 
     error: float | None = None
     every: int = EVERY
@@ -166,6 +168,11 @@ class Adapted(Wrapper):
         for place, row in zip(state.places, told, strict=True):
             state.lost_T[place].copy_(row if is_sound else torch.zeros(()))
 
+    def choose_together(self, states: Sequence[State]) -> None:
+        found = [one for state in states for one in adapted_states(state)]
+        if any(self.is_due(steps_done(one.step_T) or 0) for one in found):
+            self.choose(found)
+
     def choose(self, states: Sequence[AdaptedState]) -> None:
         """Chooses the rungs of all tensors of messages, by what was last measured of them.
 
@@ -205,22 +212,6 @@ class Adapted(Wrapper):
 def _ladder_of(exchange: Exchange) -> Ladder | None:
     found = PairLadder.of(exchange) if isinstance(exchange, Pair) else exchange.ladder()
     return found if found is not None and len(found.settings) > 1 else None
-
-
-def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
-    """Chooses anew, for all messages together, where each has chosen for itself in this step.
-
-    ``taken`` holds the exchange of every message of the step and its state after it. What each
-    layer is worth beside those of other messages is known only now.
-    """
-    every: dict[Adapted, list[AdaptedState]] = {}
-    for exchange, state in taken:
-        own = adapted_in(exchange)
-        if own is not None:
-            every.setdefault(own, []).extend(adapted_states(state))
-    for own, states in every.items():
-        if any(own.is_due(steps_done(one.step_T) or 0) for one in states):
-            own.choose(states)
 
 
 def adapted_in(exchange: Exchange) -> Adapted | None:

@@ -7,19 +7,19 @@ names; ``run_local`` runs one on all ranks in this process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor
 
+from ..compress.none import none
 from ..contract import Compressor, Exchange, Result, State
 from ..contract.collective import Collective
 from ..contract.registry import load
 from ..contract.spec import TensorSpec, check_gradient
 from ..contract.verbs import Steps
 from ..errors import invalid
-from .error_feedback import Wrapper, check_exchange, with_error_feedback
-from .local import drive
+from .error_feedback import ErrorFeedback, Wrapper, check_exchange, with_error_feedback
 from .pair import Pair, pair, suited
 
 
@@ -37,6 +37,40 @@ def named_collective(exchange: object) -> Collective | None:
     found = getattr(exchange, "collective", None)
     codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
     return found if isinstance(found, Collective) and found != suited(codec) else None
+
+
+def is_pair(exchange: Exchange) -> bool:
+    """Whether this is a compressor and a collective, maybe with error feedback.
+
+    Any other exchange may average something else than gradients (velocities, factors of matrices),
+    and rows of gradients cannot be sent in their place.
+    """
+    return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
+
+
+def beside(exchange: object) -> Exchange:
+    """The exchange of gradients that travel uncompressed beside those that take ``exchange``.
+
+    It has the momentum and the clipping of ``exchange``, as the optimizer has neither for them.
+
+    >>> from gradwire.compress.topk import topk
+    >>> from gradwire.exchange.clipping import with_clipping
+    >>> beside(with_clipping(topk(), 0.8)) == with_clipping(none(), 0.8)
+    True
+    """
+    if isinstance(exchange, Wrapper):
+        inner = beside(exchange.inner)
+        return replace(exchange, inner=inner) if exchange.goes_beside else inner
+    return exchange_for(none())
+
+
+def momentum_of(exchange: object) -> float:
+    """The momentum that an exchange applies to gradients, 0 if it applies none."""
+    while isinstance(exchange, Wrapper):
+        if exchange.own_momentum:
+            return exchange.own_momentum
+        exchange = exchange.inner
+    return 0.0
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
@@ -134,6 +168,8 @@ def run_local(
     >>> [mean.tolist() for mean, _, _ in run_local(exchange_for(none()), grads)]
     [[2.0, 4.0], [2.0, 4.0]]
     """
+    from .local import drive  # only where ranks are made up in this process
+
     made = texts(exchange, grads, states)
     return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host).results
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Clipping(Wrapper):
 
     Made by ``with_clipping``.
     """
+
+    goes_beside: ClassVar[bool] = True
 
     max_norm: float = 1.0
 

@@ -20,6 +20,7 @@ Contributed: what left m. The sum over ranks of (gradient + decay * old m) is W 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,6 +38,8 @@ class DecoupledMomentum(Wrapper):
 
     ``inner`` is an exchange with error feedback, whose residual is m.
     """
+
+    of_gradients: ClassVar[bool] = False
 
     inner: ErrorFeedback
     decay: float = 0.999

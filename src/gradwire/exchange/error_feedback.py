@@ -6,8 +6,9 @@ It is one of several exchanges around another; ``Wrapper`` is what all of them s
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,13 @@ def check_exchange(given: Any) -> None:
 class Wrapper(Exchange):
     """An exchange around another one: what a wrapper does not change is as the inner one states."""
 
+    goes_beside: ClassVar[bool] = False
+    """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
+    of_gradients: ClassVar[bool] = True
+    """Whether its means are means of gradients, and not of momentum."""
+    chooses: ClassVar[bool] = False
+    """Whether it chooses settings for all messages of a step together, by ``choose_together``."""
+
     inner: Exchange
 
     @abstractmethod
@@ -47,6 +55,14 @@ class Wrapper(Exchange):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         """Hands the inner exchange what it is to send, and a residual if it is given one."""
+
+    def choose_together(self, states: Sequence[State]) -> None:
+        """Chooses settings anew after a step; ``states`` are those of its messages' exchanges."""
+
+    @property
+    def own_momentum(self) -> float:
+        """The momentum that it applies to gradients itself."""
+        return 0.0
 
     @property
     def keeps_whole(self) -> bool:
@@ -69,6 +85,23 @@ class Wrapper(Exchange):
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         return self.inner.expected_bytes(spec, world)
+
+
+def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
+    """Chooses settings anew, for all messages together, where an exchange does that by itself.
+
+    ``taken`` holds the exchange of every message of the step and its state after it. What each
+    layer is worth beside those of other messages is known only now.
+    """
+    every: dict[Wrapper, list[State]] = {}
+    for exchange, state in taken:
+        while isinstance(exchange, Wrapper):
+            if exchange.chooses:
+                every.setdefault(exchange, []).append(state)
+                break
+            exchange = exchange.inner
+    for own, states in every.items():
+        own.choose_together(states)
 
 
 class FeedbackState(NamedTuple):

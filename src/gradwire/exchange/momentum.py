@@ -25,12 +25,11 @@ Contributed: the values that left v. The sum over ranks of (v + u) is W * mean p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_sizes
@@ -56,6 +55,9 @@ class MomentumState(NamedTuple):
 class MomentumCorrection(Wrapper):
     """u = m u + g; v = v + u; v is exchanged. Made by ``with_momentum_correction``."""
 
+    goes_beside: ClassVar[bool] = True
+    of_gradients: ClassVar[bool] = False
+
     momentum: float = 0.9
     nesterov: bool = False
     masking: bool = True
@@ -64,6 +66,10 @@ class MomentumCorrection(Wrapper):
         given = self.momentum
         if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
             raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
+
+    @property
+    def own_momentum(self) -> float:
+        return self.momentum
 
     def init(self, spec: TensorSpec, world: int) -> MomentumState:
         velocity_N, residual_N = (
@@ -185,28 +191,3 @@ def _bare(exchange: Exchange) -> Exchange:
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange
-
-
-def beside(exchange: object) -> Exchange:
-    """The exchange of gradients that travel uncompressed beside those that take ``exchange``.
-
-    It has the momentum and the clipping of ``exchange``, as the optimizer has neither for them.
-
-    >>> from gradwire.compress.topk import topk
-    >>> beside(with_momentum_correction(topk(), 0.8)) == with_momentum_correction(none(), 0.8)
-    True
-    """
-    if isinstance(exchange, Wrapper):
-        inner = beside(exchange.inner)
-        is_kept = isinstance(exchange, MomentumCorrection | Clipping)
-        return replace(exchange, inner=inner) if is_kept else inner
-    return exchange_for(none())
-
-
-def momentum_of(exchange: object) -> float:
-    """The momentum that an exchange applies to gradients, 0 if it applies none."""
-    while isinstance(exchange, Wrapper):
-        if isinstance(exchange, MomentumCorrection):
-            return exchange.momentum
-        exchange = exchange.inner
-    return 0.0

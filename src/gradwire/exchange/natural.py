@@ -32,10 +32,10 @@ from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from ..kernels.sparse.entries import check_width, num_units
-from .by_name import exchange_for
+from .by_name import exchange_for, is_pair
 from .counted import counted, fastest, other_way_s
 from .error_feedback import ErrorFeedback, Wrapper
-from .pair import Pair, pair
+from .pair import pair
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""
@@ -175,15 +175,6 @@ def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
         units[:whole] |= part_N[: whole * width].view(whole, width).ne(0).any(1)
         units[whole:] |= part_N[whole * width :].ne(0).any()
     return int(units.sum())
-
-
-def is_pair(exchange: Exchange) -> bool:
-    """Whether this is a compressor and a collective, maybe with error feedback.
-
-    Any other exchange may average something else than gradients (velocities, factors of matrices),
-    and rows of gradients cannot be sent in their place.
-    """
-    return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
 
 
 def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..collective.allgather_sparse import allgather_sparse
 from ..collective.allreduce import allreduce
 from ..collective.casync_ps import casync_ps
-from ..contract import Compressor, Exchange, Member, State, synchronise_alone
+from ..contract import Compressor, Exchange, Layout, Member, State, synchronise_alone
 from ..contract.collective import Collective
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, tensorwise
@@ -129,6 +128,8 @@ def _no_compressor(given: object) -> InvalidSetting:
 
 def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
-    if allgather_sparse.needs.refusal(codec.traits) is None:
+    if codec.traits.layout in (Layout.SPARSE, Layout.TRANSFORMED):
+        from ..collective.allgather_sparse import allgather_sparse  # dense payloads need none
+
         return allgather_sparse()
     return allreduce() if codec.traits.additive else casync_ps()

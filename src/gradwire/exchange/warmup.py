@@ -26,9 +26,8 @@ from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from ._counted import Steps_T, count_step, no_steps, steps_done
-from .by_name import exchange_for
+from .by_name import beside, exchange_for
 from .error_feedback import Wrapper
-from .momentum import beside
 
 
 class DenseFirstState(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..contract import Exchange
 from ..contract.spec import TensorSpec
-from ..exchange.momentum import beside
+from ..exchange.by_name import beside
 
 DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""

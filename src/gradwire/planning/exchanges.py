@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -37,19 +36,6 @@ def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
         collective_settings=setting.collective_settings,
         error_feedback=setting.error_feedback,
     )
-
-
-def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by the exchanges of all in issue order: see ``Member.turn``.
-
-    >>> turns_of(["dense", "onebit", "dense", "dense"])
-    [0, 0, 1, 2]
-    """
-    before, turns = Counter[Hashable](), []
-    for exchange in exchanges:
-        turns.append(before[exchange])
-        before[exchange] += 1
-    return turns
 
 
 def keeping_whole(plan: Plan) -> set[str]:

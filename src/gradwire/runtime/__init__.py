@@ -1,8 +1,9 @@
 """One rank for real: ``attach`` hooks a model, and its gradients are exchanged in each step.
 
-``step/`` is what every attach runs. The other rooms are loaded where they are asked for: ``ddp/``,
-``overlap/``, ``state/``, ``failure/``, ``elastic/``, ``local_steps/``, ``device/``, ``grid/``,
-``fsdp/`` and ``pilot/``. Beside them lie ``attach`` and ``handle``, what an attach checks
+``step/`` is what every attach runs, with parts of ``failure/``, ``device/`` and ``grid/``. Plans
+and the other rooms are loaded where they are asked for: ``ddp/``, ``overlap/``, ``state/``,
+``elastic/``, ``local_steps/``, ``fsdp/`` and ``pilot/``. So some imports stand in functions, where
+not every step comes to them. Beside the rooms lie ``attach`` and ``handle``, what an attach checks
 (``settings``, ``refusals``, ``cautions``, ``strangers``, ``fingerprint``), and what connects a step
 to a plan that changes (``backward``, ``controls``).
 """

@@ -1,4 +1,7 @@
-"""attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop."""
+"""attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop.
+
+What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,23 +27,15 @@ from torch.optim import Optimizer
 from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..kernels.build import backend
-from ..planning.data.plan import Plan
 from ..planning.default_fusion import NamedParam, matrices
-from ..planning.exchanges import exchanges_of
 from .attachment import Attachment
 from .backward import EVERY_BACKWARD
-from .controls import Pilot
-from .ddp.reducer import is_left_to_ddp
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
-from .elastic.heal import Healing
-from .elastic.rejoin import Newcomer, newcomer_by
-from .failure.guard import Guard
 from .failure.integrity import DEFAULT_CHECK_EVERY
 from .failure.membership import ALONE, Membership, join
 from .failure.uncaught import leave_by_cause
 from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
-from .grid.hosts import join_mesh, ranks_per_host
 from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
 from .refusals import refuse_wrong_model, sole_ddp
@@ -48,19 +43,26 @@ from .settings import (
     DEFAULT_TIMEOUT,
     Choices,
     Settings,
+    plan_in,
     resolve,
     sparse_weights,
     tables,
     trained,
 )
 from .step.engine import Engine
-from .step.planned import check_for
 from .step.progress import Progress
 from .step.reals import as_reals
 from .step.recorder import Recorder
 from .step.scaling import refuse_float16
 from .step.synchroniser import AnyMessage, Synchroniser
 from .step.wire import Group
+
+if TYPE_CHECKING:
+    from ..planning.data.plan import Plan
+    from .controls import Pilot
+    from .elastic.heal import Healing
+    from .elastic.rejoin import Newcomer
+    from .failure.guard import Guard
 
 
 def attach(
@@ -108,11 +110,22 @@ def attach(
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    newcomer = newcomer_by(rejoin, on_failure, optimizer, (group, shards, mesh))
+    newcomer = _newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
     grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
     given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
     every = guard_every, check_every, checksums, on_failure, backend
     return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
+
+
+def _newcomer(
+    rejoin: Store | None, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+) -> Newcomer | None:
+    """This process as a newcomer, if it is given the store of a run."""
+    if rejoin is None:
+        return None
+    from .elastic.rejoin import Newcomer
+
+    return Newcomer(rejoin, on_failure, optimizer, places)
 
 
 class Grid(NamedTuple):
@@ -146,6 +159,8 @@ def grid_of(
         ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
+    from .grid.hosts import join_mesh
+
     return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
 
 
@@ -167,7 +182,7 @@ def attach_in(
         reshard(model)
         refuse_wrong_model(model)
         refuse_other_shards(model, ranks, mesh)
-        settings = Settings(resolve(exchange), ranks_per_host(mesh, who), *choices)
+        settings = Settings(resolve(exchange), _ranks_per_host(mesh, who), *choices)
         params, held = _params(model, settings)
         special = way.prepare(model, params, settings)
         _refuse_pilot_among_shards(settings, shards, params)
@@ -189,10 +204,22 @@ def attach_in(
         post_refusal(shards, error)
         raise
     agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    shared, grid = partial(_tensors, model, held, settings), grid._replace(who=who)
-    whose = settings.optimizer, settings.scaler, settings.timeout
-    healing = Healing(lambda: [tensor for _, tensor, _ in shared()], *whose, told)
+    grid, healing = grid._replace(who=who), None
+    if settings.on_failure == "shrink":
+        from .elastic.heal import Healing
+
+        shared = partial(_shared, model, held, settings)
+        healing = Healing(shared, settings.optimizer, settings.scaler, settings.timeout, told)
     return _connect(way, grid, model, params, held, settings, messages, networks, healing, newcomer)
+
+
+def _ranks_per_host(mesh: Any, who: Membership) -> int:
+    """The number of ranks on each host, which a mesh tells."""
+    if mesh is None:
+        return 1
+    from .grid.hosts import ranks_per_host
+
+    return ranks_per_host(mesh, who)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -214,8 +241,10 @@ def _params(model: nn.Module, settings: Settings) -> tuple[list[NamedParam], lis
     """
     params = trained(model)
     held = [(name, as_reals(shard_of(param))) for name, param in params]
-    if isinstance(settings.exchange, Plan):
-        check_for(settings.exchange, held, sparse_weights(model))
+    if (plan := settings.plan) is not None:
+        from .step.planned import check_for
+
+        check_for(plan, held, sparse_weights(model))
     return params, held
 
 
@@ -228,14 +257,14 @@ def _connect(
     settings: Settings,
     messages: list[AnyMessage],
     networks: Sequence[OwnNetwork] | None,
-    healing: Healing,
+    healing: Healing | None,
     newcomer: Newcomer | None,
 ) -> Handle:
     """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
     undo, recorder = ExitStack(), Recorder(settings.trace_steps)
     engine_of = partial(
         Engine,
-        num_channels=0 if is_left_to_ddp(model, settings, messages) else settings.channels,
+        num_channels=_num_channels(model, settings, messages),
         timeout=settings.timeout,
         on_span=recorder.add,
         shards=grid.shards,
@@ -251,12 +280,11 @@ def _connect(
         if networks is not None:
             serves = connect(engine, settings.backend, networks, messages)
         if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
-            engine.broadcast(healing.tensors())
+            engine.broadcast(_shared(model, held, settings))
         way.caution(model, params, settings)
         check = way.check(params, settings)
         synchroniser = Synchroniser(engine, messages, dict(held), check)
-        guard = None if settings.guard_every is None else Guard(settings.guard_every)
-        progress = Progress(synchroniser, recorder, settings.scaler, guard)
+        progress = Progress(synchroniser, recorder, settings.scaler, _guard(settings))
         progress.healing, progress.newcomer = healing, newcomer
         handle = way.hook(model, params, settings, progress, undo)
         handle.backend = serves
@@ -268,6 +296,30 @@ def _connect(
     # A model that is dropped without detach takes its threads with it, once its messages are done.
     weakref.finalize(handle, engine.finish_and_close)
     return handle
+
+
+def _guard(settings: Settings) -> Guard | None:
+    """The comparisons of means with dense ones, if they are asked for."""
+    if settings.guard_every is None:
+        return None
+    from .failure.guard import Guard
+
+    return Guard(settings.guard_every)
+
+
+def _num_channels(model: nn.Module, settings: Settings, messages: list[AnyMessage]) -> int:
+    """The channels of this model's messages; none where DDP's own reducer averages."""
+    if isinstance(model, DistributedDataParallel):
+        from .ddp.reducer import is_left_to_ddp
+
+        if is_left_to_ddp(model, settings, messages):
+            return 0
+    return settings.channels
+
+
+def _shared(model: nn.Module, held: list[NamedParam], settings: Settings) -> list[Tensor]:
+    """Every tensor that ranks must share, as they hold it."""
+    return [tensor for _, tensor, _ in _tensors(model, held, settings)]
 
 
 def _tensors(
@@ -317,7 +369,7 @@ def _fingerprint(
         "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
         **special,
     }
-    if not isinstance(settings.exchange, Plan):
+    if settings.plan is None:
         widths = tables(model)
         shared["embeddings' tables"] = [name for name, p in held if id(p) in widths]
     if _same_threads(settings.exchange):
@@ -326,24 +378,27 @@ def _fingerprint(
 
 
 def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:
-    if isinstance(exchange, Pilot):
-        return True  # as what it may choose asks for
-    made = exchanges_of(exchange).values() if isinstance(exchange, Plan) else (exchange,)
-    return any(one.same_threads for one in made)
+    if isinstance(exchange, Exchange):
+        return exchange.same_threads
+    if (plan := plan_in(exchange)) is None:
+        return True  # as what a pilot may choose asks for
+    from ..planning.exchanges import exchanges_of
+
+    return any(one.same_threads for one in exchanges_of(plan).values())
 
 
 def _digest(exchange: Exchange | Plan | Pilot) -> object:
     """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
-    if not isinstance(exchange, Plan):
+    if (plan := plan_in(exchange)) is None:
         return exchange
-    text = hashlib.sha256(exchange.to_json().encode()).hexdigest()
-    return f"plan of {exchange.planner} for {exchange.model}, SHA-256 {text[:16]}"
+    text = hashlib.sha256(plan.to_json().encode()).hexdigest()
+    return f"plan of {plan.planner} for {plan.model}, SHA-256 {text[:16]}"
 
 
 def _refuse_pilot_among_shards(
     settings: Settings, shards: Membership, params: list[NamedParam]
 ) -> None:
-    if not isinstance(settings.exchange, Pilot):
+    if settings.pilot is None:
         return
     name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
     if shards.world > 1:

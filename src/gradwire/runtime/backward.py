@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress.none import none
+from ..contract import Exchange
 from ..errors import invalid
-from ..exchange.by_name import exchange_for
-from ..planning.data.plan import Plan
 from ..planning.default_fusion import NamedParam
 from .attachment import Attachment
 from .cautions import caution, overlaps
-from .controls import Controls, Pilot
-from .ddp import ddp
-from .ddp.ddp_in_turn import DDPInTurn
-from .ddp.reducer import count_steps, is_left_to_ddp
-from .elastic.join import refuse_fewer
 from .failure.integrity import Check
 from .failure.membership import Membership
-from .failure.shrink import Shrinking, refuse_to_shrink
 from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
-from .overlap.overlap import Overlap
 from .refusals import mark_attached
 from .settings import Settings, sparse_weights, trained
 from .step.arrivals import Arrivals
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
 from .step.messages import Message
-from .step.planned import check_for, messages_of
 from .step.progress import Progress
 from .step.synchroniser import AnyMessage
 from .strangers import Strangers
+
+if TYPE_CHECKING:
+    from ..planning.data.plan import Plan
+    from .controls import Controls
+    from .ddp.ddp import DDPHooks
+    from .ddp.ddp_in_turn import DDPInTurn
+    from .overlap.overlap import Overlap
 
 
 class _EveryBackward(Attachment):
@@ -47,19 +45,23 @@ class _EveryBackward(Attachment):
         self, model: nn.Module, params: list[NamedParam], settings: Settings
     ) -> Mapping[str, object]:
         _refuse_pilot(model, settings)
-        refuse_to_shrink(model, params, settings)
+        if settings.on_failure == "shrink":
+            from .failure.shrink import refuse_to_shrink
+
+            refuse_to_shrink(model, params, settings)
         return {}
 
     def messages(
         self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
     ) -> list[AnyMessage]:
-        if isinstance(settings.exchange, Plan):
-            sparse = sparse_weights(model)
-            return messages_of(settings.exchange, params, sparse, who, settings.ranks_per_host)
-        if isinstance(settings.exchange, Pilot):
-            return [*_flat_messages(model, params, settings, who, _num_flags(model), None)]
-        num_flags = _num_flags(model)
-        return fused_messages(model, params, settings, settings.exchange, who, num_flags=num_flags)
+        exchange, num_flags = settings.exchange, _num_flags(model)
+        if isinstance(exchange, Exchange):
+            return fused_messages(model, params, settings, exchange, who, num_flags=num_flags)
+        if (plan := settings.plan) is None:
+            return [*_flat_messages(model, params, settings, who, num_flags, None)]
+        from .step.planned import messages_of
+
+        return messages_of(plan, params, sparse_weights(model), who, settings.ranks_per_host)
 
     def check(self, params: list[NamedParam], settings: Settings) -> Check:
         every = settings.check_every
@@ -81,41 +83,37 @@ class _EveryBackward(Attachment):
         strangers = Strangers(model, progress.give_up)
         undo.callback(strangers.remove)
         hooks = controls = cut = buckets = None
-        inner: nn.Module = model
         if isinstance(model, DistributedDataParallel):
-            inner = model.module
-            if is_left_to_ddp(model, settings, progress.synchroniser.messages):
-                undo.callback(count_steps(progress, model, params))
-            else:
-                buckets = _buckets(model, params, settings, progress)
-                undo.callback(buckets.remove)
+            buckets = _buckets(model, params, settings, progress, undo)
         else:
             arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
-            if optimizer is not None and overlaps(settings) and not has_dtensors(params):
-                overlap = Overlap(model, params, optimizer, arrivals)
-                undo.callback(overlap.detach)
+            if optimizer is not None and not isinstance(settings.exchange, Exchange):
+                from .overlap.overlap import Overlap  # a plan may overlap the next forward pass
+
+                cut = partial(Overlap, model, params, optimizer, arrivals)
+                if overlaps(settings) and not has_dtensors(params):
+                    overlap = cut()
+                    undo.callback(overlap.detach)
             hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
-            cut = partial(Overlap, model, params, optimizer, arrivals) if optimizer else None
-        if isinstance(settings.exchange, Pilot):
-            whole = [one for one in params if one[1].numel()]
-            who, num_flags = progress.synchroniser.engine.who, _num_flags(model)
-            made = partial(_flat_messages, model, whole, settings, who, num_flags)
+        if (pilot := settings.pilot) is not None:
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
-            controls = Controls(inner, params, progress, served, made, cut)
-            controls.ddp = model if isinstance(model, DistributedDataParallel) else None
-            controls.in_turn = served if isinstance(served, DDPInTurn) else None
+            controls = _controls(model, params, settings, progress, served, cut)
             undo.callback(controls.end)
-            controls.begin(settings.exchange)
+            controls.begin(pilot)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
         if hooks is not None and settings.on_failure == "shrink":
+            from .failure.shrink import Shrinking
+
             whole = [one for one in params if one[1].numel()]
             anew = partial(self.messages, model, whole, settings)
             hooks.shrinking = Shrinking(handle, progress, params, anew, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
+            from .elastic.join import refuse_fewer
+
             undo.callback(refuse_fewer(model))
         return handle
 
@@ -128,18 +126,51 @@ def _buckets(
     params: list[NamedParam],
     settings: Settings,
     progress: Progress,
-) -> ddp.DDPHooks | DDPInTurn:
-    """The hooks of a DDP model that has messages, or may come to have some."""
+    undo: ExitStack,
+) -> DDPHooks | DDPInTurn | None:
+    """The hooks of a DDP model that has messages, or may come to have some; else None."""
+    from .ddp import ddp
+    from .ddp.ddp_in_turn import DDPInTurn
+    from .ddp.reducer import count_steps, is_left_to_ddp
+
+    if is_left_to_ddp(model, settings, progress.synchroniser.messages):
+        undo.callback(count_steps(progress, model, params))
+        return None
     is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
     # A static graph gives its gradients to DDP late, and in the first step once more.
-    if isinstance(settings.exchange, Pilot) and is_flat and not model.static_graph:
-        return DDPInTurn(progress, model, params)
-    return ddp.register(progress, model, params)
+    takes_turns = settings.pilot is not None and is_flat and not model.static_graph
+    made = DDPInTurn if takes_turns else ddp.register
+    hooks = made(progress, model, params)
+    undo.callback(hooks.remove)
+    return hooks
+
+
+def _controls(
+    model: nn.Module,
+    params: list[NamedParam],
+    settings: Settings,
+    progress: Progress,
+    served: ModuleHooks | DDPHooks | DDPInTurn,
+    cut: Callable[[], Overlap] | None,
+) -> Controls:
+    """The controls by which a pilot reaches a model that is hooked."""
+    from .controls import Controls
+    from .ddp.ddp_in_turn import DDPInTurn
+
+    whole = [one for one in params if one[1].numel()]
+    who, num_flags = progress.synchroniser.engine.who, _num_flags(model)
+    made = partial(_flat_messages, model, whole, settings, who, num_flags)
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    inner: nn.Module = model if ddp is None else ddp.module
+    controls = Controls(inner, params, progress, served, made, cut)
+    controls.ddp = ddp
+    controls.in_turn = served if isinstance(served, DDPInTurn) else None
+    return controls
 
 
 def _refuse_pilot(model: nn.Module, settings: Settings) -> None:
     """Raises ``InvalidSetting`` where a pilot cannot change the plan of a model that trains."""
-    if not isinstance(settings.exchange, Pilot):
+    if settings.pilot is None:
         return
     name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
     sparse = sparse_weights(model)
@@ -164,9 +195,14 @@ def _flat_messages(
 ) -> list[Message]:
     """The messages of a plan that a pilot has chosen; none is of row-sparse gradients."""
     if plan is None:
+        from ..compress.none import none
+        from ..exchange.by_name import exchange_for
+
         dense = exchange_for(none())
         made = fused_messages(model, params, settings, dense, who, num_flags=num_flags)
     else:
+        from .step.planned import check_for, messages_of
+
         check_for(plan, params, set())
         made = messages_of(plan, params, set(), who, settings.ranks_per_host)
     return [message for message in made if isinstance(message, Message)]

@@ -8,9 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..exchange.by_name import named_collective
-from ..exchange.momentum import momentum_of
-from ..planning.data.plan import Plan
+from ..exchange.by_name import momentum_of, named_collective
 from ..planning.default_fusion import NamedParam
 from .grid.dtensors import has_dtensors
 from .settings import Settings, sparse_weights
@@ -28,7 +26,7 @@ def caution(model: nn.Module, params: list[NamedParam], settings: Settings) -> N
 
 def overlaps(settings: Settings) -> bool:
     """Whether a plan asks that the next forward pass be overlapped."""
-    return isinstance(settings.exchange, Plan) and settings.exchange.overlap_forward
+    return settings.plan is not None and settings.plan.overlap_forward
 
 
 def _warn_of_no_overlap(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:

@@ -1,11 +1,14 @@
-"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them."""
+"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them.
+
+What makes and loads checkpoints is imported by the methods that do.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +18,26 @@ from ..contract import Exchange
 from ..contract.trace.span import Trace
 from ..errors import InvalidSetting, invalid
 from ..exchange.error_feedback import residuals as residuals_of
-from ..planning.data.plan import Plan
-from .controls import Controls, Pilot
 from .device.backends import AFTER_A_CHANGE
-from .elastic.join import UnevenInputs
 from .failure.membership import run_of
 from .grid.shards import place_in
-from .overlap.overlap import Overlap
-from .settings import trained
-from .state import checkpoint
-from .state.joint_call import JointCall
-from .state.redistribution import part_of, place_name
-from .state.sharded import Owners, own_part, sharded_state
+from .settings import algorithm, plan_in, trained
 from .step.accounting import adapted, norm_over_all, spread, whereabouts
 from .step.engine import Engine
 from .step.hooked import Hooked, Lent
 from .step.hooks import ModuleHooks
 from .step.lanes import wall_clock
-from .step.log import Log
 from .step.memory import memory_of
-from .step.planned import algorithm
 from .step.progress import Progress
 from .step.wire import Group
+from .uneven import UnevenInputs
+
+if TYPE_CHECKING:
+    from ..planning.data.plan import Plan
+    from .controls import Controls, Pilot
+    from .overlap.overlap import Overlap
+    from .state.checkpoint import Origin
+    from .state.sharded import Owners
 
 _POLL_S = 0.005
 """Seconds between two looks whether another thread's backward pass has ended."""
@@ -74,11 +75,8 @@ class Handle(UnevenInputs):
         self._shard = place_in(self._engine.shards, model)
 
     def __repr__(self) -> str:
-        plan = (
-            f"a plan of {self.exchange.planner}"
-            if isinstance(self.exchange, Plan)
-            else self.exchange
-        )
+        given = plan_in(self.exchange)
+        plan = self.exchange if given is None else f"a plan of {given.planner}"
         detached = "" if self.attached else ", detached"
         return (
             f"<{type(self).__name__} of {type(self._model).__name__} through {plan}: "
@@ -99,7 +97,7 @@ class Handle(UnevenInputs):
         """The plan in force; None where gradients travel without one."""
         if self._controls is not None:
             return self._controls.plan
-        return self.exchange if isinstance(self.exchange, Plan) else None
+        return plan_in(self.exchange)
 
     @property
     def rank(self) -> int:
@@ -207,6 +205,8 @@ class Handle(UnevenInputs):
         is an exchange here. Under DDP ``to`` is called in another thread, where it must not call
         this handle. What ``to`` raises ends the log, with a warning, and not the training.
         """
+        from .step.log import Log
+
         progress = self._progress
         progress.log = None if to is None else Log(to, every, progress.recorder)
 
@@ -245,6 +245,8 @@ class Handle(UnevenInputs):
         give each rank's handle a name of its own, such as f"gradwire {handle.rank}": what has one
         name is saved once there, and residuals differ from rank to rank.
         """
+        from .state import checkpoint
+
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run}.{self._num_loads}"
@@ -263,6 +265,9 @@ class Handle(UnevenInputs):
         Raises ``RanksDiffer`` if another rank cannot give its state, or is at another step, and
         ``RankFailed`` if one trains on instead, or is lost.
         """
+        from .state.joint_call import JointCall
+        from .state.redistribution import place_name
+
         call = JointCall(self._engine, "gather_state()", "gathered")
         try:
             own = self.state_dict()
@@ -285,6 +290,8 @@ class Handle(UnevenInputs):
 
         Raises ``InvalidSetting`` for local steps, pilots, hosts of several ranks, and newcomers.
         """
+        from .state.sharded import sharded_state
+
         if self.joined:
             accepted, remedy = "of torch.distributed", "save what gather_state() returns"
             raise invalid("the group", "one with a rank that came in later", accepted, remedy)
@@ -311,6 +318,10 @@ class Handle(UnevenInputs):
         another moment: in both cases the present state stays. Raises ``RankFailed`` if a rank
         trains on without loading.
         """
+        from .state.joint_call import JointCall
+        from .state.redistribution import part_of
+        from .state.sharded import own_part
+
         call = JointCall(self._engine, "load_state_dict()", "loaded")
         try:
             self._between_steps("load_state_dict()")
@@ -326,6 +337,8 @@ class Handle(UnevenInputs):
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""
+        from .state import checkpoint
+
         messages, controls = self._progress.messages, self._controls
         if controls is not None:
             checkpoint.refuse_other(saved, messages, self._origin, strict=strict)
@@ -346,7 +359,9 @@ class Handle(UnevenInputs):
         return put_in_place
 
     @property
-    def _origin(self) -> checkpoint.Origin:
+    def _origin(self) -> Origin:
+        from .state import checkpoint
+
         share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
         return checkpoint.Origin(
             self._algorithm,
@@ -359,6 +374,8 @@ class Handle(UnevenInputs):
 
     @property
     def _owners(self) -> Owners:
+        from .state.sharded import Owners
+
         return Owners(dict(trained(self._model)), self.group, self.rank, self.world_size)
 
     def detach(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -20,14 +20,15 @@ from ..contract.registry import load, names
 from ..contract.spec import DTYPE_NAMES, DTYPES
 from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange.by_name import exchange_for
-from ..planning.data.plan import Plan
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
-from .controls import Pilot
 from .device.backends import BACKENDS
-from .failure.guard import refuse_no_gradients
 from .failure.integrity import DEFAULT_CHECK_EVERY
 from .step.reals import refuse_complex
 from .step.scaling import check_scaler
+
+if TYPE_CHECKING:
+    from ..planning.data.plan import Plan
+    from .controls import Pilot
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -76,13 +77,15 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise invalid(name, value, f"an integer of at least {least}", "write 4")
-        if isinstance(self.exchange, Plan | Pilot):
+        if not isinstance(self.exchange, Exchange):
             self._refuse_what_plans_decide()
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             kind = type(self.optimizer).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
         check_scaler(self.scaler)
         if self.guard_every is not None:
+            from .failure.guard import refuse_no_gradients
+
             check_whole("guard_every", self.guard_every, "leave it out")
             refuse_no_gradients(self.exchange)
         if self.check_every is not None:
@@ -114,6 +117,16 @@ class Settings:
                 raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
 
     @property
+    def plan(self) -> Plan | None:
+        """The plan that was given in the place of an exchange."""
+        return plan_in(self.exchange)
+
+    @property
+    def pilot(self) -> Pilot | None:
+        """The pilot that was given in the place of an exchange."""
+        return pilot_in(self.exchange)
+
+    @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
         given = (self.bucket_cap_mb, self.num_channels, self.backend) != (None, None, "auto")
@@ -123,9 +136,44 @@ class Settings:
     @property
     def channels(self) -> int:
         """The number of messages that may be on their way at once."""
-        if isinstance(self.exchange, Plan):
-            return min(self.exchange.credit, max(1, len(self.exchange.messages)))
+        if (plan := self.plan) is not None:
+            return min(plan.credit, max(1, len(plan.messages)))
         return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
+
+
+def plan_in(given: object) -> Plan | None:
+    """A plan itself, None for anything else; for an exchange no module of plans is loaded."""
+    if isinstance(given, Exchange):
+        return None
+    from ..planning.data.plan import Plan
+
+    return given if isinstance(given, Plan) else None
+
+
+def pilot_in(given: object) -> Pilot | None:
+    """A pilot itself, None for anything else; for an exchange no module of pilots is loaded."""
+    if isinstance(given, Exchange):
+        return None
+    from .controls import Pilot
+
+    return given if isinstance(given, Pilot) else None
+
+
+def algorithm(exchange: Exchange | Plan | Pilot) -> str:
+    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
+
+    State that was saved under a pilot means the same whatever plan was in force: it is moved to
+    another by name.
+    """
+    if isinstance(exchange, Exchange):
+        return repr(exchange)
+    if (plan := plan_in(exchange)) is None:
+        return "whatever a pilot chooses"
+    from ..planning.exchanges import exchanges_of
+
+    used = {message.exchange for message in plan.messages}
+    texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
+    return f"plan of {', '.join(sorted(texts))}"
 
 
 def resolve(given: Any) -> Exchange | Plan | Pilot:
@@ -134,16 +182,15 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     A path that is an algorithm's name stands for the algorithm: jsonargparse, and with it
     ``LightningCLI``, may make a path of any text.
     """
-    known = {*names("compress"), *names("pilot")}
+    pilots = names("pilot")
+    known = {*names("compress"), *pilots}
     if isinstance(given, Path) and str(given) in known:
         given = str(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+        from ..planning.data.plan import Plan
+
         given = Plan.load(given)
-    if isinstance(given, str) and given in names("pilot"):
-        given = load("pilot", given)()
-    if isinstance(given, Plan | Pilot):
-        return given
-    if isinstance(given, str) and given in names("planner"):
+    if isinstance(given, str) and given in names("planner") and given not in pilots:
         raise invalid(
             "exchange",
             given,
@@ -153,12 +200,15 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     if isinstance(given, str):
         if given not in known:
             raise UnknownName("compressor or pilot", given, known)
-        given = load("compress", given)()
+        given = load("pilot" if given in pilots else "compress", given)()
     if isinstance(given, Exchange) and given.ranks_per_host != 1:
         accepted = "one that knows no hosts: attach learns them from its mesh"
         raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
     if isinstance(given, Compressor | Exchange):
         return exchange_for(given)
+    for found in (plan_in(given), pilot_in(given)):
+        if found is not None:
+            return found
     raise invalid(
         "exchange",
         given,

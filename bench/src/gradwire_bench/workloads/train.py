@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
-from gradwire.exchange.adapt import choose_together
-from gradwire.exchange.error_feedback import residuals
+from gradwire.exchange.error_feedback import choose_together, residuals
 from gradwire.exchange.local import drive
 from gradwire.planning.default_fusion import NamedParam, default_messages
 

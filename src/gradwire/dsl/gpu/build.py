@@ -65,12 +65,15 @@ class Launcher:
         """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
         return self.run_many(kernel, [LaunchPart(operands, numel, draws)])[0]
 
-    def run_many(self, kernel: Kernel, parts: Sequence[LaunchPart]) -> list[int]:
+    def run_many(
+        self, kernel: Kernel, given: Sequence[tuple[Mapping[str, Tensor], int, Draws]]
+    ) -> list[int]:
         """Carries a kernel out on several tensors of one device, in one launch for all of them.
 
         Returns how many elements of each were kept. Where some may be, there are two launches and
         one copy to the host, of 8 bytes a tensor; else nothing waits for the device.
         """
+        parts = [LaunchPart(*one) for one in given]
         live = [part for part in parts if part.numel]
         if not live:
             return [0] * len(parts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...contract import Exchange
+from ...contract.member import turns_of
 from ...contract.spec import TensorSpec
 from ...exchange.hosts import on_hosts
 from ..check import check
@@ -18,7 +19,6 @@ from ..exchanges import (
     planned_spec,
     refuse_cuts,
     refuse_encodes,
-    turns_of,
 )
 
 

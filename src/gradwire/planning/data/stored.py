@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...contract.bounds import MOST
+from ...contract.files import write_anew
 from ...errors import InvalidSetting, shown
 
 SCHEMA = 1
@@ -33,21 +33,6 @@ Whole = Annotated[int, Field(ge=0, le=MOST)]
 
 NonNegative = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 """A finite figure that is measured: seconds, seconds a byte, a ratio."""
-
-
-def write_anew(target: Path, text: str) -> None:
-    """Puts a file of this text in the place of ``target``, whole or not at all.
-
-    The text goes to a file of a name that nobody can guess, which must not be there yet, and which
-    then takes the target's name. So no link that somebody has laid is written through.
-    """
-    draft = target.with_name(f"{target.name}.{token_hex(8)}.new")
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 class Frozen(BaseModel):

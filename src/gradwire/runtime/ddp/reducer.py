@@ -21,12 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ...compress.none import none
+from ...contract import Exchange
 from ...contract.travel import bytes_sent
 from ...errors import invalid
 from ...exchange.by_name import exchange_for
-from ...planning.data.plan import Plan
 from ...planning.default_fusion import NamedParam
-from ..controls import Pilot
 from ..settings import Settings
 from ..step.hooked import Hooked, InPlaceOf
 from ..step.hooks import is_inside_a_segment
@@ -47,7 +46,7 @@ def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[obje
     """
     if not isinstance(model, DistributedDataParallel) or settings.asks_for_messages:
         return False
-    if isinstance(settings.exchange, Pilot | Plan):
+    if not isinstance(settings.exchange, Exchange):
         return False
     dense = exchange_for(none())
     return all(isinstance(one, Message) and one.exchange == dense for one in messages)

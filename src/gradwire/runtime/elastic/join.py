@@ -20,95 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting, invalid
-from ..controls import Controls
-from ..grid.dtensors import is_dtensor
 from ..state.plain import packed, read_packed
 from ..step.engine import Engine
 from ..step.hooked import Lent
 from ..step.hooks import ModuleHooks
-from ..step.progress import Progress
-from ..step.wire import Group
 
 
-class UnevenInputs(Joinable):
-    """A handle as torch's ``Join`` sees it."""
-
-    _model: nn.Module
-    _hooks: ModuleHooks | None
-    _controls: Controls | None
-    _progress: Progress
-    group: Group | None
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """The part of this model in ``Join([handle], **kwargs)``, for data of uneven length.
-
-        ``divide_by_initial_world_size`` is torch's (True): means divide by all ranks, or if False
-        by those that still have data. ``optimizer``, if given, ends in the state of a rank that
-        trained to the last step, as parameters and buffers do; else its state stays behind.
-        Torch's waits are in the user's group and have its time-out. For a DDP model there is DDP's
-        own ``model.join()``. Raises ``InvalidSetting`` for that, for ``auto``, local steps,
-        sharded layers and plans that overlap the next forward pass.
-
-        >>> import gradwire as gw
-        >>> from torch import nn
-        >>> handle = gw.attach(nn.Linear(2, 1), "topk")
-        >>> # with Join([handle]):
-        >>> #     for inputs, targets in own_batches: ...
-        >>> handle.join_device.type
-        'cpu'
-        """
-        hooks, engine = self._answering("Join"), self._progress.synchroniser.engine
-        if hooks.shrinking is not None:
-            remedy = "call backward_without_batch() where a rank has none"
-            raise invalid("Join", "on_failure='shrink'", "on_failure='end' beside it", remedy)
-        ranks = dist.get_process_group_ranks(self.join_process_group)
-        if len(ranks) != engine.world:
-            raise invalid("Join", ranks, f"the {engine.world} ranks that exchange", "pass group=")
-        divides = kwargs.get("divide_by_initial_world_size", True)
-        return _ZeroGradients(self, hooks, engine, divides, kwargs.get("optimizer"))
-
-    @property
-    def join_device(self) -> torch.device:
-        """The device of the first parameter, on which torch counts ranks."""
-        return next(self._model.parameters()).device
-
-    @property
-    def join_process_group(self) -> Group:
-        """The group in which torch counts ranks; raises ``InvalidSetting`` without one."""
-        if not dist.is_initialized():
-            remedy = "call torch.distributed.init_process_group() first, or leave Join out"
-            raise invalid("Join", "a process that is alone", "ranks in a process group", remedy)
-        return self.group or dist.group.WORLD
-
-    def backward_without_batch(self) -> None:
-        """Takes part in a step for which this rank has no batch, in the place of its backward pass.
-
-        Its gradient counts as zero in the mean over all ranks. Every ``.grad`` is the mean
-        afterwards, as on the other ranks, so the optimizer's step is to follow. What ``.grad`` held
-        before is dropped. Raises as ``backward()`` does, and ``InvalidSetting`` as ``join_hook``.
-        """
-        self._answering("backward_without_batch").backward_without_batch()
-
-    def _answering(self, what: str) -> ModuleHooks:
-        """The hooks that can answer for a rank without data; raises ``InvalidSetting``."""
-        hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
-        if isinstance(self._model, DistributedDataParallel):
-            remedy = "write `with model.join():`, which is DDP's own"
-            raise invalid(what, "the handle of a DDP model", "a plain module's", remedy)
-        if self._controls is not None:
-            reason = "'auto'"
-        elif hooks is not None and hooks.overlap is not None:
-            reason = "a plan that overlaps the next forward pass"
-        elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
-            reason = "sharded layers"
-        if hooks is None or reason:
-            accepted = "one that exchanges whole gradients in each backward pass, by a set plan"
-            remedy = "give every rank as many batches, or call gw.attach without it"
-            raise invalid(what, f"the handle of {reason or 'local_steps'}", accepted, remedy)
-        return hooks
-
-
-class _ZeroGradients(JoinHook):
+class ZeroGradients(JoinHook):
     """The answers of a rank whose data have ended, until those of all have.
 
     Where ``divides`` is False, ranks with data multiply means by the number of ranks over that of
@@ -117,13 +35,14 @@ class _ZeroGradients(JoinHook):
 
     def __init__(
         self,
-        handle: UnevenInputs,
+        handle: Joinable,
+        model: nn.Module,
         hooks: ModuleHooks,
         engine: Engine,
         divides: bool,
         optimizer: Optimizer | None,
     ) -> None:
-        self._handle, self._hooks, self._engine = handle, hooks, engine
+        self._handle, self._model, self._hooks, self._engine = handle, model, hooks, engine
         self._optimizer, self._factor = optimizer, 1.0
         self._divides = divides
         hooks.on_begin = self._notify
@@ -131,7 +50,7 @@ class _ZeroGradients(JoinHook):
 
     def main_hook(self) -> None:
         self._hooks.on_begin, self._factor = None, 1.0
-        self._handle._progress.synchroniser.trains(False)
+        self._hooks.trains(False)
         self._hooks.backward_without_batch()
         for param in self._hooks.params.values():
             param.grad = None  # it does not train: the others' mean must not be stepped with later
@@ -139,12 +58,12 @@ class _ZeroGradients(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         handle, hooks, engine = self._handle, self._hooks, self._engine
         hooks.on_begin = hooks.on_end = None
-        handle._progress.synchroniser.trains(True)
+        hooks.trains(True)
         handle._join_config = handle._join_config.construct_disabled_join_config()
         device = handle.join_device
         last = torch.tensor([engine.rank if is_last_joiner else -1], device=device)
         dist.all_reduce(last, dist.ReduceOp.MAX, group=handle.join_process_group)
-        source, model = int(last), handle._model
+        source, model = int(last), self._model
         if engine.world == 1:
             return
         engine.broadcast([*model.parameters(), *model.buffers()], source)

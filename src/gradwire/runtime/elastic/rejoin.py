@@ -226,10 +226,11 @@ class Newcomer:
     def enter(
         self,
         connect: Callable[[Membership], Engine],
-        healing: Healing,
+        healing: Healing | None,
         messages: Sequence[object],
     ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
+        assert healing is not None, "refused without on_failure='shrink'"
         flat = [message for message in messages if isinstance(message, Message)]
 
         def heal(engine: Engine) -> None:
@@ -266,16 +267,6 @@ class Newcomer:
                 raise _stays_out(store.get(verdict).decode())
             time.sleep(_POLL_S)
         return Offer(number, *json.loads(store.get(offer)))
-
-
-def newcomer_by(
-    rejoin: Store | None,
-    on_failure: str,
-    optimizer: Optimizer | None,
-    places: tuple[object, ...],
-) -> Newcomer | None:
-    """This process as a newcomer, if it is given the store of a run."""
-    return None if rejoin is None else Newcomer(rejoin, on_failure, optimizer, places)
 
 
 _STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"

@@ -52,10 +52,13 @@ class Seals:
     """The verbs ``beside`` those of a task in ``step``, None beside what is not ``pairwise``."""
 
     def __init__(
-        self, verbs: Sequence[Communication], places: Sequence[Position], step: int = -1
+        self,
+        verbs: Sequence[Communication],
+        places: Sequence[tuple[int, int, Sequence[int]]],
+        step: int = -1,
     ) -> None:
-        self._places, self._step = places, step
-        pairs = zip(verbs, places, strict=True)
+        self._places, self._step = [Position(*place) for place in places], step
+        pairs = zip(verbs, self._places, strict=True)
         self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
     def written(self, verbs: Sequence[Communication]) -> Iterator[tuple[int, Communication]]:

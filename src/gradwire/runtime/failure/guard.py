@@ -9,7 +9,7 @@ steps counts as missed in this one, so error feedback does not lower the figure.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +19,7 @@ from ...contract import Exchange, Member, State
 from ...contract.spec import working_dtype
 from ...contract.verbs import AllReduce, Compute, Steps
 from ...errors import invalid
-from ...exchange.decoupled_momentum import DecoupledMomentum
 from ...exchange.error_feedback import Wrapper
-from ...exchange.momentum import MomentumCorrection
 from ...exchange.pair import Pair
 
 _log = logging.getLogger("gradwire")
@@ -38,12 +36,15 @@ class Missed(NamedTuple):
     dense: float
 
 
+Compare = Callable[[Member, Tensor, Steps[State]], Steps[tuple[State, Missed]]]
+
+
 class Guarded(Protocol):
     """A message, as far as a guard looks at it."""
 
     names: list[str]
     exchange: Exchange
-    compares: bool
+    compare: Compare | None
     missed: Missed | None
 
 
@@ -62,13 +63,13 @@ class Guard:
         lossy = [message for message in messages if loses(message.exchange)]
         groups = -(-len(lossy) // MESSAGES)
         for message in messages:
-            message.compares = False
+            message.compare = None
         for place, message in enumerate(lossy if not is_turn else ()):
-            message.compares = place % groups == number % groups
+            message.compare = compared if place % groups == number % groups else None
 
     def end(self, step: int, messages: Sequence[Guarded], rank: int) -> None:
         """Notes what a step's comparisons have shown, and logs it on rank 0."""
-        found = [(m.missed, m.names[0]) for m in messages if m.compares and m.missed is not None]
+        found = [(m.missed, m.names[0]) for m in messages if m.compare and m.missed is not None]
         sound = [one for one in found if isfinite(one[0].error) and 0 < one[0].dense < float("inf")]
         if not sound:
             return
@@ -108,7 +109,7 @@ def refuse_no_gradients(exchange: Any) -> None:
     """Raises ``InvalidSetting`` for an exchange whose means are no means of gradients."""
     inner = exchange
     while isinstance(inner, Wrapper):
-        if isinstance(inner, MomentumCorrection | DecoupledMomentum):
+        if not inner.of_gradients:
             accepted = "an exchange of gradients: means of momentum cannot be compared with theirs"
             raise invalid(
                 "exchange beside guard_every", exchange, accepted, "leave guard_every out"

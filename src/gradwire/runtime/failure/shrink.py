@@ -30,7 +30,6 @@ from torch.optim import Optimizer
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
 from ...planning.default_fusion import NamedParam
 from ..cautions import overlaps
-from ..controls import Pilot
 from ..elastic.heal import NOBODY, scale, send
 from ..elastic.rejoin import Lookout, Offer, come_together, open_group
 from ..grid.dtensors import has_dtensors
@@ -65,7 +64,7 @@ def refuse_to_shrink(model: nn.Module, params: list[NamedParam], settings: Setti
         what = "hosts of several ranks, which hold shares"
     elif has_dtensors(params):
         what = "sharded layers (FSDP), of which a lost rank holds a part"
-    elif isinstance(settings.exchange, Pilot):
+    elif settings.pilot is not None:
         what = "'auto', whose plan is of all ranks"
     elif isinstance(settings.optimizer, Optimizer) and overlaps(settings):
         what = "a plan that overlaps the next forward pass, whose updates cannot be undone"

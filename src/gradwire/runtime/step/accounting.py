@@ -17,7 +17,6 @@ from torch import Tensor
 from ...contract import Selection
 from ...contract.trace.density import StepDensity
 from ...errors import InvalidSetting
-from ...exchange.adapt import settings_of
 from ...exchange.error_feedback import residuals
 from ..device.staging import Staging
 from .driver import OFFLOAD
@@ -51,6 +50,8 @@ def density_of_step(
 
 def adapted(messages: Iterable[Message]) -> dict[str, str]:
     """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
+    from ...exchange.adapt import settings_of  # only figures ask for it
+
     each = ((m.slots, settings_of(m.exchange, m.state)) for m in messages)
     pairs = (zip(slots, texts, strict=True) for slots, texts in each if texts)
     return {slot.name: text for own in pairs for slot, text in own}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...contract.verbs import Among, Communication, Compute, Steps
 from ..device.staging import Staged
 from ..device.streams import SideStream
-from ..failure.checksums import Seals
 from .lanes import Over, Task, TaskManager, wall_clock
 from .last_verbs import NotedVerb
 from .wire import Routes, as_on_a_lane, begin, carry_directly, carry_out, is_begun
+
+if TYPE_CHECKING:
+    from ..failure.checksums import Seals
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""

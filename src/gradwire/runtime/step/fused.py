@@ -13,18 +13,14 @@ from torch import Tensor, nn
 
 from ...collective.allreduce import allreduce
 from ...contract import Exchange
-from ...exchange.by_name import named_collective
-from ...exchange.hosts import on_hosts
-from ...exchange.momentum import beside
-from ...exchange.natural import is_pair, with_natural_sparsity
+from ...contract.member import turns_of
+from ...exchange.by_name import beside, is_pair, named_collective
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
-from ...planning.exchanges import turns_of
 from ..failure.membership import Membership
 from ..settings import Settings, sparse_weights, tables
 from .driver import INLINE
 from .messages import Message, ParamRange
-from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage
 
 
@@ -64,9 +60,15 @@ def fused_messages(
         if kinds.is_sparse(param):
             named = named_collective(kinds.asked_for(name, param))
             way = named if named is not None and named.carries_rows else None
+            from .sparse_message import SparseMessage  # an embedding with sparse=True
+
             made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
         else:
-            carrier = on_hosts(kinds.exchange_of(name, param), settings.ranks_per_host)
+            carrier = kinds.exchange_of(name, param)
+            if settings.ranks_per_host > 1:
+                from ...exchange.hosts import on_hosts
+
+                carrier = on_hosts(carrier, settings.ranks_per_host)
             carried = num_flags if members is fused[-1] else 0
             made.append(_message(index, members, carrier, who, turn, carried))
     return made
@@ -92,7 +94,11 @@ class _Kinds:
         """The exchange that carries a parameter whose gradients are not row-sparse."""
         asked, width = self.asked_for(name, param), self._width_of.get(id(param))
         is_free = is_pair(asked) and named_collective(asked) is None
-        return with_natural_sparsity(asked, width) if is_free and width else asked
+        if not (is_free and width):
+            return asked
+        from ...exchange.natural import with_natural_sparsity  # an embedding's table
+
+        return with_natural_sparsity(asked, width)
 
     def of(self, name: str, param: Tensor) -> object:
         """A parameter's kind."""

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,13 +14,15 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
-from ..overlap.overlap import Overlap
 from ..strangers import Strangers
 from .arrivals import Arrivals
 from .hooked import untraced
 from .lanes import wall_clock
 from .progress import Progress
 from .reals import grad_as_reals
+
+if TYPE_CHECKING:
+    from ..overlap.overlap import Overlap
 
 
 class Shrinks(Protocol):
@@ -62,6 +64,10 @@ class ModuleHooks:
         """Whether callbacks at the end of a backward pass bring gradients too, as FSDP's do."""
         self._is_attached = True
         self._hooks = {name: self._hook(param, name) for name, param in params}
+
+    def trains(self, does: bool) -> None:
+        """Notes whether this rank steps its parameters."""
+        self._synchroniser.trains(does)
 
     def remove(self) -> None:
         """Hands in no further gradient."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from ...planning.data.stored import write_anew
+from ...contract.files import write_anew
 from .lanes import wall_clock
 
 NUM_VERBS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,9 @@ from ...contract import Member, State
 from ...contract.scratch import passing_bytes
 from ...contract.state import leaves
 from ...exchange.error_feedback import residuals
-from ..failure.commit import Commit
+
+if TYPE_CHECKING:
+    from ..failure.commit import Commit
 
 KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
 """The kinds are what was not sent yet; velocities; the rest of states; copies of gradients; what is

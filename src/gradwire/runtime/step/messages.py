@@ -14,21 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...collective.steps.shares import Range, Shares, shares_of
 from ...contract import Copies, Exchange, Member, State
 from ...contract.spec import TensorSpec
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ..device.devices import home_of, kept_on
 from ..device.streams import Copying
-from ..failure.guard import Missed, compared
 from .scaling import copy_scaled, travels_scaled, unscaling_factor
 from .slots import KeptBuffer, Slot, range_in
+
+if TYPE_CHECKING:
+    from ...collective.steps.shares import Shares
+    from ..failure.guard import Compare, Missed
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
@@ -57,8 +59,10 @@ class Message:
     elements, which the exchange averages with them.
     """
 
+    compare: Compare | None = None
+    """The comparison of the mean with the dense one, in steps that have one; see `guard`."""
     missed: Missed | None = None
-    """How far the mean was from the dense one when a step last ``compares`` them; see `guard`."""
+    """How far the mean was from the dense one in the last step that had a ``compare``."""
 
     def __init__(
         self,
@@ -100,11 +104,13 @@ class Message:
             self.flags_F.fill_(1)
         self._shares: Shares | None = None
         if world > 1 and exchange.ranks_per_host > 1:
+            from ...collective.steps.shares import shares_of
+
             self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host)
         self._is_unscaled = not travels_scaled(exchange)
         self._scale = 1.0
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
-        self.notes_norms = self.compares = False
+        self.notes_norms = False
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
@@ -195,8 +201,8 @@ class Message:
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         grad_N = self.flat_N if self._lent_N is None else self._lent_N
         text = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
-        if self.compares:
-            self.state, self.missed = yield from compared(self.member, grad_N, text)
+        if self.compare is not None:
+            self.state, self.missed = yield from self.compare(self.member, grad_N, text)
         else:
             self.state = yield from text
         self._lent_N = None
@@ -303,9 +309,9 @@ class Message:
         start, stop, _ = self._held(slot)
         return slot.first + start - slot.start, slot.first + stop - slot.start
 
-    def _held(self, slot: Slot) -> Range:
+    def _held(self, slot: Slot) -> tuple[int, int, int]:
         if self._shares is None:
-            return Range(slot.start, slot.stop, slot.start)
+            return slot.start, slot.stop, slot.start
         return self._shares.ranges(self.member.rank % self._shares.count)[self.slots.index(slot)]
 
     def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...contract import Exchange
 from ...contract.collective import Collective
+from ...contract.member import turns_of
 from ...errors import InvalidSetting
 from ...exchange.hosts import on_hosts
 from ...exchange.pair import Pair
@@ -15,8 +16,7 @@ from ...planning.check import check
 from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Layer, Profile, ProfiledTensor
 from ...planning.default_fusion import NamedParam
-from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes, turns_of
-from ..controls import Pilot
+from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
 from .driver import COMPUTE, INLINE, OFFLOAD
@@ -75,21 +75,6 @@ def _rows_way(exchange: Exchange) -> Collective | None:
     if not isinstance(exchange, Pair) or not exchange.codec.traits.lossless:
         return None
     return exchange.collective if exchange.collective.carries_rows else None
-
-
-def algorithm(exchange: Exchange | Plan | Pilot) -> str:
-    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
-
-    State that was saved under a pilot means the same whatever plan was in force: it is moved to
-    another by name.
-    """
-    if isinstance(exchange, Pilot):
-        return "whatever a pilot chooses"
-    if isinstance(exchange, Exchange):
-        return repr(exchange)
-    used = {message.exchange for message in exchange.messages}
-    texts = {repr(made) for name, made in exchanges_of(exchange).items() if name in used}
-    return f"plan of {', '.join(sorted(texts))}"
 
 
 def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:

@@ -6,22 +6,25 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from torch.amp import GradScaler
 
 from ...contract.trace.span import Span
-from ...exchange.adapt import choose_together
-from ..elastic.heal import Healing
-from ..elastic.rejoin import Newcomer
-from ..failure.guard import Guard
+from ...exchange.error_feedback import choose_together
 from .accounting import density_of_step, outgrown
 from .engine import Engine
 from .lanes import wall_clock
-from .log import Log
 from .messages import Message
 from .recorder import Recorder
 from .scaling import scale_of
 from .synchroniser import Synchroniser
+
+if TYPE_CHECKING:
+    from ..elastic.heal import Healing
+    from ..elastic.rejoin import Newcomer
+    from ..failure.guard import Guard
+    from .log import Log
 
 _log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64

@@ -36,7 +36,7 @@ from torch.amp import GradScaler
 
 from ...contract import Exchange, Layout
 from ...errors import InvalidSetting, invalid
-from ...exchange.hosts import TwoLevel
+from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
 
 
@@ -84,7 +84,7 @@ def travels_scaled(exchange: Exchange) -> bool:
     >>> travels_scaled(plain), travels_scaled(with_error_feedback(plain))
     (True, False)
     """
-    if isinstance(exchange, TwoLevel):
+    if isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1:  # TwoLevel
         exchange = exchange.inner
     return isinstance(exchange, Pair) and exchange.codec.traits.layout is Layout.DENSE
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,17 +23,18 @@ from torch import Tensor
 from ...contract.state import leaves
 from ...contract.verbs import AllReduce, Steps
 from ..device.streams import Streams
-from ..failure.commit import Commit
 from ..failure.integrity import Check
-from ..failure.retry import repeat_together
 from .encoding import begun, encode_ahead
 from .engine import Engine
 from .lanes import Task
 from .marks import StepMarks
 from .messages import Grads, Message
-from .sparse_message import SparseMessage
 
-AnyMessage = Message | SparseMessage
+if TYPE_CHECKING:
+    from ..failure.commit import Commit
+    from .sparse_message import SparseMessage
+
+AnyMessage: TypeAlias = "Message | SparseMessage"
 _LET_GO = torch.empty(0, device="cpu")
 """A stand-in for a gradient that has its mean. The gradient itself would hold memory that the user
 freed."""
@@ -205,7 +207,7 @@ class Synchroniser:
                     self._write_flags(message.flags_F)
         copying = self._marks.copying(names, side, to_host_bytes=size_bytes)
         scattering = self._marks.copying(names, side, to_device_bytes=size_bytes)
-        if isinstance(message, SparseMessage):
+        if not isinstance(message, Message):  # of rows
             scattering = self._marks.copying(names, side, allocates=True)
         is_shared = not self._shared.isdisjoint(names)
 
@@ -251,6 +253,8 @@ class Synchroniser:
         """
         keeps = any(any(leaves(message.state)) for message in self.flat_messages)
         if self.engine.world > 1 and is_retry and (self.commit is not None or not keeps):
+            from ..failure.retry import repeat_together  # a pass that raised is rare
+
             repeat_together(self.engine, self._step, len(self._queue))
             for absent in self.names:
                 self.ready(absent, None)
@@ -321,7 +325,7 @@ class Synchroniser:
 
     def is_sparse(self, name: str) -> bool:
         """Whether a parameter's module announces row-sparse gradients."""
-        return any(isinstance(message, SparseMessage) for message in self._messages_of[name])
+        return not all(isinstance(message, Message) for message in self._messages_of[name])
 
     def is_cut(self, name: str) -> bool:
         """Whether ranges of a parameter's flat gradient travel apart."""
@@ -340,7 +344,7 @@ class Synchroniser:
         param = self._params[name]
         mean = torch.empty(param.shape, dtype=param.dtype, device=param.device)
         for message in self._messages_of[name]:
-            if isinstance(message, SparseMessage):
+            if not isinstance(message, Message):
                 return message.mean.to(param.device)
             message.copy_mean(name, mean)
         return mean

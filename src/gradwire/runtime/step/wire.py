@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,11 @@ from ...contract.verbs import (
 from ...errors import InvalidSetting
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from ..failure.checksums import Position, Seals, pairwise
 from .lanes import Once, Over
 from .last_verbs import LastVerbs
+
+if TYPE_CHECKING:
+    from ..failure.checksums import Position, Seals
 
 Group = Any
 """A torch.distributed process group."""
@@ -160,11 +162,6 @@ class Circle:
     direct: Channel = None
     ranks: Sequence[int] = ()
 
-    @property
-    def position(self) -> Position:
-        """This one's place and the others' numbers."""
-        return Position(self.rank, self.world, self.ranks)
-
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
         direct, self.direct = self.direct, None
@@ -177,6 +174,11 @@ class Routes:
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes, self.checksums = lanes, checksums
+        self._checks: Any = None
+        if checksums:
+            from ..failure import checksums as checks
+
+            self._checks = checks
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -220,19 +222,29 @@ class Routes:
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory; None where none do."""
-        if not self.checksums:
+        if self._checks is None:
             return None
+        places = [self._place(self.circles[verb.among]) for verb in verbs]
         with as_on_a_lane():
-            return Seals(verbs, [self.circles[verb.among].position for verb in verbs], step)
+            made: Seals = self._checks.Seals(verbs, places, step)
+            return made
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
         """The text as it is carried out on a lane: payloads with checksums have one sender."""
 
         def place_of(verb: Communication) -> Position | None:
             circle = self.circles.get(verb.among)
-            return None if circle is None or self.parted([verb], lane)[0] else circle.position
+            is_direct = circle is None or self.parted([verb], lane)[0]
+            return None if circle is None or is_direct else self._place(circle)
 
-        return pairwise(text, place_of) if self.checksums else text
+        if self._checks is None:
+            return text
+        made: Steps[Any] = self._checks.pairwise(text, place_of)
+        return made
+
+    def _place(self, circle: Circle) -> Position:
+        place: Position = self._checks.Position(circle.rank, circle.world, circle.ranks)
+        return place
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
