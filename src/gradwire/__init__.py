@@ -28,7 +28,12 @@ _PATHS = """
     runtime.handle.Handle runtime.local_steps.local_steps.local_steps
     runtime.state.redistribution.redistribute runtime.step.accounting.mean_residual_norm
 """
-_MODULES = {"catalogue": "planning.catalogue", "fsdp": "runtime.fsdp", "pilot": "runtime.pilot"}
+_MODULES = {
+    "catalogue": "planning.catalogue",
+    "fsdp": "runtime.fsdp",
+    "pilot": "runtime.pilot",
+    "planner": "planning.planner",
+}
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 __all__ = ["__version__", "collective", "compress", "errors", *_MODULES, *_HOME_OF]
 

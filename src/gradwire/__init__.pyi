@@ -36,6 +36,7 @@ from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair
 from .exchange.warmup import with_warmup as with_warmup
 from .planning import catalogue as catalogue
+from .planning import planner as planner
 from .planning.clock.timeline import simulate as simulate
 from .planning.data.cluster import Cluster as Cluster
 from .planning.data.plan import Plan as Plan

@@ -15,7 +15,7 @@ import gradwire
 from tests.arch.source import FOLDERS, PACKAGE, ROOT, Source, read, sources
 
 MAX_FUNCTION_LINES = 50
-MAX_ROOT_LINES = 48
+MAX_ROOT_LINES = 52
 LOOSE = {"__init__.py", "errors.py", "version.py"}
 MAX_FOLDERS = 10
 MAX_DEPTH = 4
