@@ -61,7 +61,6 @@ DISTRIBUTED = {
 
 PROCESSES = {
     "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
-    "gradwire_bench/runs/send_flips.py": "forks ranks, and compiles what spoils their sends",
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die, for each trial anew",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",

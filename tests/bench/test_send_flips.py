@@ -1,17 +1,20 @@
-"""``runs/send_flips.py``: bits flip in real sends, and verdicts tell what became of the ranks."""
+"""``send_flips.py``: bits flip in real sends, and verdicts tell what became of the ranks."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gradwire_bench.runs.send_flips import Outcome, Trial, judged
+from tests.bench.send_flips import Outcome, Trial, judged
 
 RIGHT, WRONG = Outcome("", (), "", 7, 9), Outcome("", (), "", 8, 9)
 NAMED, OTHER = (Outcome("RankFailed", (rank,), "", 0, 5) for rank in (2, 1))
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,10 @@ def test_verdicts(ends: list[Outcome | None], codes: list[int], verdict: str) ->
 @pytest.mark.slow
 def test_flips_are_refused_by_name_with_checksums_alone() -> None:
     # In a process of its own, as all processes that it forks from have loaded the library.
-    command = [sys.executable, "-P", "-m", "gradwire_bench.runs.send_flips", "--trials", "6"]
-    said = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    command = [sys.executable, "-m", "tests.bench.send_flips", "--trials", "6"]
+    said = subprocess.run(
+        command, check=True, cwd=ROOT, capture_output=True, encoding="utf-8"
+    ).stdout
     plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())  # the first six: of payloads
     assert sealed["named"] == 6
     assert plain["named"] == 0

@@ -62,6 +62,7 @@ class Engine:
 
     is_copy = False
     """Whether this process was forked from the one that has connected."""
+    _closed: InvalidSetting | None = None
 
     def __init__(
         self,
@@ -86,7 +87,6 @@ class Engine:
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
-        self._closed: InvalidSetting | None = None
         self._failure: BaseException | None = None
         watch(self)
         self._step = 0

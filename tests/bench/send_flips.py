@@ -1,6 +1,6 @@
 """Single bits that flip in what gloo writes to its sockets, without checksums and with them.
 
-python -m gradwire_bench.runs.send_flips --trials 60 --seed 1
+python -m tests.bench.send_flips --trials 60 --seed 1
 
 Each trial is three ranks on the loopback that train for 12 steps, by one of ``EXCHANGES``. In one
 call that one of them sends a payload by, one bit flips: in half of all trials a bit of the payload,
