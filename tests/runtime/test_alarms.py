@@ -206,7 +206,7 @@ def leave(rank: int, world: int) -> Met:
 @pytest.mark.timeout(240)
 def test_who_waits_is_told_though_a_channel_cannot_be_taken_down(doomed: Ranks) -> None:
     for kind, ranks, text in doomed.run(leave):
-        assert (kind, ranks) == ("RankFailed", (1,))
+        assert (kind, ranks) == ("LoopMistake", (1,))
         assert "somebody left" in text
 
 

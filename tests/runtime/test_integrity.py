@@ -206,9 +206,12 @@ def test_a_bit_that_flips_once_is_noticed_at_the_next_check(
 @pytest.mark.slow
 def test_a_flipped_bit_of_one_rank_is_named_on_all() -> None:
     ways = ("plain", DDP, OVERLAP, "allgather_sparse")
-    place = (VICTIM,), "verb", "after", 3, 0.5, 0.99, 0.8, 5.0, 1
-    drawn = [Accident(0, way, "flip received", *place) for way in ways]
-    drawn.append(Accident(0, HOSTS, "straggle", *place))
+    place = (VICTIM,), "verb", "after", 3
+    bits = 0.99, 0.8, 5.0, 1
+    # Of a DDP model the first sum is struck: nobody reads a later one's buffer once it has ended.
+    which = {DDP: 0.1}
+    drawn = [Accident(0, way, "flip received", *place, which.get(way, 0.5), *bits) for way in ways]
+    drawn.append(Accident(0, HOSTS, "straggle", *place, 0.5, *bits))
     with Trials() as trials, ThreadPoolExecutor() as pool:
         for one, found in zip(drawn, pool.map(trials.observe, drawn), strict=True):
             assert judge(one, found).wrong == {}, (one.way, found)
@@ -234,20 +237,22 @@ def test_what_is_compared_follows_from_the_step_alone() -> None:
     text = check.text(2, 1, 1)
     assert text is not None
     (told,) = next(text).buf[None].tolist()
-    assert told == [*digests_of([param_N]), 1]
+    assert told[:-1] == digests_of([param_N])
+    assert told[-1] != 0
 
 
-@pytest.mark.parametrize("world", [3, 5])
+@pytest.mark.parametrize("world", [4, 6])
 def test_a_rank_that_does_not_train_is_not_compared(world: int) -> None:
     for rank in range(world):
         text = same_everywhere(world, 4, {"weight": 7}, trains=rank == 1)
         verb = next(text)
-        verb.out.view(world, 2).copy_(torch.tensor([[7, 1]] * (world - 1) + [[0, 0]]))
+        word = int(next(same_everywhere(world, 4, {"weight": 7})).buf[1])
+        verb.out.view(world, 2).copy_(torch.tensor([[7, word]] * (world - 1) + [[0, 0]]))
         with pytest.raises(StopIteration):
             next(text)
         odd = same_everywhere(world, 4, {"weight": 7})
         verb = next(odd)
-        rows = [[8, 1], *[[7, 1]] * (world - 1), [0, 0]][:world]
+        rows = [[8, word], *[[7, word]] * (world - 2), [0, 0]]
         verb.out.view(world, 2).copy_(torch.tensor(rows))
         with pytest.raises(gw.RankFailed) as caught:
             next(odd)

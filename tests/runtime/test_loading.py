@@ -310,6 +310,9 @@ class Told:
     def begin_call(self) -> None:
         pass
 
+    def refuse_copy(self) -> None:
+        pass
+
 
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""

@@ -116,10 +116,11 @@ def same_everywhere(
 
     Raises ``RankFailed``, on every rank alike, if they differ.
     """
-    own_T = torch.tensor([*own.values(), trains], dtype=torch.int64, device="cpu")
+    # No flip of one bit makes a word of a rank that trains one of a rank that does not.
+    own_T = torch.tensor([*own.values(), _MIX * trains], dtype=torch.int64, device="cpu")
     told_WT = own_T.new_empty(world * own_T.numel())
     yield AllGather(told_WT, own_T)
-    rows = {rank: row[:-1] for rank, row in enumerate(told_WT.view(world, -1).tolist()) if row[-1]}
+    rows = {rank: row for rank, row in enumerate(told_WT.view(world, -1).tolist()) if row[-1]}
     ranks, told = [*rows], [*rows.values()]
     if all(digests == told[0] for digests in told):
         return
@@ -127,7 +128,8 @@ def same_everywhere(
     who = f"rank {', '.join(map(str, odd))} of {world} holds other parameters than the others"
     if not odd:
         who = f"ranks of {world} hold different parameters, and no more than half of them the same"
-    wrong = (name for name, *each in zip(own, *told, strict=True) if len({*each}) > 1)
+    names = [*own, "what ranks tell of it"]
+    wrong = (name for name, *each in zip(names, *told, strict=True) if len({*each}) > 1)
     raise RankFailed(
         f"{who}, first in {next(wrong)}: memory or a link changes bits, or parameters are changed "
         "or stepped by something that differs among ranks (an optimizer within the backward pass "
