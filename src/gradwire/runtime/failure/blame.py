@@ -68,7 +68,7 @@ def _of_the_network(step: int) -> Alarm:
 
 def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
     try:
-        found: tuple[Mapping[int, Reach], bytes] = asking.result(ASK_S)
+        found: tuple[Mapping[int, Reach], bytes] = asking.result(2 * ASK_S)
     except Exception:  # a door that cannot be knocked at tells nothing
         return {}, b""
     return found

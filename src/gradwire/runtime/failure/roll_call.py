@@ -29,7 +29,7 @@ from ..step.wire import in_background
 
 ASK_S = 2.0
 """Seconds in which another rank has to answer; a link that loses packets needs a second try."""
-_SERVE_S = 0.5
+_SERVE_S = ASK_S  # a rank whose processor is busy reads late
 """Seconds that a visitor has in all to say who it is, and to take the answer."""
 _MOST_VISITORS = 64
 """Visitors that are served at once. Whoever comes beyond that waits, as none stays long."""
@@ -120,7 +120,10 @@ class RollCall:
             family = socket.AF_INET6 if ":" in own else socket.AF_INET
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
-            listening.bind((own, 0))
+            try:
+                listening.bind((own, 0))
+            except OSError:  # others see an address that no interface here has
+                listening.bind(("", 0))
             listening.listen(max(self.world, _MOST_VISITORS))
         except (OSError, ValueError):  # no network that can be listened on
             return "", 0, ""
@@ -152,7 +155,7 @@ class RollCall:
                 visitor.sendall(f"here {self._alarm()}\n".encode())
         finally:
             self._places.release()
-        if line := said.splitlines()[1].strip():
+        if said.count(b"\n") >= 2 and (line := said.splitlines()[1].strip()):
             self._heard(line)
 
     def _may_be_known(self, said: bytes) -> bool:
