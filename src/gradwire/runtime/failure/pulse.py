@@ -41,6 +41,8 @@ LINGER_S = 2 * PERIOD_S
 """Seconds that an error waits after its alarm, as the process that it ends may host the store."""
 MOST_CHARACTERS = 2000
 """The most characters of an alarm's text that travel: an error may quote a tensor, or a log."""
+_QUICK_S, _QUICK_ROUNDS = 0.02, 100
+"""Seconds between the first rounds, in which ranks find each other's doors, and how many."""
 
 
 class Alarm(NamedTuple):
@@ -264,11 +266,15 @@ class Pulse:
         return tuple(r for r, place in enumerate(places) if place == min(places))
 
     def _run(self) -> None:
+        quick = _QUICK_ROUNDS
         try:
             while not self._stop.is_set() and self._live():
-                # Doors are looked for at once: a link may fail in the first step.
+                # Doors are looked for at once: a link or the store may fail in the first step.
                 is_calm = not self._watching and self.roll_call.is_complete
-                self._wake.wait(PERIOD_S if is_calm else PERIOD_S / 4)
+                wait_s = PERIOD_S if is_calm else PERIOD_S / 4
+                if quick and not self.roll_call.is_complete:
+                    quick, wait_s = quick - 1, _QUICK_S
+                self._wake.wait(wait_s)
                 self._wake.clear()
             if self._store is not None and not self._lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
